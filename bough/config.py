@@ -1,0 +1,141 @@
+"""Settings: built once from flags, `BOUGH_*` variables and `bough.toml`, in this order, then passed down.
+
+This is the only module that reads the environment or the settings file. `bough.toml` is looked for in the working folder,
+then in the platform's configuration folder; its keys are the names of the fields below.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from bough.errors import SettingsError
+
+DEFAULT_MODEL = "smollm2"
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 2**10,
+    "kb": 2**10,
+    "m": 2**20,
+    "mb": 2**20,
+    "g": 2**30,
+    "gb": 2**30,
+    "t": 2**40,
+    "tb": 2**40,
+}
+
+
+def default_data_folder() -> Path:
+    """Where models live."""
+    return platformdirs.user_data_path("bough")
+
+
+def default_cache_folder() -> Path:
+    """Where what can be made again lives: verdicts of self-checks, downloads under way."""
+    return platformdirs.user_cache_path("bough")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of Bough with its default. Sizes are bytes; in files and variables "2GB" and "512M" are read too."""
+
+    model: str = DEFAULT_MODEL
+    engine: str = "auto"  # auto, torch
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    dtype: str = "auto"  # auto, float32, bfloat16, float16
+    attention: str = "auto"  # auto, bough, or a name that transformers knows
+    threads: int = 0  # 0: what the engine chooses
+    context: int = 0  # tokens; 0: what the model says
+    lanes: int = 4
+    chunk: int = 0  # tokens a prefill chunk may have; 0: adapted to the device
+    cache: bool = True  # False: nothing is kept between requests
+    device_bytes: int = 0  # lanes and pages together; 0: derived from the machine
+    trust_remote_code: bool = False
+    data_folder: Path = field(default_factory=default_data_folder)
+    cache_folder: Path = field(default_factory=default_cache_folder)
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "context", "chunk", "device_bytes"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name} is {getattr(self, name)}, and must be at least 0")
+        if self.lanes < 1:
+            raise SettingsError(f"lanes is {self.lanes}, and must be at least 1")
+        if self.engine not in ("auto", "torch"):
+            raise SettingsError(f"engine is {self.engine!r}, and must be auto or torch")
+
+    @property
+    def models_folder(self) -> Path:
+        return self.data_folder / "models"
+
+
+def load_settings(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Settings from `overrides` (flags; None means not given), the environment, the file and the defaults, in this order."""
+    environ = os.environ if environ is None else environ
+    values = _from_file(file or _find_file())
+    values |= {name: environ[f"BOUGH_{name.upper()}"] for name in _FIELD_TYPES if f"BOUGH_{name.upper()}" in environ}
+    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    unknown = sorted(set(values) - set(_FIELD_TYPES))
+    if unknown:
+        raise SettingsError(f"unknown setting {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
+    return replace(Settings(), **{name: _read(name, value) for name, value in values.items()})
+
+
+_FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Settings)}
+
+
+def _find_file() -> Path | None:
+    places = (Path("bough.toml"), platformdirs.user_config_path("bough") / "bough.toml")
+    return next((place for place in places if place.is_file()), None)
+
+
+def _from_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read {file}: {error}") from error
+
+
+def _read(name: str, value: Any) -> Any:
+    kind = _FIELD_TYPES[name]
+    try:
+        if kind == "int":
+            return parse_bytes(value) if name.endswith("_bytes") else int(value)
+        if kind == "bool":
+            return _parse_bool(value)
+        if kind == "Path":
+            return Path(value).expanduser()
+        return str(value)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{name} is {value!r}, and must be of type {kind}") from error
+
+
+def _parse_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    word = str(value).strip().lower()
+    if word not in known:
+        raise ValueError(value)
+    return known[word]
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes from a number or from text like "512M" or "1.5 GB" (powers of 1,024)."""
+    if isinstance(value, int):
+        return value
+    text = value.strip().lower().removesuffix("ib").replace(" ", "")
+    digits = text.rstrip("bkmgt")
+    return int(float(digits) * _UNITS[text[len(digits) :]])

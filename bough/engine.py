@@ -1,0 +1,96 @@
+"""The compute contract: what an engine is to the rest of Bough.
+
+An engine owns a loaded model and all tensors. Everything above it handles token ids, page handles and opaque logits.
+Exactly one thread at a time calls an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bough.cache.state import Group, Lane, Page, PageStore, State
+from bough.types import Draw, Sampled
+
+Logits = Any
+"""Scores over the vocabulary for the next token, as the engine keeps them; valid until the lane's next step."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the self-check found this engine can do right with this model.
+
+    `can_chunk`: a prompt may be evaluated in several runs. `can_reuse`: a state may be kept, restored and gone on from.
+    `reuse_limit`: sequences longer than this are never reused (rotary scalings that depend on the total length).
+    `differences` are the largest logit differences to a one-shot forward, by check. `reason` says why something is off.
+    """
+
+    can_chunk: bool = True
+    can_reuse: bool = True
+    reuse_limit: int | None = None
+    reason: str = ""
+    differences: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(PageStore, Protocol):
+    """A loaded model that evaluates tokens on lanes and looks after their pages."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens one sequence may have."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def groups(self) -> Sequence[Group]: ...
+
+    def describe(self) -> dict[str, str]:
+        """Name, device, dtype, attention and versions, for people."""
+        ...
+
+    def make_lane(self) -> Lane: ...
+
+    def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:
+        """Append `ids` (at least one; room is reserved) to the lane; returns the logits after the last.
+
+        Raises EngineError if the forward pass fails; the lane's groups may then disagree.
+        """
+        ...
+
+    def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> Sequence[Logits]:
+        """Append one id to each lane; the result of each lane does not depend on the others."""
+        ...
+
+    def sample(self, logits: Sequence[Logits], draws: Sequence[Draw]) -> list[Sampled]:
+        """Choose one token for each, as `SamplingParams` defines."""
+        ...
+
+    def pack(self, item: Page | State) -> bytes:
+        """The content as plain bytes; the item stays as it is."""
+        ...
+
+    def unpack_page(self, group: Group, start: int, end: int, data: bytes) -> Page:
+        """A new page from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit."""
+        ...
+
+    def unpack_state(self, group: Group, offset: int, data: bytes) -> State:
+        """A new state from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit."""
+        ...
+
+    def to_host(self, item: Page | State) -> None:
+        """Move the content to host memory, in place; nothing happens where that is the device's memory."""
+        ...
+
+    def to_device(self, item: Page | State) -> None:
+        """Move the content back to the device, in place."""
+        ...
+
+    def close(self) -> None:
+        """Give the model's memory back. Lanes and pages of this engine are void afterwards."""
+        ...

@@ -1,0 +1,87 @@
+"""Every error that Bough raises on purpose, in one tree.
+
+    BoughError
+    ├── SettingsError            a setting that cannot be read or makes no sense
+    ├── RequestError             the request cannot be served as it stands; nothing was changed
+    │   ├── PromptTooLong        more tokens than the model's context
+    │   └── DoesNotFit           more memory than the budget can ever give, or can give now
+    ├── LanesBusy                every lane serves another request; try again when one ends
+    ├── ModelError               a model cannot be found, fetched, read or run
+    │   ├── ModelNotFound
+    │   ├── DownloadError
+    │   └── UnsupportedModel
+    └── EngineError              the engine failed in the middle of a forward pass
+
+Foreign errors are translated where they enter (downloads, model loading, engine steps), never passed through.
+"""
+
+from __future__ import annotations
+
+
+class BoughError(Exception):
+    """The root of the tree: catch this to catch everything that Bough raises on purpose."""
+
+
+class SettingsError(BoughError):
+    """A setting that cannot be read, has an unknown name or a value outside its range."""
+
+
+class RequestError(BoughError):
+    """The request cannot be served as it stands."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt has more tokens than the model's context can hold."""
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(f"the prompt has {prompt_tokens} tokens, and the context holds {context_tokens}")
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class DoesNotFit(RequestError):
+    """The request needs more memory than the budget allows.
+
+    `can_wait` tells whether it would fit once the requests that run now have ended.
+    """
+
+    def __init__(self, needed_bytes: int, budget_bytes: int, busy_bytes: int) -> None:
+        super().__init__(
+            f"the request needs {needed_bytes:,} bytes, and the budget is {budget_bytes:,} bytes, "
+            f"of which running requests hold {busy_bytes:,}"
+        )
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+        self.busy_bytes = busy_bytes
+
+    @property
+    def can_wait(self) -> bool:
+        return self.needed_bytes <= self.budget_bytes
+
+
+class LanesBusy(BoughError):
+    """Every lane serves another request."""
+
+    def __init__(self, num_lanes: int) -> None:
+        super().__init__(f"all {num_lanes} lanes are busy; wait for a request to end or raise the setting `lanes`")
+        self.num_lanes = num_lanes
+
+
+class ModelError(BoughError):
+    """A model cannot be found, fetched, read or run."""
+
+
+class ModelNotFound(ModelError):
+    """No local model, no folder, no file and no known name matches."""
+
+
+class DownloadError(ModelError):
+    """A download failed, arrived damaged, or there is no network."""
+
+
+class UnsupportedModel(ModelError):
+    """The files are there, but no engine can run what they describe."""
+
+
+class EngineError(BoughError):
+    """The engine failed in the middle of a forward pass; the lane's groups may disagree."""

@@ -1,0 +1,164 @@
+"""Nouns that several layers share: what a caller asks for and what an answer carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from bough.errors import RequestError
+
+FinishReason = Literal["stop", "length", "cancelled"]
+Message = dict[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class Mark(Enum):
+    """Why an offset of a prompt is worth restoring at. The order is that of worth: the last goes first."""
+
+    SYSTEM_END = "system end"
+    LAST_USER_START = "last user start"
+    MESSAGE_END = "message end"
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A token offset at which a message or the system part of a prompt ends or begins."""
+
+    offset: int
+    mark: Mark
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. The defaults are greedy, until the model ends its answer.
+
+    The order is: logits → repetition, presence and frequency penalties → grammar mask → temperature → top-k → top-p →
+    min-p → one draw by inverse transform in token order. Temperature 0 takes the largest logit.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64  # -1: the whole context, 0: none
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; n: the chosen token's and the n largest
+    format: str | dict[str, Any] | None = None  # None, "json", or a JSON schema
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        else:
+            object.__setattr__(self, "stop", tuple(self.stop))
+        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0, or None")
+        _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
+        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _require(self.repeat_penalty > 0, "repeat_penalty", self.repeat_penalty, "above 0")
+        _require(self.repeat_last_n >= -1, "repeat_last_n", self.repeat_last_n, "at least -1")
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "in [-2, 2]")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "in [-2, 2]")
+        _require(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "in [0, 20], or None")
+        _require(all(self.stop), "stop", self.stop, "strings of at least one character")
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise RequestError(f"{name} is {value!r}, and must be {wanted}")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Everything that choosing one token depends on besides the logits.
+
+    `history` are the tokens that penalties look at, newest last, already cut to the last n. `uniform` in [0, 1) is the only
+    randomness. `allowed` is a bit mask over the vocabulary (bit i of byte i // 8), or None for all.
+    """
+
+    params: SamplingParams
+    uniform: float = 0.0
+    history: Sequence[int] = ()
+    allowed: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One token and the log of its probability in the raw distribution."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The token that was chosen; `logprob` and `top` are of the raw distribution, and there only if asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request: matched in the tree, cached (reused), computed; cached + computed = prompt."""
+
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of each part of one request. `first_token_s` runs from the request's start to its first token."""
+
+    begin_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The log-probability of one generated token, and its strongest rivals, each with its text."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer: whole characters only, possibly none yet for the tokens it carries."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer. `token_ids` are the generated ones, without the end-of-sequence token.
+
+    `stop` is the stop string that ended the answer, if one did.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    logprobs: tuple[TokenLogprob, ...] = ()
+    stop: str | None = None
