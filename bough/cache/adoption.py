@@ -1,0 +1,121 @@
+"""Adoption: which lane serves a prompt, from which offset, and how it gets there.
+
+Plan first, then move. Making room for the lane may evict, merge and cut what was planned: the chosen offset is held by a
+pin, room is made, and only then the pages are looked up. What does not fit is planned again with less, down to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bough.cache.node import Node, Pin
+from bough.cache.plan import Live, plan
+from bough.cache.session import Adoption, Slot
+from bough.cache.state import Group, Kind, Page, Source
+from bough.cache.tokens import common_prefix, num_tokens
+from bough.cache.trie import Match, Trie
+
+if TYPE_CHECKING:
+    from bough.cache.prefix_cache import PrefixCache
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A lane for a prompt, what it shares with it, and the offset that lane and tree can be restored to."""
+
+    slot: Slot
+    live: Live
+    offset: int
+
+
+def adopt(cache: PrefixCache, trie: Trie, prompt: bytes, salt: str, total_tokens: int, *, reuses: bool) -> Adoption:
+    """Choose a lane and let it stand as deep in the prompt as memory allows."""
+    found = trie.match(prompt) if reuses else Match(0, [], trie.root)
+    choice = _choose(cache, found, prompt, salt, reuses=reuses)
+    slot = choice.slot
+    slot.is_busy = True
+    pin = Pin(trie.root, 0)
+    trie.root.pins.add(pin)
+    try:
+        offset = _stand(cache, trie, found, choice, pin, total_tokens)
+    except BaseException:
+        pin.node.pins.discard(pin)
+        cache.memory.offer(trie, pin.node)
+        slot.is_busy = False
+        cache.clear_slot(slot)
+        raise
+    slot.salt = salt
+    return Adoption(slot, pin, max(found.length, offset), offset)
+
+
+def _choose(cache: PrefixCache, found: Match, prompt: bytes, salt: str, *, reuses: bool) -> Choice:
+    """The resting lane from which the deepest offset can be reached, then the one with most of it live, then the oldest."""
+    choices = []
+    for slot in cache.resting():
+        shared = common_prefix(slot.tokens, prompt) if reuses and slot.salt == salt else 0
+        live = Live.of(slot.lane, shared, cache.groups)
+        limit = min(max(found.length, shared), num_tokens(prompt) - 1)
+        choices.append(Choice(slot, live, plan(cache.groups, found.path, found.length, live, limit)))
+    return max(choices, key=lambda choice: (choice.offset, min(choice.live.shared, choice.offset)))
+
+
+def _stand(cache: PrefixCache, trie: Trie, found: Match, choice: Choice, pin: Pin, total_tokens: int) -> int:
+    """Hold the planned offset, make room, look up again, and let the lane adopt; with less where that does not fit."""
+    slot, live, offset = choice.slot, choice.live, choice.offset
+    path, matched = found.path, found.length
+    while True:
+        with _held(cache, trie, pin, path, min(offset, matched)):
+            if cache.reserve(slot, total_tokens):
+                slot.lane.adopt(offset, _sources(cache.groups, pin.node.path(), live, offset))
+                return offset
+        if offset > 0:
+            path, matched = pin.node.path(), pin.offset
+            offset = plan(cache.groups, path, matched, live, offset // 2)
+        elif slot.lane.nbytes:
+            cache.clear_slot(slot)
+        else:
+            raise cache.refuse(slot.lane.bytes_for(total_tokens))
+
+
+@contextmanager
+def _held(cache: PrefixCache, trie: Trie, pin: Pin, path: Sequence[Node], offset: int) -> Iterator[None]:
+    """Keep what restoring at `offset` needs, while room is made and the lane adopts it."""
+    node = next((each for each in path if each.start < offset <= each.end), trie.root)
+    windows = [group for group in cache.groups if group.kind is Kind.WINDOW]
+    cache.move_pin(trie, pin, node, offset)
+    pin.is_adopting = True
+    for group in windows:
+        trie.hold_window(node, pin, group)
+    try:
+        yield
+    finally:
+        pin.is_adopting = False
+        for group in windows:
+            trie.let_window_go(pin.node, pin, group)
+        cache.memory.offer(trie, pin.node)
+
+
+def _sources(groups: Sequence[Group], path: Sequence[Node], live: Live, offset: int) -> dict[Group, Source]:
+    return {group: _source(group, path, live, offset) for group in groups}
+
+
+def _source(group: Group, path: Sequence[Node], live: Live, offset: int) -> Source:
+    """Where one group comes from: the lane itself as far as it can, else the tree."""
+    if offset == 0:
+        return Source()
+    if group.kind is Kind.FULL:
+        start = min(live.shared, offset)
+        return Source(live=start, pages=_pages(group, path, start, offset))
+    if any(low <= offset <= high for low, high in live.reach(group)):
+        return Source(live=offset)
+    if group.kind is Kind.WINDOW:
+        return Source(pages=_pages(group, path, group.first_needed(offset), offset))
+    node = next(node for node in path if node.start < offset <= node.end)
+    return Source(state=node.points[offset].states[group])
+
+
+def _pages(group: Group, path: Sequence[Node], start: int, end: int) -> tuple[Page, ...]:
+    return tuple(page for node in path for page in node.pages_between(group, start, end))

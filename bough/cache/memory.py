@@ -1,0 +1,147 @@
+"""Memory: how many bytes the tree holds, and which of them go when room is short.
+
+`Memory` stands between the tries and the engine's page store and counts every page and state that the tree holds. Evictions
+are taken from a heap with lazy deletion: a node is offered again whenever something about it changes, which makes its older
+entries stale. One eviction costs O(log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bough.cache.eviction import Class, Policy, classify, leaf_lru, redundant_point, tail_start
+from bough.cache.node import Node
+from bough.cache.state import Group, Kind, Page, PageStore, State
+from bough.cache.trie import Trie
+
+_Entry = tuple[int, tuple[float, ...], int, int, Node, Trie]
+Held = TypeVar("Held", Page, State)
+
+
+@dataclass
+class EvictionCounts:
+    """How often each kind of eviction happened, and the tokens whose rows went."""
+
+    points: int = 0
+    trims: int = 0
+    removals: int = 0
+    tokens: int = 0
+
+
+class Memory:
+    """The tree's bytes, counted, and the order in which they would go.
+
+    It is itself a page store: tries cut, join and release through it, so that no byte escapes the count.
+    """
+
+    def __init__(self, store: PageStore, page_tokens: int, policy: Policy = leaf_lru) -> None:
+        self.groups: Sequence[Group] = store.groups
+        self.page_tokens = page_tokens
+        self.tree_bytes = 0
+        self.counts = EvictionCounts()
+        self.needs_points = any(group.kind is not Kind.FULL for group in self.groups)
+        self._store = store
+        self._policy = policy
+        self._heap: list[_Entry] = []
+        self._sequence = 0
+        self._num_offered = 0
+
+    def take(self, item: Held) -> Held:
+        """Count a page or state that a lane has just handed to the tree."""
+        self.tree_bytes += item.nbytes
+        return item
+
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        self.tree_bytes -= page.nbytes
+        left, right = self._store.cut(page, at)
+        return self.take(left), self.take(right)
+
+    def join(self, left: Page, right: Page) -> Page:
+        self.tree_bytes -= left.nbytes + right.nbytes
+        return self.take(self._store.join(left, right))
+
+    def release(self, item: Page | State) -> None:
+        self.tree_bytes -= item.nbytes
+        self._store.release(item)
+
+    def offer(self, trie: Trie, node: Node) -> None:
+        """Enter a node into the order, or enter it anew because it has changed."""
+        node.stamp += 1
+        kind = classify(node, self.page_tokens, needs_points=self.needs_points)
+        if kind is None:
+            return
+        self._sequence += 1
+        heapq.heappush(self._heap, (kind, self._policy(node), self._sequence, node.stamp, node, trie))
+        if len(self._heap) > 64 and len(self._heap) > 4 * self._num_offered:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [entry for entry in self._heap if entry[4].stamp == entry[3]]
+        heapq.heapify(self._heap)
+        self._num_offered = len(self._heap)
+
+    def evict_one(self) -> bool:
+        """Let the least valuable thing go; False if nothing may."""
+        while self._heap:
+            kind, _, _, stamp, node, trie = heapq.heappop(self._heap)
+            if node.stamp == stamp and self._evict(Class(kind), node, trie):
+                return True
+        return False
+
+    def _evict(self, kind: Class, node: Node, trie: Trie) -> bool:
+        point = redundant_point(node)
+        if kind is Class.REDUNDANT_POINT:
+            if point is None:
+                self.offer(trie, node)
+                return False
+            trie.drop_point(node, point)
+            self.counts.points += 1
+            self.offer(trie, node)
+            return True
+        return self._trim(trie, node, take_kept=kind is Class.KEPT_TAIL)
+
+    def _trim(self, trie: Trie, leaf: Node, *, take_kept: bool) -> bool:
+        end = leaf.end
+        target = tail_start(leaf, self.page_tokens, needs_points=self.needs_points, take_kept=take_kept)
+        if target >= end:
+            return False
+        self.counts.tokens += end - target
+        if target > leaf.start:
+            trie.trim(leaf, target)
+            self.counts.trims += 1
+            self.offer(trie, leaf)
+        else:
+            self._remove(trie, leaf)
+        return True
+
+    def _remove(self, trie: Trie, leaf: Node) -> None:
+        """Remove a leaf, then whatever of its parents serves nobody any more."""
+        parent = trie.remove(leaf)
+        self.counts.removals += 1
+        while self._dangles(parent):
+            target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
+            self.counts.tokens += parent.end - target
+            if target > parent.start:
+                trie.trim(parent, target)
+                break
+            parent = trie.remove(parent)
+            self.counts.removals += 1
+        self.settle(trie, parent)
+
+    def _dangles(self, node: Node) -> bool:
+        """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""
+        if not self.needs_points or node.is_root or not node.is_leaf:
+            return False
+        return max(node.deepest_point(node.end) or node.start, node.pinned_to) < node.end
+
+    def settle(self, trie: Trie, node: Node) -> None:
+        """Merge a node with its only child if both were last used together, and offer what is left."""
+        if not node.is_root and len(node.children) == 1:
+            (child,) = node.children.values()
+            if child.last_used == node.last_used:
+                node.stamp += 1
+                node = trie.merge(node)
+        self.offer(trie, node)

@@ -1,0 +1,163 @@
+"""Recording: the tree takes over what a session's lane holds.
+
+All functions work at the session's pin, which stands where the tree's knowledge of the session's tokens ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from bough.cache.node import Node, Reason
+from bough.cache.session import Capture, Session
+from bough.cache.state import Group, Kind, Page
+from bough.cache.trie import Trie
+
+if TYPE_CHECKING:
+    from bough.cache.prefix_cache import PrefixCache
+
+
+def extend(cache: PrefixCache, session: Session, end: int) -> None:
+    """Add the tokens from the pin up to `end` to the tree, with their rows, and move the pin there."""
+    start = session.pin.offset
+    if start >= end:
+        return
+    pages = _publish(cache, session, start, end)  # first: if this fails, the tree is as it was
+    node = _place(cache, session, start, end)
+    for page in pages:
+        session.trie.hold(node, page)
+    cache.move_pin(session.trie, session.pin, node, end)
+
+
+def _place(cache: PrefixCache, session: Session, start: int, end: int) -> Node:
+    """The node whose edge ends with the tokens [start, end): a leaf that grew, or a new child."""
+    trie, node, tokens = session.trie, session.pin.node, session.tokens[start:end].tobytes()
+    if start == node.end and node.is_leaf and not node.is_root:
+        trie.grow(node, tokens)
+        return node
+    if start < node.end:
+        tail, node = node, trie.split(node, start)
+        cache.memory.offer(trie, tail)
+    return trie.append(node, tokens, node.last_used)
+
+
+def _publish(cache: PrefixCache, session: Session, start: int, end: int) -> list[Page]:
+    """Pages of all full-attention rows in [start, end); if one fails, those made before it are released."""
+    pages: list[Page] = []
+    try:
+        for group in _full(cache):
+            for low, high in _page_ranges(start, end, cache.page_tokens):
+                pages.append(cache.memory.take(session.lane.publish(group, low, high)))
+    except BaseException:
+        for page in pages:
+            cache.memory.release(page)
+        raise
+    return pages
+
+
+def _page_ranges(start: int, end: int, page_tokens: int) -> list[tuple[int, int]]:
+    borders = range((start // page_tokens + 1) * page_tokens, end, page_tokens)
+    edges = [start, *borders, end]
+    return list(pairwise(edges))
+
+
+def fill_holes(cache: PrefixCache, session: Session) -> None:
+    """Publish the rows that nodes on the path have lost to a failed load, as far as the lane holds them and they fit."""
+    if not any(node.has_holes for node in session.pin.node.path()):
+        return
+    needed = sum((high - low) * group.bytes_per_token for _, group, low, high in _holes(cache, session))
+    if not cache.make_room(needed, spare=session.slot):
+        return
+    for node, group, low, high in _holes(cache, session):  # again: making room may have merged nodes
+        session.trie.hold(node, cache.memory.take(session.lane.publish(group, low, high)))
+    for node in session.pin.node.path():
+        node.has_holes = any(
+            list(node.missing_between(group, node.start, node.end, cache.page_tokens)) for group in _full(cache)
+        )
+
+
+def _holes(cache: PrefixCache, session: Session) -> list[tuple[Node, Group, int, int]]:
+    return [
+        (node, group, low, high)
+        for node in session.pin.node.path()
+        if node.has_holes
+        for group in _full(cache)
+        for low, high in node.missing_between(group, node.start, session.pin.offset, cache.page_tokens)
+    ]
+
+
+def _full(cache: PrefixCache) -> list[Group]:
+    return [group for group in cache.groups if group.kind is Kind.FULL]
+
+
+def attach_captures(cache: PrefixCache, session: Session, due: Sequence[Capture]) -> None:
+    """Make the restore points that are due, where the lane still holds what they need."""
+    for capture in due:
+        node = session.pin.node
+        while capture.offset <= node.start:
+            assert node.parent is not None
+            node = node.parent
+        if _can_capture(cache, session, node, capture.offset):
+            _attach(cache, session, node, capture)
+
+
+def _can_capture(cache: PrefixCache, session: Session, node: Node, offset: int) -> bool:
+    if offset > session.pin.offset:
+        return False
+    known = node.points.get(offset)
+    for group in cache.groups:
+        if group.kind is Kind.RECURRENT and not (known and group in known.states) and session.lane.offset != offset:
+            return False
+        if group.kind is Kind.WINDOW and not _holds_window(cache, session, node, group, offset):
+            return False
+    return True
+
+
+def _holds_window(cache: PrefixCache, session: Session, node: Node, group: Group, offset: int) -> bool:
+    """Whether lane and tree together hold the rows that restoring a window group at `offset` needs."""
+    start, held_from = group.first_needed(offset), session.lane.first_row(group)
+    at: Node | None = node
+    while held_from > start and at is not None and at.end > start:
+        missing = at.missing_between(group, start, offset, cache.page_tokens)
+        if any(low < held_from for low, _ in missing):
+            return False
+        at = at.parent
+    return True
+
+
+def _attach(cache: PrefixCache, session: Session, node: Node, capture: Capture) -> None:
+    trie, lane, memory = session.trie, session.lane, cache.memory
+    point = trie.add_point(node, capture.offset, capture.reason, kept=capture.kept)
+    for group in cache.groups:
+        if group.kind is Kind.RECURRENT and group not in point.states:
+            point.states[group] = memory.take(lane.capture(group))
+        elif group.kind is Kind.WINDOW:
+            trie.hold_window(node, point, group, lambda g, low, high: memory.take(lane.publish(g, low, high)))
+    memory.offer(trie, node)
+
+
+def supersede(path: Sequence[Node]) -> None:
+    """Mark the points of a path whose role a deeper one has taken; where paths part, they are branch points instead."""
+    seen: set[Reason] = set()
+    for node in reversed(path):
+        for point in sorted(node.points.values(), key=lambda each: -each.offset):
+            if point.reason >= Reason.BRANCH:
+                continue
+            if point.offset == node.end and len(node.children) > 1:
+                point.reason = Reason.BRANCH
+            elif point.reason in seen:
+                point.superseded = True
+            seen.add(point.reason)
+
+
+def thin(cache: PrefixCache, trie: Trie, path: Sequence[Node]) -> None:
+    """Drop the redundant points of a path that are beyond their share of its row bytes, the shallowest first."""
+    allowance = cache.redundant_allowance(path[-1].end if path else 0)
+    places = [(node, point) for node in path for point in node.points.values() if point.is_redundant]
+    places.sort(key=lambda place: (place[1].reason, place[1].offset), reverse=True)
+    for node, point in places:
+        allowance -= cache.point_bytes(point.offset)
+        is_adopting = any(pin.is_adopting and pin.offset == point.offset for pin in node.pins)
+        if allowance < 0 and not is_adopting:
+            trie.drop_point(node, point)

@@ -1,0 +1,172 @@
+"""One request's use of the cache: begin → publish, capture → close.
+
+A session owns a busy lane and a pin on the path that it stands on. It keeps the record of what the lane holds; the lane's
+state is never ahead of that record, except in the middle of a forward pass.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from bough.cache.node import Pin, Reason
+from bough.cache.state import Kind, Lane
+from bough.cache.tokens import cut, num_tokens, unpack
+from bough.cache.trie import Trie
+from bough.types import Boundary
+
+if TYPE_CHECKING:
+    from bough.cache.prefix_cache import PrefixCache
+
+
+class ReuseSession(Protocol):
+    """What generation needs of a session, whatever remembers: the tree here, simpler strategies in the benchmarks."""
+
+    @property
+    def lane(self) -> Lane: ...
+    @property
+    def matched(self) -> int: ...
+    @property
+    def cached(self) -> int: ...
+    def next_chunk(self, max_tokens: int) -> list[int]: ...
+    def feeding(self, ids: Sequence[int]) -> AbstractFeeding: ...
+    def publish(self) -> None: ...
+    def reserve(self, total_tokens: int) -> bool: ...
+    def close(self) -> None: ...
+
+
+class AbstractFeeding(Protocol):
+    """The context in which a lane is fed."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None: ...
+
+
+class Reuse(Protocol):
+    """Something that remembers: it begins sessions."""
+
+    def begin(
+        self,
+        ids: Sequence[int],
+        *,
+        boundaries: Sequence[Boundary] = (),
+        salt: str = "",
+        max_new_tokens: int = 0,
+        keep: bool = False,
+        store: bool = True,
+    ) -> ReuseSession: ...
+
+
+@dataclass(eq=False)
+class Slot:
+    """A lane, busy or resting, and what it holds: the tokens, and for whom."""
+
+    lane: Lane
+    tokens: bytes = b""
+    salt: str = ""
+    is_busy: bool = False
+    last_used: float = float("-inf")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A restore point to be made when the lane gets there."""
+
+    offset: int
+    reason: Reason
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A busy lane that stands at `offset`, pinned; `matched` tokens of the prompt were found."""
+
+    slot: Slot
+    pin: Pin
+    matched: int
+    offset: int
+
+
+class Session:
+    """A request on its way: prompt tokens to feed, a lane to feed them to, and captures to take on the way."""
+
+    def __init__(
+        self, cache: PrefixCache, adoption: Adoption, trie: Trie, salt: str, prompt: bytes, *, stores: bool, keep: bool
+    ) -> None:
+        self.slot, self.pin = adoption.slot, adoption.pin
+        self.matched, self.cached = adoption.matched, adoption.offset
+        self.cache, self.trie, self.salt, self.prompt = cache, trie, salt, prompt
+        self.stores, self.keep = stores, keep
+        self.captures: dict[int, Capture] = {}
+        self.tokens = array("i", cut(prompt, 0, adoption.offset))
+        self.is_whole = True  # False in the middle of a forward pass, and after one that failed
+        self.is_closed = False
+
+    @property
+    def lane(self) -> Lane:
+        return self.slot.lane
+
+    @property
+    def offset(self) -> int:
+        """Tokens that the lane holds for certain."""
+        return len(self.tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return num_tokens(self.prompt)
+
+    def schedule(self, offset: int, reason: Reason = Reason.BRANCH, *, kept: bool = False) -> None:
+        """Ask for a restore point at `offset`, which the lane has not reached yet; otherwise nothing happens."""
+        if offset <= self.offset or not self.stores:
+            return
+        known = self.captures.get(offset, Capture(offset, reason))
+        self.captures[offset] = Capture(offset, max(known.reason, reason), kept or known.kept)
+
+    def next_chunk(self, max_tokens: int) -> list[int]:
+        """The prompt tokens to evaluate next; empty when the prompt is done.
+
+        A chunk ends at a scheduled capture only if a recurrent group needs that, else at a page border where it can.
+        """
+        start, total = self.offset, self.prompt_tokens
+        end = min(start + max_tokens, total) if self.cache.can_chunk else total
+        if end < total and self.cache.can_chunk:
+            border = end // self.cache.page_tokens * self.cache.page_tokens
+            end = border if border > start else end
+        if any(group.kind is Kind.RECURRENT for group in self.cache.groups) and self.cache.can_chunk:
+            end = min((offset for offset in self.captures if start < offset < end), default=end)
+        return unpack(cut(self.prompt, start, end))
+
+    @contextmanager
+    def feeding(self, ids: Sequence[int]) -> Iterator[None]:
+        """The lane is fed `ids` inside this context; if it is left by an error, the lane's groups may disagree."""
+        self.is_whole = False
+        yield
+        self.tokens.extend(ids)
+        self.is_whole = True
+
+    def publish(self) -> None:
+        """Hand what the lane holds to the tree: others can use it from now on, while this request goes on."""
+        assert self.is_whole and not self.is_closed
+        self.cache.record(self)
+
+    def reserve(self, total_tokens: int) -> bool:
+        """Make room for a sequence of `total_tokens`; False if the budget does not allow it now."""
+        return self.cache.reserve(self.slot, total_tokens)
+
+    def close(self) -> None:
+        """Record what was computed, whatever happened, and let the lane rest. A second call does nothing."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.cache.end(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,232 @@
+"""An engine whose state is the tokens themselves, so that every mistake of the cache shows.
+
+Full attention keeps all tokens, a window the last ones, a recurrent group the whole list at its offset. Each group keeps
+its own, and `evaluate` refuses to go on if they disagree. The engine counts what it handed out: each page and state must be
+released or consumed exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bough.cache.state import Group, Kind, Lane, Page, Source, State
+from bough.cache.tokens import pack, unpack
+from bough.engine import Capabilities
+from bough.errors import EngineError
+from bough.types import Draw, Sampled
+
+WINDOW = 4
+
+
+def full(index: int = 0) -> Group:
+    return Group(index, Kind.FULL, bytes_per_token=8)
+
+
+def window(index: int = 0, size: int = WINDOW) -> Group:
+    return Group(index, Kind.WINDOW, bytes_per_token=4, window=size)
+
+
+def recurrent(index: int = 0) -> Group:
+    return Group(index, Kind.RECURRENT, state_bytes=64)
+
+
+MODELS: dict[str, tuple[Group, ...]] = {
+    "full": (full(),),
+    "full+window": (full(0), window(1)),
+    "full+recurrent": (full(0), recurrent(1)),
+    "recurrent+none+full+none": (recurrent(0), full(1)),
+    "window+recurrent+full": (window(0), recurrent(1), full(2)),
+    "window": (window(),),
+    "recurrent": (recurrent(),),
+}
+
+
+class FakeLane:
+    """A lane whose rows are tokens. `held` maps each group to (first row, tokens from there on)."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.capacity = 0
+        self.held: dict[Group, tuple[int, list[int]]] = {group: (0, []) for group in engine.groups}
+
+    def offset_of(self, group: Group) -> int:
+        first, tokens = self.held[group]
+        return first + len(tokens)
+
+    @property
+    def offset(self) -> int:
+        offsets = {self.offset_of(group) for group in self.held}
+        assert len(offsets) <= 1, f"the groups stand at {offsets}"
+        return offsets.pop() if offsets else 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes(self.capacity)
+
+    def _bytes(self, capacity: int) -> int:
+        return sum(
+            group.state_bytes * bool(capacity)
+            if group.kind is Kind.RECURRENT
+            else group.bytes_per_token * (capacity if group.kind is Kind.FULL else min(capacity, 4 * group.window))
+            for group in self.held
+        )
+
+    def bytes_for(self, num_tokens: int) -> int:
+        return self._bytes(max(self.capacity, num_tokens))
+
+    def reserve(self, num_tokens: int) -> None:
+        self.capacity = max(self.capacity, num_tokens)
+
+    def first_row(self, group: Group) -> int:
+        return self.held[group][0]
+
+    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+        assert set(sources) == set(self.held) and offset <= self.capacity
+        self.held = {group: self._adopted(group, offset, source) for group, source in sources.items()}
+        assert self.offset == offset
+
+    def _adopted(self, group: Group, offset: int, source: Source) -> tuple[int, list[int]]:
+        first, tokens = self.held[group]
+        for item in (*source.pages, *([source.state] if source.state else [])):
+            assert item in self.engine.live, "adopting what was released"
+        if group.kind is Kind.RECURRENT:
+            if source.state is None:
+                assert source.live == offset == (len(tokens) if offset else 0)
+                return 0, tokens[:offset]
+            assert source.state.offset == offset
+            return 0, list(source.state.data)
+        if group.kind is Kind.WINDOW and source.live:
+            assert source.live == offset and first <= group.first_needed(offset) and offset <= first + len(tokens)
+            return first, tokens[: offset - first]
+        rows = dict(enumerate(tokens[: source.live])) if group.kind is Kind.FULL else {}
+        for page in source.pages:
+            rows |= {at: page.rows[at - page.start] for at in range(page.start, page.end) if source.live <= at < offset}
+        start = group.first_needed(offset) if group.kind is Kind.WINDOW else 0
+        return start, [rows[at] for at in range(start, offset)]
+
+    def publish(self, group: Group, start: int, end: int) -> Page:
+        self.engine.maybe_fail("publish")
+        first, tokens = self.held[group]
+        assert first <= start < end <= first + len(tokens), "publishing rows that the lane does not hold"
+        return self.engine.track(Page(group, start, end, tuple(tokens[start - first : end - first]), 0))
+
+    def capture(self, group: Group) -> State:
+        return self.engine.track(State(group, self.offset, tuple(self.held[group][1]), group.state_bytes))
+
+    def clear(self) -> None:
+        self.capacity = 0
+        self.held = {group: (0, []) for group in self.held}
+
+    def feed(self, ids: Sequence[int], fail_after: int | None) -> None:
+        before = self.offset
+        for number, group in enumerate(self.held):
+            if number == fail_after:
+                raise EngineError(f"made to fail before group {number}")
+            first, tokens = self.held[group]
+            if group.kind is Kind.WINDOW:
+                keep = max(first, group.first_needed(before))
+                first, tokens = keep, tokens[keep - first :]
+            self.held[group] = (first, [*tokens, *ids])
+        assert self.offset <= self.capacity, "fed more than was reserved"
+
+
+class FakeEngine:
+    """The compute contract over tokens. The logits are a function of the whole sequence, as a model's are."""
+
+    def __init__(
+        self, groups: Sequence[Group] = MODELS["full"], *, vocab_size: int = 64, context_tokens: int = 4096
+    ) -> None:
+        self.groups = tuple(groups)
+        self.vocab_size = vocab_size
+        self.context_tokens = context_tokens
+        self.capabilities = Capabilities()
+        self.live: set[Page | State] = set()
+        self.evaluated: list[int] = []  # tokens per call
+        self.fail_next: str | None = None  # "evaluate", "publish"
+        self.fail_after_groups = 0
+
+    def describe(self) -> dict[str, str]:
+        return {"engine": "fake"}
+
+    def make_lane(self) -> Lane:
+        return FakeLane(self)
+
+    def maybe_fail(self, where: str) -> None:
+        if self.fail_next == where:
+            self.fail_next = None
+            raise EngineError(f"made to fail in {where}")
+
+    def evaluate(self, lane: Lane, ids: Sequence[int]) -> tuple[float, ...]:
+        assert isinstance(lane, FakeLane) and ids
+        fails = self.fail_next == "evaluate"
+        self.fail_next = None if fails else self.fail_next
+        lane.feed(ids, self.fail_after_groups if fails else None)
+        if fails:
+            raise EngineError("made to fail after the last group")
+        self.evaluated.append(len(ids))
+        return self._logits(lane)
+
+    def _logits(self, lane: FakeLane) -> tuple[float, ...]:
+        """Scores that depend on everything any group holds; groups that disagree give other scores, and a failed check."""
+        whole = [tokens for group, (_, tokens) in lane.held.items() if group.kind is not Kind.WINDOW]
+        for group, (first, tokens) in lane.held.items():
+            for other in whole:
+                assert tokens == other[first:], f"group {group.index} holds other tokens than the rest"
+        seed = zlib.crc32(pack(whole[0] if whole else next(iter(lane.held.values()))[1][-WINDOW:]))
+        chance = random.Random(seed)
+        return tuple(chance.gauss(0, 1) for _ in range(self.vocab_size))
+
+    def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[tuple[float, ...]]:
+        return [self.evaluate(lane, [token]) for lane, token in zip(lanes, ids, strict=True)]
+
+    def sample(self, logits: Sequence[Any], draws: Sequence[Draw]) -> list[Sampled]:
+        from tests.reference_sampler import sample
+
+        return [sample(each, draw) for each, draw in zip(logits, draws, strict=True)]
+
+    def track(self, item: Any) -> Any:
+        if isinstance(item, Page):
+            item.nbytes = (item.end - item.start) * item.group.bytes_per_token
+        self.live.add(item)
+        return item
+
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        assert page.start < at < page.end
+        self.release(page)
+        middle = at - page.start
+        left = Page(page.group, page.start, at, page.rows[:middle], 0)
+        return self.track(left), self.track(Page(page.group, at, page.end, page.rows[middle:], 0))
+
+    def join(self, left: Page, right: Page) -> Page:
+        assert left.group is right.group and left.end == right.start
+        self.release(left)
+        self.release(right)
+        return self.track(Page(left.group, left.start, right.end, left.rows + right.rows, 0))
+
+    def release(self, item: Page | State) -> None:
+        self.live.remove(item)  # a KeyError is a double release
+
+    def pack(self, item: Page | State) -> bytes:
+        return pack(item.rows if isinstance(item, Page) else item.data)
+
+    def unpack_page(self, group: Group, start: int, end: int, data: bytes) -> Page:
+        if len(data) != 4 * (end - start):
+            raise ValueError(f"{len(data)} bytes for {end - start} rows of 4 bytes")
+        return self.track(Page(group, start, end, tuple(unpack(data)), 0))
+
+    def unpack_state(self, group: Group, offset: int, data: bytes) -> State:
+        if len(data) != 4 * offset:
+            raise ValueError(f"{len(data)} bytes for a state of {4 * offset} bytes")
+        return self.track(State(group, offset, tuple(unpack(data)), group.state_bytes))
+
+    def to_host(self, item: Page | State) -> None:
+        assert item in self.live
+
+    def to_device(self, item: Page | State) -> None:
+        assert item in self.live
+
+    def close(self) -> None:
+        self.live.clear()

@@ -1,0 +1,87 @@
+"""What must hold after every step, over the cache, the fake engine and its lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bough.cache.node import Node
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.session import Session, Slot
+from bough.cache.state import Group, Kind
+from bough.cache.tokens import unpack
+from tests.fakes import FakeEngine, FakeLane
+
+
+def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = ()) -> None:
+    """The tree's own check, content against tokens, ownership, and live state against what was fed."""
+    cache.check()
+    held = []
+    for trie in cache.tries.values():
+        for node in trie.walk():
+            held += _check_content(node)
+    assert len(held) == len(set(held)), "owned twice"
+    assert set(held) == engine.live, "leaked, or owned after release"
+    for slot in cache.slots:
+        if not slot.is_busy and slot.tokens:
+            _check_lane(slot.lane, unpack(slot.tokens))
+    for session in sessions:
+        if session.is_whole and not session.is_closed:
+            _check_lane(session.lane, session.tokens.tolist())
+
+
+def _check_content(node: Node) -> list[object]:
+    path = [token for each in node.path() for token in unpack(each.edge)]
+    items: list[object] = []
+    for pages in node.pages.values():
+        for page in pages:
+            assert list(page.rows) == path[page.start : page.end], "a page of other tokens"
+            items.append(page)
+    for point in node.points.values():
+        for state in point.states.values():
+            assert list(state.data) == path[: point.offset], "a state of other tokens"
+            items.append(state)
+    return items
+
+
+def _check_lane(lane: object, tokens: list[int]) -> None:
+    assert isinstance(lane, FakeLane)
+    assert lane.offset == len(tokens)
+    for first, rows in lane.held.values():
+        assert rows == tokens[first:], "live state is not what was fed"
+
+
+def reusable(cache: PrefixCache, prompt: list[int], salt: str = "") -> int:
+    """By brute force: the deepest offset below the prompt's end that the tree and any one resting lane could restore."""
+    trie = cache.tries.get(salt)
+    path = trie.match(prompt).path if trie else []
+    rows = {
+        group: {row for node in path for page in node.pages.get(group, []) for row in range(page.start, page.end)}
+        for group in cache.groups
+    }
+    matched = trie.match(prompt).length if trie else 0
+    return max(_deepest(cache, slot, prompt, salt, path, rows, matched) for slot in cache.slots if not slot.is_busy)
+
+
+def _deepest(
+    cache: PrefixCache,
+    slot: Slot,
+    prompt: list[int],
+    salt: str,
+    path: list[Node],
+    rows: dict[Group, set[int]],
+    matched: int,
+) -> int:
+    live = unpack(slot.tokens) if slot.salt == salt else []
+    shared = next((i for i, (a, b) in enumerate(zip(live, prompt, strict=False)) if a != b), min(len(live), len(prompt)))
+    tree = {group: {row for row in held if row < matched} for group, held in rows.items()}
+
+    def can_stand(group: Group, offset: int) -> bool:
+        if group.kind is Kind.RECURRENT:
+            in_tree = any(offset in node.points and group in node.points[offset].states for node in path)
+            return (in_tree and offset <= matched) or offset == shared == len(live)
+        needed = set(range(group.first_needed(offset), offset))
+        own = set(range(slot.lane.first_row(group), shared))
+        return needed <= (tree[group] | own) if group.kind is Kind.FULL else needed <= tree[group] or needed <= own
+
+    limit = min(max(matched, shared), len(prompt) - 1)
+    return next((at for at in range(limit, 0, -1) if all(can_stand(group, at) for group in cache.groups)), 0)
