@@ -7,7 +7,7 @@ READY   = $(VENV)/.ready
 .PHONY: demo serve test lint fix bench clean
 
 demo: $(READY)
-	$(BIN)/bough demo
+	$(BIN)/bough bench demo
 
 serve: $(READY)
 	$(BIN)/bough serve

@@ -80,7 +80,7 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> Settings:
-    """Settings from `overrides` (flags; None means not given), the environment, the file and the defaults, in this order."""
+    """Settings from `overrides` (flags; None: not given), the environment, the file and the defaults, in this order."""
     environ = os.environ if environ is None else environ
     values = _from_file(file or _find_file())
     values |= {name: environ[f"BOUGH_{name.upper()}"] for name in _FIELD_TYPES if f"BOUGH_{name.upper()}" in environ}

@@ -54,6 +54,10 @@ class Engine(PageStore, Protocol):
         """Name, device, dtype, attention and versions, for people."""
         ...
 
+    def default_budget_bytes(self) -> int:
+        """How much memory lanes and pages may take on this device if the user does not say."""
+        ...
+
     def make_lane(self) -> Lane: ...
 
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:

@@ -151,6 +151,9 @@ class FakeEngine:
     def describe(self) -> dict[str, str]:
         return {"engine": "fake"}
 
+    def default_budget_bytes(self) -> int:
+        return 1 << 20
+
     def make_lane(self) -> Lane:
         return FakeLane(self)
 

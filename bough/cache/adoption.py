@@ -51,6 +51,14 @@ def adopt(cache: PrefixCache, trie: Trie, prompt: bytes, salt: str, total_tokens
     return Adoption(slot, pin, max(found.length, offset), offset)
 
 
+def best_offset(cache: PrefixCache, found: Match, prompt: bytes, salt: str) -> int:
+    """The deepest offset of a prompt that the tree, with the help of any one lane at rest, can restore now."""
+    limit = min(found.length, num_tokens(prompt) - 1)
+    nothing = Live(0, -1, dict.fromkeys(cache.groups, 0))
+    resting = [_choose(cache, found, prompt, salt, reuses=True).offset] if cache.has_resting_lane else []
+    return max([plan(cache.groups, found.path, found.length, nothing, limit), *resting])
+
+
 def _choose(cache: PrefixCache, found: Match, prompt: bytes, salt: str, *, reuses: bool) -> Choice:
     """The resting lane from which the deepest offset can be reached, then the one with most of it live, then the oldest."""
     choices = []

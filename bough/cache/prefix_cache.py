@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from bough.cache.adoption import adopt
+from bough.cache.adoption import adopt, best_offset
 from bough.cache.memory import Memory
 from bough.cache.node import Node, Pin, Reason
 from bough.cache.record import attach_captures, extend, fill_holes, supersede, thin
@@ -141,6 +141,10 @@ class PrefixCache:
         """What a restore point at `offset` costs at the most, beside the rows of full attention."""
         return sum(group.needed_bytes(offset) for group in self.groups if group.kind is not Kind.FULL)
 
+    @property
+    def has_resting_lane(self) -> bool:
+        return any(not slot.is_busy for slot in self.slots)
+
     def resting(self) -> list[Slot]:
         """The lanes that can serve a request, least recently used first."""
         slots = [slot for slot in self.slots if not slot.is_busy]
@@ -263,6 +267,33 @@ class PrefixCache:
         trie = self.tries.get(salt)
         if trie is not None and trie.root.is_leaf and not trie.root.pins:
             del self.tries[salt]
+
+    def look(self, ids: Sequence[int] | bytes, salt: str = "") -> int:
+        """How many tokens of this prompt would be reused now, changing nothing."""
+        if not self.is_enabled or salt not in self.tries:
+            return 0
+        return best_offset(self, self.tries[salt].match(ids), pack(ids), salt)
+
+    def stats(self) -> dict[str, int | None]:
+        """Counts and bytes of everything that is kept, and what was let go so far."""
+        nodes = [node for trie in self.tries.values() for node in trie.walk() if not node.is_root]
+        counts = self.memory.counts
+        return {
+            "roots": len(self.tries),
+            "nodes": len(nodes),
+            "tokens": sum(node.end - node.start for node in nodes),
+            "pages": sum(len(pages) for node in nodes for pages in node.pages.values()),
+            "restore_points": sum(len(node.points) for node in nodes),
+            "kept": sum(point.kept for node in nodes for point in node.points.values()),
+            "tree_bytes": self.memory.tree_bytes,
+            "lane_bytes": self.lane_bytes,
+            "used_bytes": self.used_bytes,
+            "budget_bytes": self.budget_bytes,
+            "lanes": len(self.slots),
+            "busy_lanes": sum(slot.is_busy for slot in self.slots),
+            "evicted_points": counts.points,
+            "evicted_tokens": counts.tokens,
+        }
 
     def clear(self) -> None:
         """Forget everything that no busy lane stands on."""

@@ -47,7 +47,7 @@ def _publish(cache: PrefixCache, session: Session, start: int, end: int) -> list
     pages: list[Page] = []
     try:
         for group in _full(cache):
-            for low, high in _page_ranges(start, end, cache.page_tokens):
+            for low, high in page_ranges(start, end, cache.page_tokens):
                 pages.append(cache.memory.take(session.lane.publish(group, low, high)))
     except BaseException:
         for page in pages:
@@ -56,7 +56,10 @@ def _publish(cache: PrefixCache, session: Session, start: int, end: int) -> list
     return pages
 
 
-def _page_ranges(start: int, end: int, page_tokens: int) -> list[tuple[int, int]]:
+def page_ranges(start: int, end: int, page_tokens: int) -> list[tuple[int, int]]:
+    """[start, end) cut at page borders; nothing if it is empty."""
+    if start >= end:
+        return []
     borders = range((start // page_tokens + 1) * page_tokens, end, page_tokens)
     edges = [start, *borders, end]
     return list(pairwise(edges))

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from bough.cache.node import Pin, Reason
-from bough.cache.state import Kind, Lane
+from bough.cache.state import Kind, Lane, Source
 from bough.cache.tokens import cut, num_tokens, unpack
 from bough.cache.trie import Trie
 from bough.types import Boundary
@@ -35,6 +35,7 @@ class ReuseSession(Protocol):
     def next_chunk(self, max_tokens: int) -> list[int]: ...
     def feeding(self, ids: Sequence[int]) -> AbstractFeeding: ...
     def publish(self) -> None: ...
+    def restart(self) -> None: ...
     def reserve(self, total_tokens: int) -> bool: ...
     def close(self) -> None: ...
 
@@ -154,6 +155,13 @@ class Session:
         """Hand what the lane holds to the tree: others can use it from now on, while this request goes on."""
         assert self.is_whole and not self.is_closed
         self.cache.record(self)
+
+    def restart(self) -> None:
+        """Publish what the lane holds, then let it start anew; what it holds from now on is not recorded."""
+        self.publish()
+        self.stores = False
+        self.tokens = array("i")
+        self.lane.adopt(0, {group: Source() for group in self.cache.groups})
 
     def reserve(self, total_tokens: int) -> bool:
         """Make room for a sequence of `total_tokens`; False if the budget does not allow it now."""

@@ -1,0 +1,111 @@
+"""`bough bench`: measure on this machine, as ratios within one run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bough.bench.core import measure_core
+from bough.bench.workload import SwitchSetup
+
+app = typer.Typer(
+    help="Measure Bough on this machine, side by side with simpler ways of remembering.", no_args_is_help=True
+)
+
+Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="The model to run; the default one if not given.")]
+
+
+def make_progress(console: Console) -> Progress:
+    """A live line that shows what is being run and how far it is."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+@app.command()
+def switch(
+    model: Model = None,
+    conversations: Annotated[int, typer.Option(min=1)] = 6,
+    turns: Annotated[int, typer.Option(min=1)] = 8,
+    system_words: Annotated[int, typer.Option(min=1)] = 700,
+    message_words: Annotated[int, typer.Option(min=1)] = 40,
+    reply_tokens: Annotated[int, typer.Option(min=1)] = 16,
+    threads: Annotated[int | None, typer.Option(help="Threads of the engine.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Budget for lanes and pages, such as 2GB.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Where to write the plot.")] = Path("bench-switch.png"),
+    as_json: Json = False,
+) -> None:
+    """Conversations that take turns over one system prompt: the tree, a copy per conversation, a single entry, no cache."""
+    from bough.bench.report import load_warning, plot, strategy_table
+    from bough.bench.switch import STRATEGIES, as_report, measure_overhead, run_strategy
+    from bough.runner import load
+
+    console = Console(stderr=as_json)
+    setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
+    if warning := load_warning():
+        console.print(f"[yellow]{warning}[/yellow]")
+    with load(model, threads=threads, device=device, dtype=dtype, device_bytes=memory) as runner:
+        runner.generate(list(range(3, 35)), max_tokens=2)  # the first forward pass of a process is slow
+        results = {}
+        with make_progress(console) as progress:
+            for name in STRATEGIES:
+                task = progress.add_task(name, total=conversations * turns)
+                for result, _ in run_strategy(name, runner, setup):
+                    results[name] = result
+                    progress.advance(task)
+            task = progress.add_task("nothing to reuse", total=None)
+            overhead = measure_overhead(runner, on_step=lambda: progress.advance(task))
+        report = as_report(runner, setup, results, overhead)
+    console.print(strategy_table(results))
+    _print_ratios(console, report)
+    if png is not None:
+        plot(results, png)
+        console.print(f"plot: {png}")
+    if as_json:
+        print(json.dumps(report))
+
+
+def _print_ratios(console: Console, report: dict[str, Any]) -> None:
+    figures = report["strategies"]
+    tree = figures["tree"]
+    for name, label in (("single", "single entry"), ("none", "no cache")):
+        ratio = figures[name]["later_ttft_ms"] / max(tree["later_ttft_ms"], 1e-9)
+        console.print(f"first token of later turns: {ratio:.1f}× sooner than with {label}")
+    console.print(f"the tree keeps {tree['bytes'] / max(figures['copies']['bytes'], 1):.0%} of the bytes of the copies")
+    console.print(f"with nothing to reuse: {report['no_reuse_overhead']:+.1%} of the time of no cache")
+    console.print(f"answers equal under all strategies: {report['setup']['answers_equal']}")
+
+
+@app.command()
+def core(as_json: Json = False) -> None:
+    """The cost of the tree alone: matching 100,000 tokens, and evicting from small and large trees."""
+    console = Console(stderr=as_json)
+    with console.status("building trees"):
+        figures = measure_core()
+    table = Table(title="the core, medians", title_justify="left")
+    for column in ("operation", "size", "time"):
+        table.add_column(column, justify="right")
+    for edges, milliseconds in figures.match_ms.items():
+        table.add_row("match 100,000 tokens", f"{edges:,} edges", f"{milliseconds:.3f} ms")
+    for nodes, microseconds in figures.evict_us.items():
+        table.add_row("evict one page", f"{nodes:,} nodes", f"{microseconds:.1f} µs")
+    console.print(table)
+    if as_json:
+        print(json.dumps(asdict(figures)))
+
+
+@app.command()
+def demo(model: Model = None) -> None:
+    """A short tour: conversations that take turns, what each turn cost, and the tree that remembers them."""
+    from bough.bench.demo import show_demo
+
+    show_demo(model)

@@ -1,0 +1,99 @@
+"""The cost of the core alone, in microseconds: matching long prompts, and evicting from small and large trees.
+
+No engine is involved: pages are bytes that a counting store hands out.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bough.cache.memory import Memory
+from bough.cache.state import Group, Kind, Page, State
+from bough.cache.tokens import pack
+from bough.cache.trie import Trie
+
+PROMPT_TOKENS = 100_000
+TREE_NODES = 10_000
+GROUP = Group(0, Kind.FULL, bytes_per_token=1)
+
+
+class CountingStore:
+    """Pages without content."""
+
+    groups = (GROUP,)
+
+    def page(self, start: int, end: int) -> Page:
+        return Page(GROUP, start, end, None, end - start)
+
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        return self.page(page.start, at), self.page(at, page.end)
+
+    def join(self, left: Page, right: Page) -> Page:
+        return self.page(left.start, right.end)
+
+    def release(self, item: Page | State) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class CoreFigures:
+    """Medians. `match_ms` is by the number of edges on the matched path, `evict_us` by the number of nodes."""
+
+    match_ms: dict[int, float]
+    evict_us: dict[int, float]
+
+
+def measure_core() -> CoreFigures:
+    """Match 100,000 packed tokens over paths of 1 to 10,000 edges; evict from trees of 1,000 and 100,000 nodes."""
+    return CoreFigures(
+        match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in (1, 10, 100, 1000, 10_000)},
+        evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
+    )
+
+
+def _match(num_edges: int) -> Callable[[], object]:
+    """A trie of at least 10,000 nodes in which the prompt's path has so many edges; returns a call that matches it."""
+    chance = random.Random(1)
+    prompt = [chance.randrange(50_000) for _ in range(PROMPT_TOKENS)]
+    trie, node = Trie(), None
+    step = PROMPT_TOKENS // num_edges
+    for edge in range(num_edges):
+        node = trie.append(node or trie.root, prompt[edge * step : (edge + 1) * step])
+    path = [trie.root, *trie.match(prompt).path]
+    for number in range(max(0, TREE_NODES - num_edges)):
+        parent = path[number % len(path)]
+        trie.append(parent, [100_000 + number, 1, 2, 3])
+    packed = pack(prompt)
+    return lambda: trie.match(packed)
+
+
+def _median_s(call: Callable[[], object], times: int = 51) -> float:
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def _evict_s(num_nodes: int, evictions: int = 900) -> float:
+    """Seconds for one eviction from a tree of so many nodes, the median over batches of 100."""
+    memory, chance = Memory(CountingStore(), page_tokens=16), random.Random(2)
+    trie = Trie(memory, page_tokens=16)
+    heads = [trie.append(trie.root, [number]) for number in range(num_nodes // 10)]
+    for number in range(num_nodes - len(heads)):
+        node = trie.append(heads[number % len(heads)], [number] * 16, now=chance.random())
+        trie.hold(node, memory.take(Page(GROUP, 1, 16, None, 15)))
+        trie.hold(node, memory.take(Page(GROUP, 16, 17, None, 1)))
+        memory.offer(trie, node)
+    batches = []
+    for _ in range(evictions // 100):
+        started = time.perf_counter()
+        for _ in range(100):
+            assert memory.evict_one()
+        batches.append((time.perf_counter() - started) / 100)
+    return statistics.median(batches)

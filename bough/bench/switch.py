@@ -1,0 +1,192 @@
+"""The switching workload: several conversations take turns over one system prompt, under each way of remembering."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bough.bench.strategies import CopyPerConversation, SingleEntry
+from bough.bench.workload import Conversation, SwitchSetup, words
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.session import Reuse
+from bough.cache.tokens import pack
+from bough.cache.trie import Trie
+from bough.runner import Runner
+from bough.types import Completion
+
+STRATEGIES = ("tree", "copies", "single", "none")
+OVERHEAD_PROMPTS = 4
+OVERHEAD_WORDS = 350
+
+
+class Strategy(Reuse, Protocol):
+    """A way of remembering that tells how many bytes it keeps for later, lanes left out."""
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    def clear(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request of the workload and what it cost."""
+
+    conversation: int
+    turn: int
+    prompt_tokens: int
+    possible_tokens: int
+    cached_tokens: int
+    first_token_s: float
+    total_s: float
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass
+class StrategyResult:
+    """All turns under one strategy. `replies` are the generated ids, for comparison."""
+
+    name: str
+    turns: list[Turn] = field(default_factory=list)
+    kept_bytes: int = 0
+    replies: list[tuple[int, ...]] = field(default_factory=list)
+
+    @property
+    def later(self) -> list[Turn]:
+        """The turns after each conversation's first."""
+        return [turn for turn in self.turns if turn.turn > 0]
+
+    def as_dict(self) -> dict[str, float]:
+        later = self.later
+        prompt = sum(turn.prompt_tokens for turn in later) or 1
+        return {
+            "later_ttft_ms": round(1000 * _median([turn.first_token_s for turn in later]), 2),
+            "first_ttft_ms": round(1000 * _median([turn.first_token_s for turn in self.turns if turn.turn == 0]), 2),
+            "reused_share": round(sum(turn.cached_tokens for turn in later) / prompt, 5),
+            "possible_share": round(sum(turn.possible_tokens for turn in later) / prompt, 5),
+            "total_s": round(sum(turn.total_s for turn in self.turns), 3),
+            "bytes": self.kept_bytes,
+        }
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+class Oracle:
+    """What an unlimited tree could have reused: a trie of ids alone."""
+
+    def __init__(self) -> None:
+        self._trie = Trie()
+
+    def possible(self, prompt: list[int]) -> int:
+        return min(self._trie.match(prompt).length, len(prompt) - 1)
+
+    def remember(self, tokens: list[int]) -> None:
+        found = self._trie.match(tokens)
+        if found.length < len(tokens):
+            node = found.node
+            if found.length < node.end:
+                node = self._trie.split(node, found.length)
+            self._trie.append(node, pack(tokens[found.length :]))
+
+
+class TreeStrategy(PrefixCache):
+    """The prefix cache itself, as a strategy."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.memory.tree_bytes
+
+
+def make_strategy(name: str, runner: Runner) -> Strategy:
+    """A fresh strategy with lanes of its own on the runner's engine."""
+    engine = runner.engine
+    if name == "single":
+        return SingleEntry(engine, engine.make_lane())
+    if name == "copies":
+        return CopyPerConversation(engine, engine.make_lane())
+    lanes = [engine.make_lane() for _ in range(runner.settings.lanes)]
+    return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.budget_bytes, is_enabled=name == "tree")
+
+
+def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:
+    """Run the workload under one strategy, yielding after each turn."""
+    strategy = make_strategy(name, runner)
+    oracle, result = Oracle(), StrategyResult(name)
+    conversations = [Conversation(number, setup) for number in range(setup.conversations)]
+    for turn in range(setup.turns):
+        for conversation in conversations:
+            ids = list(runner.encode(conversation.ask(turn)).ids)
+            with runner.remembering(strategy):
+                answer = runner.generate(conversation.messages, max_tokens=setup.reply_tokens, ignore_eos=True)
+            conversation.hear(answer.text)
+            result.turns.append(_measure(conversation.number, turn, oracle.possible(ids), answer))
+            result.replies.append(answer.token_ids)
+            result.kept_bytes = strategy.kept_bytes
+            oracle.remember([*ids, *answer.token_ids[:-1]])
+            yield result, result.turns[-1]
+    strategy.clear()
+
+
+def _measure(conversation: int, turn: int, possible: int, answer: Completion) -> Turn:
+    usage, timings = answer.usage, answer.timings
+    return Turn(
+        conversation,
+        turn,
+        usage.prompt_tokens,
+        possible,
+        usage.cached_tokens,
+        timings.first_token_s,
+        timings.total_s,
+    )
+
+
+def measure_overhead(runner: Runner, on_step: Callable[[], None] = lambda: None, rounds: int = 3) -> float:
+    """The cost where the cache does not help: total time of prompts that share nothing, with the tree and without, − 1.
+
+    The two take turns prompt by prompt, so that a change in the machine's speed meets both; each keeps its fastest of
+    some rounds.
+    """
+    best: dict[str, list[float]] = {"tree": [], "none": []}
+    for number in range(OVERHEAD_PROMPTS):
+        times: dict[str, list[float]] = {"tree": [], "none": []}
+        for round_number in range(rounds):
+            order = ("tree", "none") if round_number % 2 else ("none", "tree")
+            for name in order:
+                times[name].append(_time_alone(name, runner, number))
+                on_step()
+        for name, values in times.items():
+            best[name].append(min(values))
+    return sum(best["tree"]) / sum(best["none"]) - 1
+
+
+def _time_alone(name: str, runner: Runner, number: int) -> float:
+    prompt = f"{number} {words(OVERHEAD_WORDS, f'overhead {number}')}"
+    strategy = make_strategy(name, runner)
+    with runner.remembering(strategy):
+        total_s = runner.generate(prompt, max_tokens=16, ignore_eos=True).timings.total_s
+    strategy.clear()
+    return total_s
+
+
+def as_report(runner: Runner, setup: SwitchSetup, results: dict[str, StrategyResult], overhead: float) -> dict[str, Any]:
+    """The whole run as plain data: set-up, one entry for each strategy, and the overhead."""
+    about = {
+        "model": runner.files.name if runner.files else "",
+        "workload": "switch",
+        **setup.__dict__,
+        "shares": "of the prompt tokens of later turns",
+        **runner.engine.describe(),
+    }
+    same = all(result.replies == results["tree"].replies for result in results.values()) if "tree" in results else None
+    return {
+        "setup": about | {"answers_equal": same},
+        "strategies": {name: result.as_dict() for name, result in results.items()},
+        "no_reuse_overhead": round(overhead, 4),
+    }

@@ -1,0 +1,178 @@
+"""The tree as people and programs see it: plain data, taken at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bough.cache.node import Node
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.tokens import cut, unpack
+from bough.cache.trie import Trie
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node: its place, what it holds, and when it was last used (seconds ago)."""
+
+    start: int
+    end: int
+    text: str
+    token_ids: tuple[int, ...]
+    nbytes: int
+    num_pages: int
+    points: tuple[int, ...]
+    kept: tuple[int, ...]
+    is_pinned: bool
+    hits: int
+    idle_s: float
+    depth: int
+    children: list[NodeView] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without recursion limits: the tree as nested dictionaries."""
+        done: dict[int, dict[str, Any]] = {}
+        for view in reversed(_flatten([self])):
+            plain = {name: getattr(view, name) for name in view.__dataclass_fields__ if name != "children"}
+            done[id(view)] = plain | {"children": [done[id(child)] for child in view.children]}
+        return done[id(self)]
+
+
+@dataclass(frozen=True)
+class TreeView:
+    """All roots, one for each salt. `str` draws it."""
+
+    roots: dict[str, list[NodeView]]
+
+    @property
+    def nodes(self) -> list[NodeView]:
+        """Every node, parents first."""
+        return [view for nodes in self.roots.values() for view in _flatten(nodes)]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {salt: [node.as_dict() for node in nodes] for salt, nodes in self.roots.items()}
+
+    def __str__(self) -> str:
+        lines = []
+        for salt, nodes in self.roots.items():
+            lines.append(f"root {salt!r}" if salt else "root")
+            lines += _draw(nodes)
+        return "\n".join(lines) or "(empty)"
+
+
+def _flatten(nodes: Sequence[NodeView]) -> list[NodeView]:
+    found, stack = [], list(reversed(nodes))
+    while stack:
+        view = stack.pop()
+        found.append(view)
+        stack.extend(reversed(view.children))
+    return found
+
+
+def _draw(nodes: Sequence[NodeView], width: int = 48) -> list[str]:
+    lines, stack = [], [("", node, node is nodes[-1]) for node in reversed(nodes)]
+    while stack:
+        indent, view, is_last = stack.pop()
+        lines.append(f"{indent}{'└─' if is_last else '├─'} {_label(view, width)}")
+        deeper = indent + ("   " if is_last else "│  ")
+        stack += [(deeper, child, child is view.children[-1]) for child in reversed(view.children)]
+    return lines
+
+
+def _label(view: NodeView, width: int) -> str:
+    text = " ".join(view.text.split())
+    if len(text) > width:
+        text = f"{text[: width // 2 - 1]} … {text[-(width // 2 - 2) :]}"
+    notes = [f"{view.num_tokens} tokens", f"{view.nbytes / 2**20:.1f} MiB", f"{view.hits} uses"]
+    notes += [f"restore points {', '.join(map(str, view.points))}"] if view.points else []
+    notes += [f"kept {', '.join(map(str, view.kept))}"] if view.kept else []
+    notes += ["pinned"] if view.is_pinned else []
+    return f'[{view.start}, {view.end}) "{text}"  {" · ".join(notes)}'
+
+
+def view_tree(cache: PrefixCache, decode: Decode) -> TreeView:
+    """A view of the whole tree; `decode` turns an edge's ids into text."""
+    now = cache.clock()
+    return TreeView({salt: _view_trie(trie, decode, now) for salt, trie in cache.tries.items()})
+
+
+def _view_trie(trie: Trie, decode: Decode, now: float) -> list[NodeView]:
+    views: dict[Node, NodeView] = {}
+    top: list[NodeView] = []
+    for node in trie.walk():
+        if node.parent is None:
+            continue
+        parent = views.get(node.parent)
+        views[node] = _view(node, decode, now, 0 if parent is None else parent.depth + 1)
+        (top if parent is None else parent.children).append(views[node])
+    return top
+
+
+def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
+    ids = unpack(node.edge)
+    return NodeView(
+        start=node.start,
+        end=node.end,
+        text=decode(ids),
+        token_ids=tuple(ids),
+        nbytes=node.nbytes,
+        num_pages=sum(len(pages) for pages in node.pages.values()),
+        points=tuple(sorted(node.points)),
+        kept=tuple(sorted(at for at, point in node.points.items() if point.kept)),
+        is_pinned=bool(node.pins),
+        hits=node.hits,
+        idle_s=max(0.0, now - node.last_used),
+        depth=depth,
+    )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a prompt would be cached as far as it would: where it leaves the tree, and what the tree goes on with there."""
+
+    prompt_tokens: int
+    matched_tokens: int
+    cached_tokens: int
+    prompt_goes_on: str
+    tree_goes_on: tuple[str, ...]
+    reason: str
+
+
+def explain(cache: PrefixCache, ids: Sequence[int], salt: str, decode: Decode, around: int = 12) -> Explanation:
+    """What the tree knows of a prompt, changing nothing."""
+    trie = cache.tries.get(salt) or Trie()
+    found = trie.match(ids)
+    cached = cache.look(ids, salt)
+    return Explanation(
+        prompt_tokens=len(ids),
+        matched_tokens=found.length,
+        cached_tokens=cached,
+        prompt_goes_on=decode(list(ids[found.length : found.length + around])),
+        tree_goes_on=tuple(decode(rest) for rest in _continuations(found.node, found.length, around)),
+        reason=_reason(cache, len(ids), found.length, cached),
+    )
+
+
+def _continuations(node: Node, at: int, around: int) -> list[list[int]]:
+    if at < node.end:
+        return [unpack(cut(node.edge, at - node.start, at - node.start + around))]
+    return [unpack(cut(child.edge, 0, around)) for child in node.children.values()]
+
+
+def _reason(cache: PrefixCache, total: int, matched: int, cached: int) -> str:
+    if not cache.is_enabled:
+        return "reuse is off for this model or by the settings"
+    if matched == 0:
+        return "no conversation in the tree begins like this prompt"
+    if cached < min(matched, total - 1):
+        return f"{matched} tokens are known, and the nearest restore point at or before them is at {cached}"
+    if matched == total:
+        return "the whole prompt is known; the last token is always evaluated"
+    return f"the prompt leaves every known conversation after {matched} tokens"

@@ -1,0 +1,35 @@
+"""How many tokens one prefill chunk may have: as many as the device evaluates in about a quarter of a second.
+
+Short chunks keep other requests' words coming and let a cancellation be seen soon; long ones use the device better.
+"""
+
+from __future__ import annotations
+
+TARGET_S = 0.25
+SMALLEST, LARGEST = 128, 8192
+_WEIGHT = 0.5  # of the newest measurement
+
+
+class ChunkSize:
+    """The size of the next chunk, from the measured rate of those before it; or a fixed one."""
+
+    def __init__(self, fixed: int = 0, first: int = 512) -> None:
+        self._fixed = fixed
+        self._first = first
+        self._rate: float | None = None  # tokens a second
+
+    @property
+    def tokens(self) -> int:
+        if self._fixed:
+            return self._fixed
+        if self._rate is None:
+            return self._first
+        wanted = int(self._rate * TARGET_S)
+        return max(SMALLEST, min(LARGEST, 1 << max(0, wanted.bit_length() - 1)))  # the power of two at or below
+
+    def measure(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a chunk that took so long; tiny ones say nothing of the rate."""
+        if num_tokens < SMALLEST // 2 or seconds <= 0:
+            return
+        rate = num_tokens / seconds
+        self._rate = rate if self._rate is None else _WEIGHT * rate + (1 - _WEIGHT) * self._rate

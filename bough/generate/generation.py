@@ -1,0 +1,227 @@
+"""One request from its prompt to its last token, as steps that somebody else drives.
+
+The driver (`pipeline` for one request, a scheduler for many) calls `begin`, then `prefill_chunk` until `is_prefilled`,
+then samples with `draw`, hands the token to `accept`, and feeds `next_id` to the lane inside `feeding`, until `is_done`.
+However it ends, `close` records the work that was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from bough.cache.session import Reuse, ReuseSession
+from bough.cache.state import Lane
+from bough.engine import Engine, Logits
+from bough.errors import PromptTooLong
+from bough.generate.chunk_size import ChunkSize
+from bough.generate.constraints import Constraint
+from bough.generate.randomness import uniform
+from bough.generate.request import Request
+from bough.generate.text import AnswerText, Vocabulary
+from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenLogprob, Usage
+
+RESERVE_TOKENS = 1024
+"""Room that is reserved beyond the prompt at once; a longer answer asks for more as it goes."""
+
+
+class Generation:
+    """The state of one answer on its way. Call `close` whatever happens."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: Request,
+        vocabulary: Vocabulary,
+        constraint: Constraint | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.request = request
+        self.logits: Logits = None
+        self.next_id: int | None = None
+        self.finish_reason: FinishReason | None = None
+        self._engine = engine
+        self._constraint = constraint
+        self._clock = clock
+        self._eos_ids = frozenset() if request.params.ignore_eos else vocabulary.eos_ids
+        self._text = AnswerText(vocabulary, request.params.stop)
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._session: ReuseSession | None = None
+        self._timings = Timings()
+        self._started_s = clock()
+        self._max_tokens = self._limit()
+
+    def _limit(self) -> int:
+        """How many tokens may be generated; a prompt that leaves no room for one is refused."""
+        room = self._engine.context_tokens - len(self.request.ids)
+        wanted = self.request.params.max_tokens
+        if room < (1 if wanted != 0 else 0):
+            raise PromptTooLong(len(self.request.ids), self._engine.context_tokens)
+        return room if wanted is None else min(wanted, room)
+
+    def begin(self, reuse: Reuse) -> None:
+        """Take a lane that stands on what is known of the prompt."""
+        request = self.request
+        self._session = reuse.begin(
+            request.ids,
+            boundaries=request.boundaries,
+            salt=request.salt,
+            max_new_tokens=min(self._max_tokens, RESERVE_TOKENS),
+            keep=request.keep,
+            store=request.store,
+        )
+        self._timings = replace(self._timings, begin_s=self._clock() - self._started_s)
+        self._report_progress()
+
+    @property
+    def session(self) -> ReuseSession:
+        assert self._session is not None, "begin was not called"
+        return self._session
+
+    @property
+    def lane(self) -> Lane:
+        return self.session.lane
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self._session is not None and self.lane.offset >= len(self.request.ids)
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish_reason is not None
+
+    def prefill_chunk(self, size: ChunkSize) -> None:
+        """Evaluate the next tokens of the prompt and publish them; a cancelled request ends here instead."""
+        if self._ends_if_cancelled():
+            return
+        started_s = self._clock()
+        chunk = self.session.next_chunk(size.tokens)
+        with self.feeding(chunk):
+            self.logits = self._engine.evaluate(self.lane, chunk)
+        self.session.publish()
+        seconds = self._clock() - started_s
+        size.measure(len(chunk), seconds)
+        self._timings = replace(self._timings, prefill_s=self._timings.prefill_s + seconds)
+        self._report_progress()
+        if self.is_prefilled and self._max_tokens == 0:
+            self.finish_reason = "length"
+
+    def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]:
+        """The lane is fed `ids` inside this context, which keeps the record of it."""
+        return self.session.feeding(ids)
+
+    def cross_reuse_limit(self) -> None:
+        """Where rotary scaling depends on the total length: past its threshold the sequence is evaluated anew, whole."""
+        if self.lane.offset != self._engine.capabilities.reuse_limit:
+            return
+        self.session.restart()
+        ids = [*self.request.ids, *self._token_ids[:-1]]
+        with self.feeding(ids):
+            self._engine.evaluate(self.lane, ids)
+
+    def draw(self) -> Draw:
+        """What choosing the next token depends on besides the logits."""
+        params = self.request.params
+        return Draw(
+            params,
+            uniform=uniform(self.request.seed, self.request.choice, len(self._token_ids)) if params.temperature else 0.0,
+            history=self._penalised(),
+            allowed=self._constraint.allowed() if self._constraint else None,
+        )
+
+    def _penalised(self) -> Sequence[int]:
+        params = self.request.params
+        if params.repeat_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty:
+            return ()
+        last = params.repeat_last_n
+        if last == 0:
+            return ()
+        tokens = [*self.request.ids[-last:], *self._token_ids] if last > 0 else [*self.request.ids, *self._token_ids]
+        return tokens[-last:] if last > 0 else tokens
+
+    def accept(self, sampled: Sampled) -> Chunk | None:
+        """Take the token that was chosen; returns what may be delivered now, if anything.
+
+        Afterwards the request is done, or `next_id` is to be fed.
+        """
+        self._note_first_token()
+        token_id = sampled.token_id
+        if token_id in self._eos_ids:
+            self.finish_reason = "stop"
+            return self._last_chunk("", (), ())
+        self._token_ids.append(token_id)
+        if self._constraint:
+            self._constraint.accept(token_id)
+        logprobs = (self._text.logprob(sampled),) if sampled.logprob is not None else ()
+        self._logprobs += logprobs
+        text = self._text.add(token_id)
+        self.finish_reason = self._reason_to_stop()
+        if self.is_done:
+            return self._last_chunk(text, (token_id,), logprobs)
+        self.next_id = token_id
+        return Chunk(text, (token_id,), logprobs)
+
+    def _note_first_token(self) -> None:
+        if not self._timings.first_token_s:
+            self._timings = replace(self._timings, first_token_s=self._clock() - self._started_s)
+
+    def _reason_to_stop(self) -> FinishReason | None:
+        if self._text.stop is not None or (self._constraint and self._constraint.is_done):
+            return "stop"
+        if len(self._token_ids) >= self._max_tokens or not self._has_room():
+            return "length"
+        return "cancelled" if self.request.is_cancelled() else None
+
+    def _has_room(self) -> bool:
+        """Whether one more token fits into the lane; long answers ask for more room as they grow."""
+        done = len(self._token_ids)
+        if done % RESERVE_TOKENS or not done:
+            return True
+        ahead = min(RESERVE_TOKENS, self._max_tokens - done)
+        return self.session.reserve(len(self.request.ids) + done + ahead)
+
+    def _last_chunk(self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> Chunk | None:
+        text += self._text.flush()
+        if self._text.stop is not None:
+            self.finish_reason = "stop"
+        return Chunk(text, token_ids, logprobs) if text or token_ids else None
+
+    def _ends_if_cancelled(self) -> bool:
+        if self.request.is_cancelled():
+            self.finish_reason = "cancelled"
+        return self.is_done
+
+    def _report_progress(self) -> None:
+        self.request.on_progress(self.lane.offset, len(self.request.ids))
+
+    def completion(self) -> Completion:
+        """The whole answer as far as it has come."""
+        assert self.finish_reason is not None
+        total_s = self._clock() - self._started_s
+        timings = replace(self._timings, total_s=total_s, decode_s=max(0.0, total_s - self._timings.first_token_s))
+        return Completion(
+            text=self._text.all,
+            token_ids=tuple(self._token_ids),
+            finish_reason=self.finish_reason,
+            usage=self._usage(),
+            timings=timings,
+            logprobs=tuple(self._logprobs),
+            stop=self._text.stop,
+        )
+
+    def _usage(self) -> Usage:
+        session, prompt_tokens = self.session, len(self.request.ids)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            matched_tokens=session.matched,
+            cached_tokens=session.cached,
+            computed_tokens=prompt_tokens - session.cached,
+            completion_tokens=len(self._token_ids),
+        )
+
+    def close(self) -> None:
+        """Record what was computed and let the lane rest."""
+        if self._session is not None:
+            self._session.close()

@@ -1,0 +1,266 @@
+"""The composition root: picks the engine, loads the model, and wires cache and generation together.
+
+Nothing else imports an engine. A runner may be used from several threads: one of them at a time runs the engine, and
+streams take turns between their pieces.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bough import models
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.session import Reuse
+from bough.cache.view import Explanation, TreeView, explain, view_tree
+from bough.config import Settings, load_settings
+from bough.engine import Engine
+from bough.errors import ModelNotFound, RequestError, UnsupportedModel
+from bough.generate.chunk_size import ChunkSize
+from bough.generate.constraints import ConstraintFactory
+from bough.generate.generation import Generation
+from bough.generate.pipeline import run_alone
+from bough.generate.randomness import choose_seed
+from bough.generate.request import Request
+from bough.models.files import ModelFiles
+from bough.models.progress import Progress
+from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.types import Boundary, Chunk, Completion, Prompt, SamplingParams
+
+_SAMPLING = {each.name for each in fields(SamplingParams)}
+
+
+def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
+    """A runner for a model: a name, a hub id, a Hugging Face folder or a GGUF file; without one, the default model.
+
+    A known name or hub id that is not on this machine yet is fetched first. `cache=False` runs without reuse.
+    """
+    chosen = load_settings(settings)
+    files = find_model(str(name_or_path or chosen.model), chosen, progress)
+    return Runner(make_engine(files, chosen, progress), load_tokenizer(files, chosen.trust_remote_code), chosen, files)
+
+
+def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+    """The model's files, fetched first if they are not here and we know where to get them."""
+    try:
+        return models.resolve(name, settings, progress)
+    except ModelNotFound:
+        if not models.can_pull(name):
+            raise
+        return models.pull(name, settings, progress)
+
+
+def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
+    """The engine that the settings ask for, with the model loaded."""
+    try:
+        from bough.torch_engine import TorchEngine
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedModel("no engine is installed: pip install 'bough[torch]'") from error
+    label = progress.start if progress else None
+    return TorchEngine.load(files.folder, settings, (lambda text: label(text, None)) if label else None)
+
+
+class _Vocabulary:
+    """A tokenizer as generation sees it: special tokens have no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_ids = tokenizer.eos_ids
+        self.strip_leading_space = tokenizer.strips_leading_space
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._tokenizer.special_ids else self._tokenizer.token_bytes(token_id)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as ids, with the boundaries of its messages."""
+
+    ids: Sequence[int]
+    boundaries: Sequence[Boundary] = ()
+
+
+class Runner:
+    """A loaded model with its tree. Use it in a `with` statement, or call `close`."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, files: ModelFiles | None = None) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.files = files
+        self.prefix_cache = self._make_cache()
+        self.cache = CacheHandle(self)
+        self.reuse: Reuse = self.prefix_cache
+        self._vocabulary = _Vocabulary(tokenizer)
+        self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
+        self._chunk_size = ChunkSize(settings.chunk)
+        self._lock = threading.Lock()
+
+    def _make_cache(self) -> PrefixCache:
+        can = self.engine.capabilities
+        return PrefixCache(
+            self.engine,
+            [self.engine.make_lane() for _ in range(self.settings.lanes)],
+            budget_bytes=self.settings.device_bytes or self.engine.default_budget_bytes(),
+            is_enabled=self.settings.cache and can.can_reuse,
+            can_chunk=can.can_chunk,
+            reuse_limit=can.reuse_limit,
+        )
+
+    def encode(self, prompt: Prompt, *, tools: Any = None, **template_kwargs: Any) -> Encoded:
+        """A text as it stands, a list of messages through the chat template, or ids as they are, checked."""
+        if isinstance(prompt, str):
+            return Encoded(self.tokenizer.encode(prompt))
+        if len(prompt) > 0 and isinstance(prompt[0], dict):
+            rendered = self.tokenizer.render(prompt, tools=tools, **template_kwargs)  # type: ignore[arg-type]
+            return Encoded(rendered.ids, rendered.boundaries)
+        return Encoded(self._checked_ids(prompt))
+
+    def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
+        ids = [int(each) for each in prompt] if all(hasattr(each, "__index__") for each in prompt) else None
+        if ids is None:
+            raise RequestError("a prompt is a text, a list of messages, or a list of token ids")
+        wrong = next((each for each in ids if not 0 <= each < self.engine.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"token id {wrong} is outside the vocabulary of {self.engine.vocab_size}")
+        return ids
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer. Options are those of `SamplingParams` and of `stream`."""
+        *_, completion = self.stream(prompt, params, **options)
+        assert isinstance(completion, Completion)
+        return completion
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        salt: str = "",
+        store: bool = True,
+        choice: int = 0,
+        tools: Any = None,
+        template_kwargs: dict[str, Any] | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        **sampling: Any,
+    ) -> Iterator[Chunk | Completion]:
+        """Pieces of the answer as they come, then the same `Completion` that `generate` returns.
+
+        Errors in the request are raised here, not at the first piece. Stop iterating (or close the iterator) to cancel.
+        """
+        params = self._params(params, sampling)
+        encoded = self.encode(prompt, tools=tools, **(template_kwargs or {}))
+        hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
+        request = Request(
+            encoded.ids,
+            params,
+            encoded.boundaries,
+            salt=salt,
+            seed=choose_seed(params.seed, secrets.randbits),
+            choice=choice,
+            store=store,
+            **{name: hook for name, hook in hooks.items() if hook is not None},
+        )
+        return self._stream(self._generation(request))
+
+    def warm(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Completion:
+        """Compute a prefix and keep it: it outlives what was not asked to be kept."""
+        if isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], dict):
+            template = {"add_generation_prompt": False} | template
+        encoded = self.encode(prompt, **template)
+        request = Request(encoded.ids, SamplingParams(max_tokens=0), encoded.boundaries, salt=salt, keep=True)
+        *_, completion = self._stream(self._generation(request))
+        assert isinstance(completion, Completion)
+        return completion
+
+    def _params(self, params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
+        unknown = sorted(set(sampling) - _SAMPLING)
+        if unknown:
+            raise RequestError(f"unknown option {', '.join(unknown)}; there are {', '.join(sorted(_SAMPLING))}")
+        if params is not None and sampling:
+            raise RequestError("give either SamplingParams or single options, not both")
+        return params or SamplingParams(**sampling)
+
+    def _generation(self, request: Request) -> Generation:
+        if not request.ids:
+            raise RequestError("the prompt has 0 tokens, and needs at least 1")
+        if request.params.format is not None and not self.tokenizer.has_text:
+            raise RequestError("structured output needs a tokenizer, and this model has none")
+        constraint = self._constraints.make(request.params.format)
+        return Generation(self.engine, request, self._vocabulary, constraint, time.perf_counter)
+
+    def _stream(self, generation: Generation) -> Iterator[Chunk | Completion]:
+        steps = run_alone(self.engine, self.reuse, generation, self._chunk_size)
+        try:
+            while True:
+                with self._lock:
+                    piece = next(steps, None)
+                if piece is None:
+                    return
+                if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
+                    yield piece
+        finally:
+            with self._lock:
+                steps.close()  # type: ignore[attr-defined]
+
+    @contextmanager
+    def remembering(self, reuse: Reuse) -> Iterator[None]:
+        """Let another way of remembering serve the requests inside this context; for benchmarks."""
+        before, self.reuse = self.reuse, reuse
+        try:
+            yield
+        finally:
+            self.reuse = before
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        with self._lock:
+            self.prefix_cache.clear()
+            self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class CacheHandle:
+    """What a user can see and do of the tree."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def tree(self) -> TreeView:
+        """The tree at this moment; `str` draws it, `as_dict` is plain data."""
+        with self._runner._lock:
+            return view_tree(self._runner.prefix_cache, self._decode)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and bytes of everything that is kept."""
+        with self._runner._lock:
+            return self._runner.prefix_cache.stats()
+
+    def explain(self, prompt: Prompt, *, salt: str = "") -> Explanation:
+        """How much of a prompt would be reused, and why not more."""
+        ids = self._runner.encode(prompt).ids
+        with self._runner._lock:
+            return explain(self._runner.prefix_cache, ids, salt, self._decode)
+
+    def clear(self) -> None:
+        """Forget everything that no running request stands on."""
+        with self._runner._lock:
+            self._runner.prefix_cache.clear()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._runner.tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,0 +1,300 @@
+"""Structured output: whatever a model chooses among the allowed tokens, the answer is what was asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from bough.errors import RequestError
+from bough.generate.constraints import Constraint, ConstraintFactory
+
+END, TURN_END, TOOL = 0, 1, 2
+VOCAB_SIZE = 503  # more than the tokenizer has, and no multiple of 8
+TEXTS = [
+    '{"name": "Ada", "age": 36, "tags": ["red", "blue"]}',
+    '{\n    "is_new": true,\n        "x": null\n}',
+    "日本語 😀 é",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>", "<|turn_end|>", "<|tool|>"],
+        show_progress=False,
+    )
+    bpe.train_from_iterator(TEXTS * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>")
+
+
+@pytest.fixture(scope="module")
+def factory(tokenizer: PreTrainedTokenizerFast) -> ConstraintFactory:
+    assert len(tokenizer) < VOCAB_SIZE
+    return ConstraintFactory(tokenizer, VOCAB_SIZE, [END, TURN_END])
+
+
+def make(factory: ConstraintFactory, format: str | dict[str, Any]) -> Constraint:
+    constraint = factory.make(format)
+    assert constraint is not None
+    return constraint
+
+
+def allowed_ids(constraint: Constraint) -> list[int]:
+    mask = constraint.allowed()
+    return [token_id for token_id in range(len(mask) * 8) if mask[token_id // 8] >> (token_id % 8) & 1]
+
+
+def can_write(constraint: Constraint, tokenizer: PreTrainedTokenizerFast, text: str) -> bool:
+    """Take the text token by token as far as it is allowed; tells whether that was all of it."""
+    for token_id in tokenizer.encode(text):
+        if token_id not in allowed_ids(constraint):
+            return False
+        constraint.accept(token_id)
+    return True
+
+
+def walk(constraint: Constraint, tokenizer: PreTrainedTokenizerFast, seed: int) -> str:
+    """An answer of random allowed tokens, the longer it gets the more those that close something."""
+    source = random.Random(seed)
+    chosen: list[int] = []
+    while not constraint.is_done:
+        choices = allowed_ids(constraint)
+        if END in choices:
+            break
+        closing = [each for each in choices if tokenizer.decode([each])[:1] in ('"', "}", "]")]
+        token_id = source.choice(closing if closing and source.random() < len(chosen) / 40 else choices)
+        constraint.accept(token_id)
+        chosen.append(token_id)
+        assert len(chosen) < 500
+    return tokenizer.decode(chosen)
+
+
+def obj(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False, **more}
+
+
+def is_tree(value: Any) -> bool:
+    return set(value) == {"label", "children"} and isinstance(value["label"], str) and all(map(is_tree, value["children"]))
+
+
+TREE = {
+    "$ref": "#/$defs/tree",
+    "$defs": {"tree": obj({"label": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}})},
+}
+
+SCHEMAS: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
+    "enum": (
+        obj({"color": {"enum": ["red", "日本", 3]}}),
+        lambda v: set(v) == {"color"} and v["color"] in ("red", "日本", 3),
+    ),
+    "const": (obj({"kind": {"const": "point"}}), lambda v: v == {"kind": "point"}),
+    "anyOf": (
+        obj({"value": {"anyOf": [{"type": "integer"}, {"type": "null"}, {"enum": ["none"]}]}}),
+        lambda v: v["value"] is None or v["value"] == "none" or type(v["value"]) is int,
+    ),
+    "oneOf": (
+        {"oneOf": [obj({"a": {"type": "boolean"}}), obj({"b": {"type": "boolean"}})]},
+        lambda v: set(v) in ({"a"}, {"b"}) and all(type(each) is bool for each in v.values()),
+    ),
+    "oneOf that overlaps": (
+        {"oneOf": [{"type": "boolean"}, {"enum": [True, "maybe"]}]},
+        lambda v: v in (True, False, "maybe"),
+    ),
+    "array": (
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 4},
+        lambda v: 1 <= len(v) <= 4 and all(type(each) is bool for each in v),
+    ),
+    "nested objects": (
+        obj({"outer": obj({"inner": obj({"deep": {"type": "string"}})})}),
+        lambda v: isinstance(v["outer"]["inner"]["deep"], str) and set(v) == {"outer"} and set(v["outer"]) == {"inner"},
+    ),
+    "$ref and $defs": (TREE, is_tree),
+    "bounded string": (
+        obj({"name": {"type": "string", "minLength": 2, "maxLength": 5}}),
+        lambda v: set(v) == {"name"} and 2 <= len(v["name"]) <= 5,
+    ),
+    "optional property": (
+        {
+            "type": "object",
+            "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "additionalProperties": False,
+        },
+        lambda v: v == {} or (set(v) == {"n"} and v["n"] in range(1, 10)),
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_random_tokens_make_json_that_keeps_to_the_schema(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, name: str, seed: int
+):
+    schema, is_right = SCHEMAS[name]
+    assert is_right(json.loads(walk(make(factory, schema), tokenizer, seed)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_tokens_make_a_json_object_when_json_is_asked_for(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, seed: int
+):
+    assert isinstance(json.loads(walk(make(factory, "json"), tokenizer, seed)), dict)
+
+
+@pytest.mark.parametrize("text", ['{"日本語": "😀 é \\n \\" \\\\"}', '{"a": [1, -2.5e3, true, null, {"b": {}}]}', "{}"])
+def test_any_object_can_be_written_when_json_is_asked_for(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, text: str
+):
+    constraint = make(factory, "json")
+    assert can_write(constraint, tokenizer, text)
+    assert constraint.is_done
+
+
+@pytest.mark.parametrize("text", ["[1]", '"a"', "1", " {", "{'a'", '{"a" "b"', '{"a": <|tool|>', '{"a": "<|end|>'])
+def test_what_is_no_json_object_cannot_be_written(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, text: str
+):
+    assert not can_write(make(factory, "json"), tokenizer, text)
+
+
+def test_a_property_that_the_schema_does_not_name_cannot_be_written(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast
+):
+    schema = obj({"a": {"type": "integer"}})
+    assert can_write(make(factory, schema), tokenizer, '{"a": 1}')
+    assert not can_write(make(factory, schema), tokenizer, '{"a": 1, "b": 2}')
+    assert not can_write(make(factory, schema), tokenizer, "{}")
+
+
+# The end
+
+
+def test_every_end_token_is_allowed_exactly_where_the_answer_is_complete(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast
+):
+    constraint = make(factory, "json")
+    for token_id in tokenizer.encode('{"a": [{"b": 1}, 2]}'):
+        assert not {END, TURN_END} & set(allowed_ids(constraint))
+        assert not constraint.is_done
+        constraint.accept(token_id)
+
+    assert allowed_ids(constraint) == [END, TURN_END]
+    assert constraint.is_done
+
+
+def test_an_answer_that_may_end_or_go_on_is_not_done(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    constraint = make(factory, {"type": "integer"})
+    assert can_write(constraint, tokenizer, "12")
+
+    assert {END, TURN_END, *tokenizer.encode("3")} <= set(allowed_ids(constraint))
+    assert not constraint.is_done
+
+
+def test_after_the_end_token_the_answer_is_done(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    constraint = make(factory, {"type": "integer"})
+    assert can_write(constraint, tokenizer, "12")
+    constraint.accept(TURN_END)
+
+    assert constraint.is_done
+
+
+# Blanks
+
+
+def test_indented_json_can_be_written(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    text = json.dumps({"a": [1, {"b": [2, 3]}], "c": {"d": "e"}}, indent=2)
+    assert can_write(make(factory, "json"), tokenizer, text)
+
+
+@pytest.mark.parametrize("before", ["{", '{"a":', '{"a": 1', '{"a": 1,', '{"a": ['])
+def test_blanks_between_json_tokens_come_to_an_end(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, before: str
+):
+    for blank in (" ", "\n", "\t", "\r\n"):
+        assert not can_write(make(factory, "json"), tokenizer, before + blank * 25)
+
+
+def test_a_schema_cannot_ask_for_blanks_without_end(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    schema = {"type": "object", "x-guidance": {"whitespace_flexible": True, "whitespace_pattern": r"\s*"}}
+    assert not can_write(make(factory, schema), tokenizer, "{" + " " * 25)
+
+
+# Masks
+
+
+def test_a_mask_covers_the_vocabulary_of_the_model_and_never_allows_what_the_tokenizer_lacks(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast
+):
+    constraint = make(factory, "json")
+    assert can_write(constraint, tokenizer, '{"')
+
+    assert len(constraint.allowed()) == (VOCAB_SIZE + 7) // 8
+    assert len(allowed_ids(constraint)) > 100 and max(allowed_ids(constraint)) < len(tokenizer)
+
+
+def test_a_model_with_fewer_logits_than_the_tokenizer_has_tokens_gets_a_mask_of_its_own_size(
+    tokenizer: PreTrainedTokenizerFast,
+):
+    constraint = make(ConstraintFactory(tokenizer, 200, [END]), "json")
+    assert len(constraint.allowed()) == 25
+
+
+def test_special_tokens_are_never_allowed_inside_a_string(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    constraint = make(factory, "json")
+    assert can_write(constraint, tokenizer, '{"a": "')
+    assert not {END, TURN_END, TOOL} & set(allowed_ids(constraint))
+
+
+def test_constraints_of_one_factory_do_not_touch_each_other(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    first, second = make(factory, "json"), make(factory, "json")
+    before = second.allowed()
+    can_write(first, tokenizer, '{"a": 1')
+
+    assert second.allowed() == before
+    assert first.allowed() != before
+
+
+# What cannot be served
+
+
+def test_without_a_format_there_is_no_constraint(factory: ConstraintFactory):
+    assert factory.make(None) is None
+
+
+@pytest.mark.parametrize(
+    ("format", "reason"),
+    [
+        ("yaml", "'yaml'"),
+        ("", '"json" or a JSON schema'),
+        ({"type": "nonsense"}, "nonsense"),
+        ({"$ref": "#/$defs/missing"}, "missing"),
+        ({"$ref": "https://example.com/schema.json"}, "not fetch"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "integer", "minimum": 5, "maximum": 2}, "Unsatisfiable"),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"enum": {1, 2}}, "not JSON serializable"),
+    ],
+)
+def test_a_format_that_cannot_be_kept_is_refused_with_the_reason(factory: ConstraintFactory, format: Any, reason: str):
+    with pytest.raises(RequestError, match=reason):
+        factory.make(format)
+
+
+def test_a_token_that_is_not_allowed_is_an_error_and_never_an_early_end(factory: ConstraintFactory):
+    constraint = make(factory, "json")
+    for _ in range(2):
+        with pytest.raises(RequestError, match="cannot be followed") as caught:
+            constraint.accept(END)
+        assert "<state>" not in str(caught.value)
+    with pytest.raises(RequestError, match="cannot be followed"):
+        constraint.allowed()
