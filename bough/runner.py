@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Self
 from bough import models
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Reuse
+from bough.cache.tokens import common_prefix, pack
 from bough.cache.view import Explanation, TreeView, explain, view_tree
 from bough.config import Settings, load_settings
 from bough.engine import Engine
@@ -75,7 +76,6 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.eos_ids = tokenizer.eos_ids
-        self.strip_leading_space = tokenizer.strips_leading_space
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id in self._tokenizer.special_ids else self._tokenizer.token_bytes(token_id)
@@ -83,10 +83,11 @@ class _Vocabulary:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as ids, with the boundaries of its messages."""
+    """A prompt as ids, with the boundaries of its messages if it was made of some."""
 
     ids: Sequence[int]
     boundaries: Sequence[Boundary] = ()
+    is_chat: bool = False
 
 
 class Runner:
@@ -116,13 +117,19 @@ class Runner:
             reuse_limit=can.reuse_limit,
         )
 
-    def encode(self, prompt: Prompt, *, tools: Any = None, **template_kwargs: Any) -> Encoded:
-        """A text as it stands, a list of messages through the chat template, or ids as they are, checked."""
+    def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
+        """A prompt as ids: messages through the chat template, ids as they are, checked.
+
+        A text is what a user says, if the model has a chat template; with `raw`, or without one, it is taken as it stands.
+        """
         if isinstance(prompt, str):
-            return Encoded(self.tokenizer.encode(prompt))
-        if len(prompt) > 0 and isinstance(prompt[0], dict):
-            rendered = self.tokenizer.render(prompt, tools=tools, **template_kwargs)  # type: ignore[arg-type]
-            return Encoded(rendered.ids, rendered.boundaries)
+            if raw or not (self.tokenizer.has_text and self.tokenizer.template.is_present):
+                return Encoded(self.tokenizer.encode(prompt))
+            prompt = [{"role": "user", "content": prompt}]
+        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            messages: Any = prompt
+            rendered = self.tokenizer.render(messages, tools=tools, **template_kwargs)
+            return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
         return Encoded(self._checked_ids(prompt))
 
     def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
@@ -145,6 +152,7 @@ class Runner:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        raw: bool = False,
         salt: str = "",
         store: bool = True,
         choice: int = 0,
@@ -159,7 +167,7 @@ class Runner:
         Errors in the request are raised here, not at the first piece. Stop iterating (or close the iterator) to cancel.
         """
         params = self._params(params, sampling)
-        encoded = self.encode(prompt, tools=tools, **(template_kwargs or {}))
+        encoded = self.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {}))
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
             encoded.ids,
@@ -169,19 +177,33 @@ class Runner:
             seed=choose_seed(params.seed, secrets.randbits),
             choice=choice,
             store=store,
+            strip_leading_space=encoded.is_chat and self.tokenizer.strips_leading_space,
             **{name: hook for name, hook in hooks.items() if hook is not None},
         )
         return self._stream(self._generation(request))
 
-    def warm(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Completion:
-        """Compute a prefix and keep it: it outlives what was not asked to be kept."""
-        if isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], dict):
-            template = {"add_generation_prompt": False} | template
-        encoded = self.encode(prompt, **template)
+    def warm(self, prompt: Prompt, *, raw: bool = False, salt: str = "", **template: Any) -> Completion:
+        """Compute a prefix and keep it: it outlives what was not asked to be kept.
+
+        Messages are kept up to where the next one would begin; a text up to its own end, whatever follows it.
+        """
+        encoded = self.encode(prompt, raw=raw, **template)
+        if encoded.is_chat:
+            encoded = self._prefix(prompt, encoded, template)
         request = Request(encoded.ids, SamplingParams(max_tokens=0), encoded.boundaries, salt=salt, keep=True)
         *_, completion = self._stream(self._generation(request))
         assert isinstance(completion, Completion)
         return completion
+
+    def _prefix(self, prompt: Prompt, encoded: Encoded, template: dict[str, Any]) -> Encoded:
+        """The part of a rendered prompt that stays the same when a text goes on, or when another message follows."""
+        if isinstance(prompt, str):
+            other = self.encode(f"{prompt} and so on", **template)
+        else:
+            other = self.encode(prompt, add_generation_prompt=False, **template)
+        shared = common_prefix(pack(encoded.ids), pack(other.ids)) or len(encoded.ids)
+        boundaries = [each for each in encoded.boundaries if each.offset <= shared]
+        return Encoded(encoded.ids[:shared], boundaries, is_chat=True)
 
     def _params(self, params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
         unknown = sorted(set(sampling) - _SAMPLING)

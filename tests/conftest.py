@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bough.config import load_settings
+from bough.models import ModelFiles, pull
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
@@ -14,3 +17,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="takes minutes: run with --slow"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_files() -> ModelFiles:
+    """The default model in the user's own data folder: fetched and converted the first time, then found."""
+    return pull("smollm2", load_settings())

@@ -170,7 +170,7 @@ def _time_alone(name: str, runner: Runner, number: int) -> float:
     prompt = f"{number} {words(OVERHEAD_WORDS, f'overhead {number}')}"
     strategy = make_strategy(name, runner)
     with runner.remembering(strategy):
-        total_s = runner.generate(prompt, max_tokens=16, ignore_eos=True).timings.total_s
+        total_s = runner.generate(prompt, raw=True, max_tokens=16, ignore_eos=True).timings.total_s
     strategy.clear()
     return total_s
 

@@ -45,7 +45,7 @@ class Generation:
         self._constraint = constraint
         self._clock = clock
         self._eos_ids = frozenset() if request.params.ignore_eos else vocabulary.eos_ids
-        self._text = AnswerText(vocabulary, request.params.stop)
+        self._text = AnswerText(vocabulary, request.params.stop, strip_leading_space=request.strip_leading_space)
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._session: ReuseSession | None = None

@@ -20,7 +20,8 @@ def _ignore(done_tokens: int, total_tokens: int) -> None:
 class Request:
     """What to generate from. `seed` is settled already; `choice` tells several answers to one prompt apart.
 
-    `is_cancelled` is asked between chunks and steps. `on_progress` hears how many prompt tokens are done.
+    `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is asked
+    between chunks and steps. `on_progress` hears how many prompt tokens are done.
     """
 
     ids: Sequence[int]
@@ -31,5 +32,6 @@ class Request:
     choice: int = 0
     store: bool = True
     keep: bool = False
+    strip_leading_space: bool = False
     is_cancelled: Callable[[], bool] = _never
     on_progress: Callable[[int, int], None] = _ignore

@@ -15,16 +15,14 @@ class Vocabulary(TokenBytes, Protocol):
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
-    @property
-    def strip_leading_space(self) -> bool: ...
 
 
 class AnswerText:
     """Detokenizer and stop strings in a row. `all` is what was emitted so far."""
 
-    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str], *, strip_leading_space: bool = False) -> None:
         self._vocabulary = vocabulary
-        self._detokenizer = Detokenizer(vocabulary, strip_leading_space=vocabulary.strip_leading_space)
+        self._detokenizer = Detokenizer(vocabulary, strip_leading_space=strip_leading_space)
         self._stops = StopFinder(stops)
         self._pieces: list[str] = []
 

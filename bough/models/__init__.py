@@ -1,1 +1,24 @@
+"""Models: from a name to local files, and from messages to token ids with the boundaries between them."""
 
+from bough.models.files import ModelFiles
+from bough.models.info import ModelInfo, describe
+from bough.models.progress import Progress, SilentProgress
+from bough.models.resolve import can_pull, pull, resolve
+from bough.models.store import Store
+from bough.models.template import Rendered
+from bough.models.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "ModelFiles",
+    "ModelInfo",
+    "Progress",
+    "Rendered",
+    "SilentProgress",
+    "Store",
+    "Tokenizer",
+    "can_pull",
+    "describe",
+    "load_tokenizer",
+    "pull",
+    "resolve",
+]

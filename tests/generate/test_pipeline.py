@@ -25,7 +25,6 @@ class Letters:
     """A vocabulary whose tokens are single letters; 63 ends an answer."""
 
     eos_ids = frozenset({63})
-    strip_leading_space = False
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([ord("A") + token_id % 57])

@@ -1,0 +1,186 @@
+"""Special-token text that users type: it must reach the model as plain text, never as the tokens the template speaks with.
+
+Before a chat is rendered, every control token in what the client sent is put between two private-use characters that occur
+nowhere in it. Templates carry those along as they trim, split and join. The rendered text is then encoded piece by piece:
+what lies between the marks without looking for added tokens, the rest as always; the marks themselves are dropped. Since
+pieces are encoded apart, nothing merges across their borders: the text is the same, its tokens may be others than without.
+
+Control tokens are the special ones, and in what is not the assistant's own also the other added tokens that the template
+writes itself (`<tool_response>`): an assistant's `<think>` was a token when it was generated, and stays one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bough.errors import RequestError
+from bough.types import Message
+
+_PRIVATE_USE = range(0x100000, 0x10FFFD)
+_NEVER = re.compile("(?!)")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids, and for each the offset in the text at which it ends."""
+
+    ids: list[int]
+    ends: list[int]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Two characters that enclose a control token to be read as plain text."""
+
+    start: str
+    end: str
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(f"{self.start}([^{self.start}{self.end}]*){self.end}|[{self.start}{self.end}]")
+
+    def drop(self, text: str) -> str:
+        return text.replace(self.start, "").replace(self.end, "")
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A chat with its control tokens enclosed in marks."""
+
+    messages: list[Message]
+    tools: Any
+    marks: Marks
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, over the `tokenizers` object that it is made of."""
+
+    def __init__(self, backend: Any, template_text: str) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        special = {token.content for token in added.values() if token.special}
+        spoken = {
+            token.content for token in added.values() if token.content in template_text and not token.content.isspace()
+        }
+        self._ids = {index for index, token in added.items() if token.content in special | spoken}
+        self._special = _any_of(special)
+        self._control = _any_of(special | spoken)
+        needs_normalizing = backend.normalizer is not None and any(token.normalized for token in added.values())
+        self._normalizer = backend.normalizer if needs_normalizing else None
+
+    def mark(self, messages: list[Message], tools: Any) -> Marked | None:
+        """The messages and tools with every control token enclosed in marks; None if there is none to enclose."""
+        if not (
+            any(self._occurs_in(message, self._pattern_for(message)) for message in messages) or self._occurs_in(tools)
+        ):
+            return None
+        marks = _unused_marks(json.dumps([messages, tools], ensure_ascii=False, default=str))
+        marked = [self._enclose(message, marks, self._pattern_for(message)) for message in messages]
+        return Marked(marked, self._enclose(tools, marks, self._control), marks)
+
+    def encode(self, text: str, marks: Marks | None) -> Encoded:
+        """The tokens of rendered text; `ends` count in the text as it was given, marks included."""
+        if marks is None:
+            return self._encode_piece(text, 0)
+        ids: list[int] = []
+        ends: list[int] = []
+        position = 0
+        for found in marks.pattern.finditer(text):
+            before = self._encode_piece(text[position : found.start()], position)
+            plain = self.encode_plain(found[1] or "")
+            ids += before.ids + plain
+            ends += before.ends + [found.end()] * len(plain)
+            position = found.end()
+        rest = self._encode_piece(text[position:], position)
+        return Encoded(ids + rest.ids, ends + rest.ends)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The tokens of text inside a chat, no control token among them. Raises RequestError if that cannot be."""
+        for pieces in ([text], list(text)):
+            ids = [index for piece in pieces if piece for index in self._encode_without_added(piece)]
+            if not self._ids.intersection(ids):
+                return ids
+        raise RequestError(f"{text!r} cannot be sent as plain text: the tokenizer always makes a special token of it")
+
+    def _encode_piece(self, text: str, position: int) -> Encoded:
+        """Text that begins at `position` of the chat. Behind its start a newline is put in front and taken off again, so
+        that no tokenizer adds the space which it puts before the first word of a text."""
+        if not text:
+            return Encoded([], [])
+        if position:
+            lead = self._backend.encode("\n", add_special_tokens=False).ids
+            encoding = self._backend.encode("\n" + text, add_special_tokens=False)
+            if encoding.ids[: len(lead)] == lead:
+                ends = [position + end - 1 for _, end in encoding.offsets[len(lead) :]]
+                return Encoded(encoding.ids[len(lead) :], ends)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return Encoded(encoding.ids, [position + end for _, end in encoding.offsets])
+
+    def _encode_without_added(self, text: str) -> list[int]:
+        """The same newline, through the parts of the tokenizer that come after its search for added tokens.
+
+        The switch which the tokenizer has for this is shared by all threads and covers special tokens only."""
+        lead = self._run_model("\n")
+        ids = self._run_model("\n" + text)
+        return ids[len(lead) :] if ids[: len(lead)] == lead else self._run_model(text)
+
+    def _run_model(self, text: str) -> list[int]:
+        if self._backend.normalizer is not None:
+            text = self._backend.normalizer.normalize_str(text)
+        splits = [text]
+        if self._backend.pre_tokenizer is not None:
+            splits = [split for split, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for split in splits for token in self._backend.model.tokenize(split)]
+
+    def _pattern_for(self, message: Message) -> re.Pattern[str]:
+        return self._special if message["role"] == "assistant" else self._control
+
+    def _occurs_in(self, value: Any, pattern: re.Pattern[str] | None = None) -> bool:
+        return any(self._is_found(text, pattern or self._control) for text in _strings(value))
+
+    def _is_found(self, text: str, pattern: re.Pattern[str]) -> bool:
+        if pattern.search(text):
+            return True
+        return self._normalizer is not None and bool(pattern.search(self._normalizer.normalize_str(text)))
+
+    def _enclose(self, value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
+        if isinstance(value, str):
+            if pattern.search(value):
+                return pattern.sub(lambda found: f"{marks.start}{found[0]}{marks.end}", value)
+            return f"{marks.start}{value}{marks.end}" if self._is_found(value, pattern) else value
+        if isinstance(value, dict):
+            return {self._enclose(key, marks, pattern): self._enclose(each, marks, pattern) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._enclose(each, marks, pattern) for each in value]
+        return value
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern for any of the texts, the longest first. Looking at the first character keeps thousands of texts cheap."""
+    ordered = sorted(filter(None, texts), key=len, reverse=True)
+    if not ordered:
+        return _NEVER
+    firsts = "".join(sorted({re.escape(text[0]) for text in ordered}))
+    return re.compile(f"(?=[{firsts}])(?:{'|'.join(map(re.escape, ordered))})")
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _strings(key)
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)
+
+
+def _unused_marks(text: str) -> Marks:
+    used = set(text)
+    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    return Marks(next(free), next(free))

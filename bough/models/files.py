@@ -1,0 +1,60 @@
+"""A model's files on this machine: one folder as Hugging Face lays it out, and where it came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bough.errors import UnsupportedModel
+
+CONFIG_FILE = "config.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A folder with `config.json`, safetensors weights and, mostly, a tokenizer. The files are never changed.
+
+    What follows `folder` is known only of models that Bough fetched or converted: `source` says where from, `sha256` is
+    that of the file it was made of (of a hub model: the commit), `quantization` how that file held the weights.
+    """
+
+    name: str
+    folder: Path
+    source: str = ""
+    sha256: str = ""
+    num_parameters: int = 0
+    quantization: str = ""
+    created: datetime | None = None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.folder / CONFIG_FILE)
+
+    @property
+    def weights(self) -> list[Path]:
+        """The safetensors files, by name."""
+        return sorted(self.folder.glob("*.safetensors"))
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return any((self.folder / name).is_file() for name in _TOKENIZER_FILES)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises UnsupportedModel if there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"cannot read {file}: {error}") from error
+    if not isinstance(found, dict):
+        raise UnsupportedModel(f"{file} holds {type(found).__name__}, and must hold an object")
+    return found

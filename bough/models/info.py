@@ -1,0 +1,90 @@
+"""What there is to know about a model without loading its weights: what `bough show` prints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bough.errors import UnsupportedModel
+from bough.models.download import hash_file
+from bough.models.files import ModelFiles
+from bough.models.tokenizer import load_tokenizer
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model described. `context_tokens` is 0 where the configuration does not say; `digest` is of the weights files."""
+
+    name: str
+    architecture: str
+    num_parameters: int
+    context_tokens: int
+    dtype: str
+    quantization: str
+    source: str
+    size_bytes: int
+    digest: str
+    has_tokenizer: bool
+    has_chat_template: bool
+    capabilities: tuple[str, ...]
+
+
+def describe(files: ModelFiles) -> ModelInfo:
+    """Read the model's files, weights included, for their digest. Raises UnsupportedModel if they make no sense."""
+    config = files.config | (files.config.get("text_config") or {})
+    template = load_tokenizer(files).template if files.has_tokenizer else None
+    has_template = template is not None and template.is_present
+    return ModelInfo(
+        name=files.name,
+        architecture=str((files.config.get("architectures") or [config.get("model_type", "")])[0]),
+        num_parameters=files.num_parameters or count_parameters(files),
+        context_tokens=next((int(config[key]) for key in _CONTEXT_KEYS if config.get(key)), 0),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        quantization=files.quantization,
+        source=files.source,
+        size_bytes=files.size_bytes,
+        digest=digest(files),
+        has_tokenizer=files.has_tokenizer,
+        has_chat_template=has_template,
+        capabilities=_capabilities(template) if has_template else ("completion",),
+    )
+
+
+def count_parameters(files: ModelFiles) -> int:
+    """The number of weights in the safetensors files, from their headers alone."""
+    return sum(
+        math.prod(entry["shape"])
+        for file in files.weights
+        for name, entry in _read_header(file).items()
+        if name != "__metadata__"
+    )
+
+
+def digest(files: ModelFiles) -> str:
+    """`sha256:` and the hash of the weights files; of several, the hash over their hashes in order. Reads them all."""
+    hashes = [hash_file(file) for file in files.weights]
+    return "sha256:" + (hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest())
+
+
+def _capabilities(template: Any) -> tuple[str, ...]:
+    tools = ("tools",) if template.supports_tools else ()
+    thinking = ("thinking",) if template.supports_thinking else ()
+    return ("completion", "chat", *tools, *thinking)
+
+
+def _read_header(file: Path) -> dict[str, Any]:
+    """A safetensors file begins with the length of its JSON header, in eight bytes, and that header."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(length, 2**27)))
+        except ValueError as error:
+            raise UnsupportedModel(f"{file} is not a safetensors file") from error
+    assert isinstance(header, dict)
+    return header

@@ -1,0 +1,158 @@
+"""The tokenizer: text and messages to token ids, and ids back to text and bytes.
+
+A model without tokenizer files has a tokenizer, too: it knows which ids end an answer, takes no text and gives none.
+Calls may come from any thread: nothing here changes after loading.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from bough.errors import RequestError, UnsupportedModel
+from bough.models.files import ModelFiles, read_json
+from bough.models.template import Rendered, Template, Tools
+
+_CONFIG_FILES = ("generation_config.json", "config.json")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """A transformers tokenizer as Bough uses it. `hf` is that tokenizer, or None where the model has none."""
+
+    def __init__(self, hf: Any, eos_ids: Iterable[int] = ()) -> None:
+        if hf is not None and getattr(hf, "backend_tokenizer", None) is None:
+            raise UnsupportedModel(f"{type(hf).__name__} is not a fast tokenizer; a tokenizer.json is needed")
+        self.hf = hf
+        own = [hf.eos_token_id] if hf is not None and hf.eos_token_id is not None else []
+        self.eos_ids: frozenset[int] = frozenset([*eos_ids, *own])
+        if hf is not None:
+            hf.backend_tokenizer.no_truncation()
+            hf.backend_tokenizer.no_padding()
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a tokenizer at all: without one, prompts and answers are ids."""
+        return self.hf is not None
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a token, added ones included; 0 without a tokenizer. A model may score more than these."""
+        return len(self.hf) if self.hf is not None else 0
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that steer the model and are no part of what it says."""
+        if self.hf is None:
+            return frozenset()
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
+
+    @cached_property
+    def strips_leading_space(self) -> bool:
+        """Whether a text begins with a space that is not meant to be seen, as in sentencepiece vocabularies."""
+        return self.hf is not None and '"Strip"' in self._decoder
+
+    @cached_property
+    def template(self) -> Template:
+        """The chat template. Raises RequestError if there is no tokenizer."""
+        self._require_text()
+        return Template(self.hf)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a raw prompt: special tokens in it are read as such, and a start token is added if that is usual."""
+        self._require_text()
+        return list(self._backend.encode(text).ids)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        **template_kwargs: Any,
+    ) -> Rendered:
+        """The prompt that asks for the next message. Raises RequestError if the messages or the template forbid one."""
+        return self.template.render(messages, add_generation_prompt, tools, template_kwargs)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids, with a replacement character for each broken one; no text without a tokenizer."""
+        if self.hf is None:
+            return ""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token, which may be a part of a character; none for an id that has no token."""
+        token = self._backend.id_to_token(token_id) if self.hf is not None else None
+        if token is None:
+            return b""
+        if token_id in self._added_ids:
+            return str(self._added_ids[token_id].content).encode()
+        if "ByteLevel" in self._decoder:
+            return b"".join(_BYTES.get(char, char.encode()) for char in token)
+        byte = _BYTE_TOKEN.fullmatch(token)
+        if byte and "ByteFallback" in self._decoder:
+            return bytes([int(byte[1], 16)])
+        if "▁" in self._decoder:
+            return str(token).replace("▁", " ").encode()
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    @property
+    def _backend(self) -> Any:
+        return self.hf.backend_tokenizer
+
+    @cached_property
+    def _added_ids(self) -> dict[int, Any]:
+        return dict(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _decoder(self) -> str:
+        """The decoder's description: it tells how bytes are written in the vocabulary."""
+        if self._backend.decoder is None:
+            return ""
+        return json.dumps(json.loads(self._backend.decoder.__getstate__()), ensure_ascii=False)
+
+    def _require_text(self) -> None:
+        if self.hf is None:
+            raise RequestError("the model has no tokenizer: send token ids instead of text")
+
+
+def load_tokenizer(files: ModelFiles, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of a model, with every id that ends an answer. Raises UnsupportedModel if it cannot be read."""
+    eos_ids = read_eos_ids(files)
+    if not files.has_tokenizer:
+        return Tokenizer(None, eos_ids)
+    from transformers import AutoTokenizer
+
+    try:
+        hf: Any = AutoTokenizer.from_pretrained(files.folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever is wrong with the files, the model cannot be used with them
+        raise UnsupportedModel(f"cannot load the tokenizer in {files.folder}: {type(error).__name__}: {error}") from error
+    return Tokenizer(hf, eos_ids)
+
+
+def read_eos_ids(files: ModelFiles) -> frozenset[int]:
+    """The ids that `generation_config.json` and `config.json` say end an answer."""
+    found: set[int] = set()
+    for name in _CONFIG_FILES:
+        if (files.folder / name).is_file():
+            config = read_json(files.folder / name)
+            for each in (config, config.get("text_config") or {}):
+                eos = each.get("eos_token_id")
+                found |= set(eos) if isinstance(eos, list) else {eos} if isinstance(eos, int) else set()
+    return frozenset(found)
+
+
+def _bytes_by_character() -> dict[str, bytes]:
+    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, the others in
+    order from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    shown = {chr(byte): bytes([byte]) for byte in printable}
+    return shown | {chr(256 + i): bytes([byte]) for i, byte in enumerate(hidden)}
+
+
+_BYTES = _bytes_by_character()

@@ -1,0 +1,116 @@
+"""Models from a hub: a small one on the loopback, and clear words when there is no hub."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import huggingface_hub.constants as constants
+import pytest
+
+from bough.config import Settings
+from bough.errors import DownloadError, ModelNotFound
+from bough.models import pull, resolve
+from tests.models.web_server import Recorder, Site, serving
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": b"\x02\0\0\0\0\0\0\0{}" + b"\0" * 5000,
+    "tokenizer.json": b"{}",
+    "pytorch_model.bin": b"a pickle",
+    "onnx/model.safetensors": b"another",
+}
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache")
+
+
+def make_hub(names=tuple(FILES)) -> Site:
+    siblings = [{"rfilename": name, "size": len(FILES[name])} for name in names]
+    tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": f"{i:040x}"} for i, name in enumerate(names)]
+    info = {"id": "org/small", "sha": COMMIT, "siblings": siblings}
+    info["safetensors"] = {"parameters": {"BF16": 1250}, "total": 1250}
+    site = Site(headers={"ETag": '"abc"', "X-Repo-Commit": COMMIT})
+    site.files["/api/models/org/small"] = json.dumps(info).encode()
+    site.files[f"/api/models/org/small/revision/{COMMIT}"] = json.dumps(info).encode()
+    site.files[f"/api/models/org/small/tree/{COMMIT}"] = json.dumps(tree).encode()
+    site.types = dict.fromkeys(site.files, "application/json")
+    for name in names:
+        site.files[f"/org/small/resolve/{COMMIT}/{name}"] = FILES[name]
+    return site
+
+
+@pytest.fixture
+def use_hub(monkeypatch, tmp_path):
+    def use(url: str) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", url)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
+
+    return use
+
+
+def test_a_hub_model_is_fetched_without_pickles_and_found_by_its_name(settings, use_hub):
+    progress = Recorder()
+    with serving(make_hub()) as site:
+        use_hub(site.url)
+        files = pull("org/small", settings, progress)
+
+    assert sorted(file.name for file in files.folder.iterdir()) == [
+        "bough.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert (files.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert (files.sha256, files.num_parameters, files.quantization) == (COMMIT, 1250, "BF16")
+    assert resolve("org/small", settings) == files
+    assert progress.labels == ["org/small"]
+    assert progress.num_finished == 1
+    assert progress.done == [sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))]
+
+
+def test_a_hub_model_that_is_current_is_not_fetched_again(settings, use_hub):
+    with serving(make_hub()) as site:
+        use_hub(site.url)
+        pull("org/small", settings)
+        site.asked.clear()
+        pull("org/small:latest", settings)
+
+    assert [asked for asked in site.asked if "resolve" in asked] == []
+
+
+def test_a_hub_model_with_pickles_alone_is_refused(settings, use_hub):
+    with serving(make_hub(("config.json", "pytorch_model.bin"))) as site:
+        use_hub(site.url)
+        with pytest.raises(ModelNotFound, match="no safetensors weights among its 2 files"):
+            pull("org/small", settings)
+
+
+def test_a_model_that_the_hub_does_not_have_is_not_found(settings, use_hub):
+    with serving(make_hub()) as site:
+        site.headers["X-Error-Code"] = "RepoNotFound"
+        use_hub(site.url)
+        with pytest.raises(ModelNotFound, match="the hub has no model 'org/none'"):
+            pull("org/none", settings)
+
+
+def test_a_hub_that_cannot_be_reached_is_told_as_such(settings, use_hub):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    use_hub(f"http://127.0.0.1:{port}")
+
+    with pytest.raises(DownloadError, match="cannot fetch org/small from the hub"):
+        pull("org/small", settings)
+
+
+def test_offline_mode_is_told_as_such(settings, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    with pytest.raises(DownloadError, match=r"cannot fetch org/small.*(?i:offline)"):
+        pull("org/small", settings)

@@ -1,0 +1,35 @@
+"""What can be told of a model without loading it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from bough.config import Settings
+from bough.models import ModelFiles, describe, resolve
+from tests.models.tiny_tokenizer import THINKS, byte_level
+from tests.tiny_models import make_folder, make_model
+
+
+def test_a_folder_with_a_tokenizer_is_described(tmp_path):
+    folder = make_folder("qwen3", tmp_path / "tiny")
+    byte_level(THINKS).save_pretrained(folder)
+
+    info = describe(resolve(folder, Settings(data_folder=tmp_path)))
+
+    assert info.name == "tiny"
+    assert info.architecture == "Qwen3ForCausalLM"
+    assert info.num_parameters == sum(each.numel() for each in make_model("qwen3").parameters())
+    assert info.context_tokens == 2048
+    assert info.dtype == "float32"
+    assert info.digest == "sha256:" + hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert info.size_bytes == sum(file.stat().st_size for file in folder.iterdir())
+    assert info.has_chat_template
+    assert info.capabilities == ("completion", "chat", "tools", "thinking")
+
+
+def test_a_folder_without_a_tokenizer_completes_only(tmp_path):
+    info = describe(ModelFiles("bare", make_folder("mamba", tmp_path / "bare")))
+
+    assert not info.has_tokenizer
+    assert not info.has_chat_template
+    assert info.capabilities == ("completion",)

