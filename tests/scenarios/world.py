@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Session
@@ -27,18 +28,22 @@ class Done:
 
 
 class World:
-    """Requests against one cache over the fake engine. Every step is followed by all the checks."""
+    """Requests against one cache over an engine, by default the fake one. Every step is followed by all the checks."""
+
+    num_visits, num_turns = 200, 50  # of the scenarios that go on for long
+    is_torch_window = False  # whether a lane's window buffer keeps more rows than the model needs
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Group] = (),
         page_tokens: int = 2,
         *,
         num_lanes: int = 1,
         budget_bytes: int | None = None,
         chunk: int = CHUNK,
+        engine: Any = None,
     ) -> None:
-        self.engine = FakeEngine(groups)
+        self.engine: Any = engine or FakeEngine(groups)
         ticks = itertools.count(1)
         self.cache = PrefixCache(
             self.engine,
@@ -51,11 +56,20 @@ class World:
         self.sessions: list[Session] = []
 
     @property
+    def row_and_state_bytes(self) -> tuple[int, int]:
+        """Bytes of one token's rows in all groups, and of one recurrent state in all groups."""
+        groups = self.engine.groups
+        return sum(group.bytes_per_token for group in groups), sum(group.state_bytes for group in groups)
+
+    @property
     def is_full_only(self) -> bool:
         return all(group.kind is Kind.FULL for group in self.engine.groups)
 
     def check(self) -> None:
         invariants.check(self.cache, self.engine, self.sessions)
+
+    def after_forward(self, session: Session, logits: Any) -> None:
+        """Compare an answer; the fake engine compares its groups itself."""
 
     def begin(
         self,
@@ -76,7 +90,8 @@ class World:
         if not chunk:
             return False
         with session.feeding(chunk):
-            self.engine.evaluate(session.lane, chunk)
+            logits = self.engine.evaluate(session.lane, chunk)
+        self.after_forward(session, logits)
         session.publish()
         self.check()
         return True
@@ -88,7 +103,8 @@ class World:
     def decode(self, session: Session, tokens: Sequence[int]) -> None:
         for token in tokens:
             with session.feeding([token]):
-                self.engine.step([session.lane], [token])
+                (logits,) = self.engine.step([session.lane], [token])
+            self.after_forward(session, logits)
             self.check()
 
     def close(self, session: Session) -> None:
