@@ -141,4 +141,7 @@ def parse_bytes(value: int | str) -> int:
         return value
     text = value.strip().lower().removesuffix("ib").replace(" ", "")
     digits = text.rstrip("bkmgt")
-    return int(float(digits) * _UNITS[text[len(digits) :]])
+    unit = text[len(digits) :]
+    if unit not in _UNITS:
+        raise ValueError(f"{unit!r} is no unit of size")
+    return int(float(digits) * _UNITS[unit])

@@ -95,6 +95,10 @@ class Engine(PageStore, Protocol):
         """Move the content back to the device, in place."""
         ...
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was told; for measurements."""
+        ...
+
     def close(self) -> None:
         """Give the model's memory back. Lanes and pages of this engine are void afterwards."""
         ...

@@ -66,8 +66,21 @@ def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None
         if error.name != "torch":
             raise
         raise UnsupportedModel("no engine is installed: pip install 'bough[torch]'") from error
-    label = progress.start if progress else None
-    return TorchEngine.load(files.folder, settings, (lambda text: label(text, None)) if label else None)
+    if progress is None:
+        return TorchEngine.load(files.folder, settings)
+    try:
+        return TorchEngine.load(files.folder, settings, lambda text: progress.start(text, None))
+    finally:
+        progress.finish()
+
+
+def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
+    """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
+    from bough.torch_engine import TorchEngine
+    from bough.torch_engine.random_model import make_random_model
+
+    chosen = load_settings(settings)
+    return Runner(TorchEngine(make_random_model(config, chosen), chosen), Tokenizer(None), chosen)
 
 
 class _Vocabulary:

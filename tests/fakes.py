@@ -231,5 +231,8 @@ class FakeEngine:
     def to_device(self, item: Page | State) -> None:
         assert item in self.live
 
+    def synchronize(self) -> None:
+        pass
+
     def close(self) -> None:
         self.live.clear()

@@ -39,7 +39,15 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"lanes": 0}, {"threads": -1}, {"engine": "abacus"}, {"nonsense": 1}, {"device_bytes": "much"}]
+    "overrides",
+    [
+        {"lanes": 0},
+        {"threads": -1},
+        {"engine": "abacus"},
+        {"nonsense": 1},
+        {"device_bytes": "much"},
+        {"device_bytes": "5gbb"},
+    ],
 )
 def test_wrong_settings_are_refused_by_name(overrides: dict[str, object], file: Path) -> None:
     with pytest.raises(SettingsError, match=next(iter(overrides))):

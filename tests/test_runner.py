@@ -54,7 +54,7 @@ def load(name: str, folders: Path, **settings: object) -> Runner:
 
 
 def conversation(seed: int) -> list[list[int]]:
-    """Prompts as clients send them: growing turns, a second chat, a branch, a retry, an edited turn, the first chat again."""
+    """Prompts as clients send them: growing turns, a second chat, a branch, a retry, an edit, the first chat again."""
     chance = random.Random(seed)
 
     def some(count: int) -> list[int]:
@@ -64,7 +64,17 @@ def conversation(seed: int) -> list[list[int]]:
     first = system + some(12)
     longer = first + some(20)
     other = system + some(25)
-    return [first, longer, other, longer, longer[:45] + some(9), other + some(30), first, system + some(1), longer + some(40)]
+    return [
+        first,
+        longer,
+        other,
+        longer,
+        longer[:45] + some(9),
+        other + some(30),
+        first,
+        system + some(1),
+        longer + some(40),
+    ]
 
 
 def check_same(cached: Completion, plain: Completion) -> None:

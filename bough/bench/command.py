@@ -104,6 +104,46 @@ def core(as_json: Json = False) -> None:
 
 
 @app.command()
+def restore(
+    model: Model = None,
+    shape: Annotated[str | None, typer.Option(help="Random weights instead of a model: llama-8b or tiny.")] = None,
+    tokens: Annotated[int, typer.Option(min=16)] = 8192,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Coming back to a long conversation: from the tree's snapshot, against computing it again."""
+    from bough.bench.restore import SHAPES, measure_restore
+    from bough.runner import load, load_shape
+
+    if shape is not None and shape not in SHAPES:
+        raise typer.BadParameter(f"{shape!r} is not one of {', '.join(SHAPES)}")
+    console = Console(stderr=as_json)
+    with (
+        console.status("measuring"),
+        (
+            load_shape(SHAPES[shape], device=device, dtype=dtype) if shape else load(model, device=device, dtype=dtype)
+        ) as runner,
+    ):
+        figures = measure_restore(runner, tokens)
+    table = Table(title=f"{figures.tokens:,} tokens, medians", title_justify="left")
+    table.add_column("")
+    table.add_column("ms", justify="right")
+    for label, value in (
+        ("first token, cold", figures.cold_first_token_ms),
+        ("restoring the snapshot", figures.restore_ms),
+        ("first token, restored", figures.restored_first_token_ms),
+        ("first token, lane still rests there", figures.live_first_token_ms),
+        ("each further token", figures.decode_ms),
+    ):
+        table.add_row(label, f"{value:,.2f}")
+    console.print(table)
+    console.print(f"snapshot {figures.snapshot_bytes / 2**20:,.0f} MiB · answers equal: {figures.answers_equal}")
+    if as_json:
+        print(json.dumps(asdict(figures)))
+
+
+@app.command()
 def demo(model: Model = None) -> None:
     """A short tour: conversations that take turns, what each turn cost, and the tree that remembers them."""
     from bough.bench.demo import show_demo

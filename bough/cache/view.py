@@ -175,4 +175,4 @@ def _reason(cache: PrefixCache, total: int, matched: int, cached: int) -> str:
         return f"{matched} tokens are known, and the nearest restore point at or before them is at {cached}"
     if matched == total:
         return "the whole prompt is known; the last token is always evaluated"
-    return f"the prompt leaves every known conversation after {matched} tokens"
+    return f"the prompt goes its own way after {matched} tokens that are known"

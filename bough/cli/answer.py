@@ -1,0 +1,114 @@
+"""One answer on its way to the screen: the prefill's progress first, then the text as it comes.
+
+Ctrl-C asks the answer to stop between two steps, so that what was computed is kept; a second one does not wait.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.status import Status
+
+from bough.cli.screen import Screen
+from bough.runner import Runner
+from bough.types import Chunk, Completion, Prompt, SamplingParams
+
+
+def stream_answer(
+    runner: Runner, prompt: Prompt, params: SamplingParams, screen: Screen, *, is_silent: bool = False, choice: int = 0
+) -> Completion:
+    """Answer messages, or continue a text as it stands, writing each piece unless `is_silent`.
+
+    Stopped by Ctrl-C, it returns what has come so far.
+    """
+    with Interruption() as interruption, PrefillLine(screen.notes) as line:
+        pieces = runner.stream(
+            prompt,
+            params,
+            raw=isinstance(prompt, str),
+            choice=choice,
+            is_cancelled=interruption.has_come,
+            on_progress=line.report,
+        )
+        for piece in pieces:
+            if isinstance(piece, Completion):
+                return piece
+            if not is_silent:
+                _write(piece, line, screen)
+    raise AssertionError("a stream ends with a completion")
+
+
+def _write(piece: Chunk, line: PrefillLine, screen: Screen) -> None:
+    if piece.text:
+        line.end()
+        screen.write(piece.text)
+
+
+class Interruption:
+    """Ctrl-C inside this context is noted; a second time it raises KeyboardInterrupt as ever."""
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self._before: Any = None
+
+    def has_come(self) -> bool:
+        return self._has_come
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._has_come:
+            raise KeyboardInterrupt
+        self._has_come = True
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before != signal.SIG_IGN:  # a job in the background is not to hear of Ctrl-C
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+
+class PrefillLine:
+    """How far the prompt is computed, on one line that goes when the answer begins. Only on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._cached: int | None = None
+
+    def report(self, done: int, total: int) -> None:
+        """So many of the prompt's tokens are there. What is there at the first report was cached."""
+        if self._cached is None:
+            self._cached = done
+        if not self._console.is_terminal or done >= total:
+            return
+        if self._status is None:
+            self._status = self._console.status("")
+            self._status.start()
+        self._status.update(describe_prefill(self._cached, done, total))
+
+    def end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+
+def describe_prefill(cached: int, done: int, total: int) -> str:
+    """ "computing 1,204 of 2,310 prompt tokens · 1,106 cached · 25 %" """
+    wanted = total - cached
+    parts = [
+        f"computing {wanted:,} of {total:,} prompt tokens",
+        f"{cached:,} cached",
+        f"{100 * (done - cached) // wanted} %",
+    ]
+    return " · ".join(parts)

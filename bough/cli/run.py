@@ -1,0 +1,187 @@
+"""`bough run`: one answer, or a chat."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from bough.cli import options, work
+from bough.cli.answer import stream_answer
+from bough.cli.chat import Chat
+from bough.cli.line_input import history, read_message
+from bough.cli.parameters import read_format
+from bough.cli.report import as_dict, summarise
+from bough.cli.screen import Screen
+from bough.cli.words import Words, read_pipe, read_words
+from bough.errors import ModelNotFound, RequestError
+from bough.runner import Runner, load
+from bough.types import Prompt, SamplingParams
+
+_SAMPLING = "Sampling"
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How the answer is wanted."""
+
+    params: SamplingParams
+    system: str
+    is_raw: bool
+    is_json: bool
+    is_verbose: bool
+
+
+def run(
+    first: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A name, a folder or a GGUF file; not given: the default model."),
+    ] = None,
+    rest: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PROMPT", help="What to ask; not given: a chat. What is piped in comes before it.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; all words are then the prompt.")] = None,
+    system: Annotated[str, typer.Option(help="The system text.", show_default=False)] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it stands, without chat template.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell counts and times after each answer.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="The most to generate.", rich_help_panel=_SAMPLING)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest.", rich_help_panel=_SAMPLING)] = None,
+    top_k: Annotated[int | None, typer.Option(help="Of the k likeliest; 0: all.", rich_help_panel=_SAMPLING)] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Of the likeliest with this share.", rich_help_panel=_SAMPLING)
+    ] = None,
+    min_p: Annotated[float | None, typer.Option(help="At least this part of the best.", rich_help_panel=_SAMPLING)] = None,
+    repeat_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.", rich_help_panel=_SAMPLING)] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text.", rich_help_panel=_SAMPLING)] = None,
+    format: Annotated[
+        str | None, typer.Option(help='"json", or a file with a JSON schema.', rich_help_panel=_SAMPLING)
+    ] = None,
+    context: options.Context = None,
+    threads: options.Threads = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    attention: options.Attention = None,
+    memory: options.Memory = None,
+    cache: options.Cache = None,
+    trust_remote_code: options.TrustRemoteCode = None,
+) -> None:
+    """Answer a prompt, or chat."""
+    params = _read_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        seed=seed,
+        stop=stop or None,
+        format=format,
+    )
+    manner = Manner(params, system, raw, as_json, verbose)
+    piped = read_pipe()
+    asked = read_words([word for word in (first, *(rest or ())) if word], model, piped)
+    _check_usage(asked, manner, is_piped=piped is not None)
+    screen, started_s = Screen(), time.perf_counter()
+    settings = {
+        "context": context,
+        "threads": threads,
+        "device": device,
+        "dtype": dtype,
+        "attention": attention,
+        "device_bytes": memory,
+        "cache": cache,
+        "trust_remote_code": trust_remote_code,
+    }
+    with _load(asked, settings, screen) as runner:
+        load_s = time.perf_counter() - started_s
+        _require_template(runner, manner)
+        if asked.prompt is None:
+            _chat(runner, manner, screen, load_s)
+        else:
+            _answer(runner, asked.prompt, manner, screen, load_s)
+
+
+def _read_params(**given: Any) -> SamplingParams:
+    """The parameters that were given, checked before a model is loaded for nothing."""
+    values = {name: value for name, value in given.items() if value is not None}
+    try:
+        if "format" in values:
+            values["format"] = read_format(values["format"])
+        return SamplingParams(**values)
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _check_usage(asked: Words, manner: Manner, is_piped: bool) -> None:
+    if manner.is_raw and manner.system:
+        raise typer.BadParameter("--system needs the chat template, and --raw goes without it")
+    if asked.prompt is not None:
+        return
+    if is_piped:
+        raise typer.BadParameter(
+            f"there is no prompt for {asked.model or 'the default model'}, and standard input is empty"
+        )
+    if manner.is_json or manner.is_raw:
+        raise typer.BadParameter(f"{'--json' if manner.is_json else '--raw'} needs a prompt")
+
+
+def _load(asked: Words, settings: dict[str, Any], screen: Screen) -> Runner:
+    try:
+        with work.shown(screen.notes, stays=False) as progress:
+            progress.start(f"loading {asked.model or 'the default model'}", None)
+            return load(asked.model, progress=progress, **settings)
+    except ModelNotFound as error:
+        if not asked.is_guess:
+            raise
+        raise ModelNotFound(f"{error}; if {asked.model!r} is a part of the prompt, name the model by --model") from error
+
+
+def _require_template(runner: Runner, manner: Manner) -> None:
+    if not manner.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
+        raise RequestError("the model has no chat template: give a prompt and --raw to continue a text")
+
+
+def _answer(runner: Runner, text: str, manner: Manner, screen: Screen, load_s: float) -> None:
+    completion = stream_answer(runner, _prompt(text, manner), manner.params, screen, is_silent=manner.is_json)
+    if manner.is_json:
+        name = runner.files.name if runner.files else ""
+        screen.write_line(json.dumps(as_dict(completion, name, load_s), ensure_ascii=False))
+    screen.end_line()
+    if manner.is_verbose:
+        for line in summarise(completion, load_s):
+            screen.note(line)
+    if completion.finish_reason == "cancelled":
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _prompt(text: str, manner: Manner) -> Prompt:
+    if manner.is_raw:
+        return text
+    system = [{"role": "system", "content": manner.system}] if manner.system else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None:
+    about = runner.engine.describe()
+    name = runner.files.name if runner.files else about.get("model", "")
+    screen.note(f"{name} on {about.get('device', 'unknown')} · /help lists what you can say, /bye leaves")
+    chat = Chat(
+        runner,
+        lambda: read_message(input),
+        screen,
+        params=manner.params,
+        system=manner.system,
+        is_verbose=manner.is_verbose,
+        load_s=load_s,
+    )
+    with history(runner.settings.cache_folder / "history"):
+        chat.loop()

@@ -1,0 +1,189 @@
+"""What a lane holds of each group: straight buffers of rows, and whole states.
+
+Rows [base, base + capacity) have a place in a row buffer; which of them are filled is the lane's knowledge. A buffer that
+was never reserved, or was freed, occupies nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bough.cache.state import PAGE_TOKENS, Group, Kind, Page
+from bough.torch_engine.layout import RowLayout, StateLayout
+
+Views = list[tuple[Tensor, Tensor]]
+"""Keys and values [1, heads, rows, dim] of each layer of a group."""
+
+
+class RowBuffer:
+    """The rows of one group on one lane.
+
+    A full buffer starts at row 0 and grows with the sequence. A window buffer has room for the window and `slack` rows
+    more; when it is full, what is still needed is shifted down to its start. Only a single run of more than `slack` tokens
+    makes it grow beyond that.
+    """
+
+    def __init__(self, group: Group, layout: RowLayout, device: torch.device, context: int, slack: int) -> None:
+        self.group = group
+        self.layout = layout
+        self.base = 0
+        self.capacity = 0
+        self.written: Views = []  # the rows of the run that is under way, of each layer
+        self.seen: Views = []  # the rows that this run may look at, its own included
+        self._planes: list[Tensor] = []
+        self._device = device
+        self._context = context
+        self._slack = slack
+
+    @property
+    def nbytes(self) -> int:
+        return self.capacity * self.layout.row_bytes
+
+    def capacity_for(self, num_tokens: int, offset: int) -> int:
+        """The capacity after room for rows [0, num_tokens) was made while [0, offset) are live."""
+        if self.group.kind is Kind.WINDOW:
+            return max(self.capacity, _whole_pages(min(num_tokens, self.group.window - 1 + self._slack)))
+        if num_tokens <= self.capacity:
+            return self.capacity
+        wanted = _whole_pages(num_tokens)
+        if offset:  # the live rows must be moved: not again soon
+            wanted = max(wanted, _whole_pages(self.capacity * 3 // 2))
+        return max(num_tokens, min(wanted, self._context))
+
+    def reserve(self, num_tokens: int, offset: int) -> None:
+        """Make room for rows [0, num_tokens), keeping the live ones up to `offset`."""
+        self._resize(self.capacity_for(num_tokens, offset), self.base, offset)
+
+    def begin_run(self, offset: int, num_tokens: int) -> None:
+        """Get ready for rows [offset, offset + num_tokens): one view for all layers costs less than one for each."""
+        self._make_room(offset, num_tokens)
+        end = offset + num_tokens
+        self.written = self._views(offset, end)
+        self.seen = self._views(self.group.first_needed(offset), end)
+
+    def end_run(self) -> None:
+        self.written = self.seen = []
+
+    def _make_room(self, offset: int, num_tokens: int) -> None:
+        """Make place for the rows of a run; a window lets go what a lane at `offset` needs no more."""
+        if offset - self.base + num_tokens <= self.capacity:
+            return
+        assert self.group.kind is Kind.WINDOW, (
+            f"no room for {num_tokens} rows at {offset}: reserve {self.capacity} was too little"
+        )
+        first = self.group.first_needed(offset)
+        if offset - first + num_tokens > self.capacity:
+            self._resize(_whole_pages(offset - first + num_tokens), first, offset)
+        else:
+            self._move(self._planes, first, offset)
+            self.base = first
+
+    def write(self, page: Page, start: int, end: int) -> None:
+        """Copy rows [start, end) of a page in."""
+        pieces = self.layout.split(page.rows, page.end - page.start)
+        for plane, piece in zip(self._planes, pieces, strict=True):
+            plane[:, :, start - self.base : end - self.base].copy_(piece[:, :, start - page.start : end - page.start])
+
+    def read(self, start: int, end: int) -> Tensor:
+        """Rows [start, end) in memory of their own."""
+        flat = self.layout.empty(end - start, self._device)
+        for plane, piece in zip(self._planes, self.layout.split(flat, end - start), strict=True):
+            piece.copy_(plane[:, :, start - self.base : end - self.base])
+        return flat
+
+    def free(self) -> None:
+        self.base = self.capacity = 0
+        self.end_run()
+        self._planes = []
+
+    def _resize(self, capacity: int, first: int, offset: int) -> None:
+        if capacity == self.capacity:
+            return
+        flat = self.layout.empty(capacity, self._device)
+        planes = self.layout.split(flat, capacity)
+        if offset > first:
+            self._move(planes, first, offset)
+        self._planes, self.base, self.capacity = planes, first, capacity
+
+    def _views(self, start: int, end: int) -> Views:
+        return self.layout.layer_views([plane[:, :, start - self.base : end - self.base] for plane in self._planes])
+
+    def _move(self, targets: list[Tensor], first: int, offset: int) -> None:
+        """Copy the live rows [first, offset) to the start of `targets`, which may be these planes themselves."""
+        start, stop = first - self.base, offset - self.base
+        for target, plane in zip(targets, self._planes, strict=True):
+            rows = plane[:, :, start:stop]
+            overlaps = target is plane and stop - start > start
+            target[:, :, : stop - start].copy_(rows.clone() if overlaps else rows)
+
+
+class StateBuffer:
+    """The state of one recurrent group on one lane: one piece of bytes, into which the model's cache layers look."""
+
+    def __init__(self, layout: StateLayout, layers: dict[int, Any], device: torch.device) -> None:
+        self.layout = layout
+        self._layers = layers
+        self._device = device
+        self._flat: Tensor | None = None
+        self._views: list[Tensor] = []
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._flat is None else self.layout.nbytes
+
+    def reserve(self) -> None:
+        if self._flat is None:
+            self._flat = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=self._device)
+            self._views = [part.view(self._flat) for part in self.layout.parts]
+            self._bind()
+
+    def reset(self) -> None:
+        """Start anew: the model takes its next run for the first one."""
+        if self._flat is not None:
+            self._flat.zero_()
+        self._mark(False)
+
+    def write(self, flat: Tensor) -> None:
+        """Take a whole state in."""
+        assert self._flat is not None, "adopt before reserve"
+        self._flat.copy_(flat)
+        self._mark(True)
+
+    def read(self) -> Tensor:
+        """The whole state, in memory of its own."""
+        assert self._flat is not None, "capture of a lane that holds nothing"
+        return self._flat.clone()
+
+    def settle(self) -> None:
+        """Take back what a model put into its cache layers by assigning instead of writing in place."""
+        for part, view in zip(self.layout.parts, self._views, strict=True):
+            current = getattr(self._layers[part.layer], part.name)[part.state_index]
+            if current is not view:
+                view.copy_(current)
+                getattr(self._layers[part.layer], part.name)[part.state_index] = view
+
+    def views(self) -> list[Tensor]:
+        """The tensors of the state, in the order of the layout's parts."""
+        return self._views
+
+    def free(self) -> None:
+        self._flat = None
+        self._views = []
+        self._mark(False)
+        for layer in self._layers.values():
+            layer.unbind()
+
+    def _bind(self) -> None:
+        for part, view in zip(self.layout.parts, self._views, strict=True):
+            self._layers[part.layer].bind(part.name, part.state_index, view)
+
+    def _mark(self, has_state: bool) -> None:
+        for index, layer in self._layers.items():
+            layer.mark(self.layout.marks[index] if has_state else (False,) * self.layout.num_states[index])
+
+
+def _whole_pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_TOKENS) * PAGE_TOKENS

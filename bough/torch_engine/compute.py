@@ -1,0 +1,122 @@
+"""Running a model on lanes, in the three ways there are.
+
+`LaneCompute` keeps the state in lanes of our own: what Bough is about. `LibraryCompute` leaves it in the cache that the
+model makes for itself, and `RecomputeCompute` keeps none and starts from the first token each time: for models whose state
+we do not know, or that are wrong with a cache. The self-check chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bough.cache.state import Lane
+from bough.torch_engine.forward import Forward
+from bough.torch_engine.lane import TorchLane, has_started
+from bough.torch_engine.layers import BatchCache
+from bough.torch_engine.layout import Layout
+from bough.torch_engine.pages import Pages
+from bough.torch_engine.plain_lane import PlainLane
+
+
+class Compute(Protocol):
+    """Makes lanes and runs tokens on them."""
+
+    def make_lane(self) -> Lane: ...
+
+    def evaluate(self, lane: Any, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+        ...
+
+    def step(self, lanes: Sequence[Any], ids: Sequence[int]) -> list[Tensor]:
+        """Append one token to each lane."""
+        ...
+
+
+class LaneCompute:
+    """Runs a model whose groups are known, on lanes of our own."""
+
+    def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
+        self.layout = layout
+        self.pages = pages
+        self.can_batch = can_batch
+        self._forward = forward
+        self._context = context
+        self._slack = slack
+        self._parts = [part for state in layout.states.values() for part in state.parts]
+
+    def make_lane(self) -> TorchLane:
+        return TorchLane(self.layout, self.pages, self._forward.device, self._context, self._slack)
+
+    def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+        positions = torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
+        lane.begin_run(len(ids))
+        logits = self._forward.last_logits(self._forward.tensor_of(ids), positions, lane.cache)
+        lane.end_run(len(ids))
+        return logits[0]
+
+    def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
+        """Append one token to each lane: in one forward pass where the self-check found that right, else one by one."""
+        if len(lanes) > 1 and self.can_batch and (has_started(lanes) or not self._parts):
+            return self._step_together(lanes, ids)
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
+
+    def _step_together(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
+        for lane in lanes:
+            lane.begin_run(1)
+        positions = torch.tensor([[lane.offset] for lane in lanes], device=self._forward.device)
+        cache = BatchCache([lane.cache for lane in lanes], self._parts, [lane.state_views() for lane in lanes])
+        tokens = torch.tensor([[token_id] for token_id in ids], device=self._forward.device)
+        logits = self._forward.last_logits(tokens, positions, cache)
+        with torch.inference_mode():
+            cache.scatter()
+        for lane in lanes:
+            lane.end_run(1)
+        return list(logits.unbind())
+
+
+class LibraryCompute:
+    """Runs a model with the cache that it makes for itself."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def make_lane(self) -> PlainLane:
+        return PlainLane()
+
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+        positions = torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
+        logits, cache = self._forward.continue_cache(self._forward.tensor_of(ids), positions, lane.cache)
+        lane.extend(ids, cache)
+        return logits[0]
+
+    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
+        """Append one token to each lane, one by one."""
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
+
+
+class RecomputeCompute:
+    """Runs a model without any cache: every token costs the whole sequence. Slow, and right for every model."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def make_lane(self) -> PlainLane:
+        return PlainLane()
+
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+        everything = [*lane.ids, *ids]
+        positions = torch.arange(len(everything), device=self._forward.device)[None]
+        logits = self._forward.last_logits(self._forward.tensor_of(everything), positions, None)
+        lane.extend(ids, None)
+        return logits[0]
+
+    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
+        """Append one token to each lane, one by one."""
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]

@@ -1,0 +1,72 @@
+"""A runner over a fake engine, and a home of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from bough.cli.main import app
+from bough.config import Settings
+from bough.models import ModelFiles, Store, Tokenizer
+from bough.runner import Runner
+from tests.fakes import FakeEngine
+from tests.models.tiny_tokenizer import CHATML, byte_level
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands of this test keep models and caches."""
+    monkeypatch.setenv("BOUGH_DATA_FOLDER", str(tmp_path / "data"))
+    monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(tmp_path / "cache"))
+    monkeypatch.delenv("BOUGH_MODEL", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(home / "data" / "models")
+
+
+@pytest.fixture
+def invoke(home: Path) -> Invoke:
+    """Run the command in this process."""
+    return lambda *words, piped="", **options: CliRunner().invoke(app, list(words), input=piped, **options)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return make_runner(tmp_path)
+
+
+@pytest.fixture
+def loads(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """`bough run` gets the fake runner; what it asked for is noted here."""
+    seen: list[dict[str, Any]] = []
+
+    def load(name: str | None = None, *, progress: Any = None, **settings: Any) -> Runner:
+        given = {key: value for key, value in settings.items() if value is not None}
+        seen.append({"name": name, **given})
+        return runner
+
+    monkeypatch.setattr("bough.cli.run.load", load)
+    return seen
+
+
+def make_runner(folder: Path, engine: FakeEngine | None = None, template: str | None = CHATML, **settings: Any) -> Runner:
+    """A runner over tokens alone."""
+    hf = byte_level(template)
+    chosen = Settings(data_folder=folder / "data", cache_folder=folder / "cache", **settings)
+    files = ModelFiles("tiny", folder)
+    return Runner(engine or FakeEngine(vocab_size=len(hf)), Tokenizer(hf), chosen, files)
+
+
+def add_model(store: Store, name: str) -> ModelFiles:
+    with store.making(name) as making:
+        (making.folder / "config.json").write_text("{}")
+        return making.commit(source="a test", sha256="12ab", num_parameters=134_500_000, quantization="Q4_1")

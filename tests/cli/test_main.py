@@ -1,0 +1,76 @@
+"""The command as a whole: what it says of itself, and what becomes of errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from bough.errors import BoughError, EngineError
+
+
+def raising(error: BaseException):
+    def load(*args, **settings):
+        raise error
+
+    return load
+
+
+def test_the_version_is_that_of_the_package(invoke):
+    assert invoke("--version").stdout == f"bough {version('bough')}\n"
+
+
+def test_help_lists_every_command(invoke):
+    result = invoke("--help")
+
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in ("run", "pull", "list", "show", "rm", "bench"))
+
+
+def test_an_error_is_one_line_without_a_traceback(invoke, monkeypatch):
+    monkeypatch.setattr("bough.cli.run.load", raising(EngineError("it broke [in two]")))
+
+    result = invoke("run", "hello you")
+
+    assert result.exit_code == 1
+    assert result.stderr == "error: it broke [in two]\n"
+
+
+def test_debug_shows_where_an_error_came_from(invoke, monkeypatch):
+    monkeypatch.setattr("bough.cli.run.load", raising(EngineError("it broke")))
+
+    assert isinstance(invoke("--debug", "run", "hello you").exception, BoughError)
+
+
+def test_ctrl_c_exits_with_130_and_says_nothing(invoke, monkeypatch):
+    monkeypatch.setattr("bough.cli.run.load", raising(KeyboardInterrupt()))
+
+    result = invoke("run", "hello you")
+
+    assert (result.exit_code, result.stderr) == (130, "")
+
+
+def test_an_unknown_option_is_bad_usage(invoke):
+    assert invoke("list", "--nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["list"]])
+def test_quick_commands_load_neither_torch_nor_transformers(home, words):
+    code = (
+        "import sys; from bough.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+        "print({'torch', 'transformers', 'matplotlib'} & set(sys.modules), file=sys.stderr)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+
+    assert done.stderr.splitlines()[-1] == "set()"
+
+
+def test_a_reader_that_goes_away_causes_no_noise(home):
+    command = [sys.executable, "-m", "bough", "list", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+
+        assert process.stderr.read() == b""

@@ -1,0 +1,140 @@
+"""The commands about models: pull, list, show and rm."""
+
+from __future__ import annotations
+
+import json
+
+from bough.errors import DownloadError
+from bough.models import ModelFiles
+from tests.cli.conftest import add_model
+from tests.fakes import MODELS, FakeEngine
+from tests.models.tiny_tokenizer import byte_level
+from tests.tiny_models import make_folder
+
+
+def test_list_says_how_to_get_a_first_model(invoke):
+    result = invoke("list")
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "bough pull smollm2" in result.stderr
+
+
+def test_list_shows_each_model_in_columns(invoke, store):
+    add_model(store, "small")
+
+    header, row = invoke("list").stdout.splitlines()
+
+    assert header.split() == ["NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"]
+    assert row.startswith("small") and "134.5M" in row and "Q4_1" in row and "just now" in row
+
+
+def test_list_as_json_has_exact_numbers(invoke, store):
+    model = add_model(store, "small")
+
+    (found,) = json.loads(invoke("list", "--json").stdout)
+
+    assert found["name"] == "small"
+    assert found["size_bytes"] == model.size_bytes
+    assert found["num_parameters"] == 134_500_000
+
+
+def test_rm_deletes_models(invoke, store):
+    add_model(store, "small")
+    add_model(store, "large")
+
+    result = invoke("rm", "small", "large:latest")
+
+    assert result.exit_code == 0
+    assert "deleted small" in result.stdout
+    assert store.list() == []
+
+
+def test_rm_refuses_an_unknown_name_and_deletes_nothing(invoke, store):
+    add_model(store, "small")
+
+    result = invoke("rm", "small", "smal", "--yes")
+
+    assert result.exit_code == 1
+    assert result.stderr == "error: no local model 'smal'; local models: small\n"
+    assert [model.name for model in store.list()] == ["small"]
+
+
+def test_rm_asks_on_a_terminal(invoke, store, monkeypatch):
+    add_model(store, "small")
+    monkeypatch.setattr("bough.cli.remove.is_interactive", lambda: True)
+
+    result = invoke("rm", "small", piped="n\n")
+
+    assert "delete small" in result.stderr
+    assert result.exit_code == 1
+    assert store.find("small") is not None
+
+
+def test_pull_tells_its_work_in_lines_where_there_is_no_terminal(invoke, store, monkeypatch):
+    def pull(name: str, settings, progress) -> ModelFiles:
+        progress.start("weights", 2_000_000)
+        progress.advance(2_000_000)
+        progress.finish()
+        return add_model(store, name)
+
+    monkeypatch.setattr("bough.models.pull", pull)
+
+    result = invoke("pull", "small")
+
+    assert result.stderr == "weights (2.0 MB)\n"
+    assert result.stdout.startswith("small is here")
+
+
+def test_pull_of_what_is_there_says_so(invoke, store, monkeypatch):
+    model = add_model(store, "small")
+    monkeypatch.setattr("bough.models.pull", lambda name, settings, progress: model)
+
+    assert invoke("pull", "small").stdout.startswith("small was here already")
+
+
+def test_pull_of_an_unknown_name_says_what_exists(invoke):
+    result = invoke("pull", "nonsense")
+
+    assert result.exit_code == 1
+    assert "smollm2" in result.stderr
+
+
+def test_a_failed_download_is_one_line(invoke, monkeypatch):
+    def pull(name, settings, progress):
+        raise DownloadError("is there a network?")
+
+    monkeypatch.setattr("bough.models.pull", pull)
+
+    assert invoke("pull", "smollm2").stderr == "error: is there a network?\n"
+
+
+def test_show_tells_the_model_and_the_verdict(invoke, home, monkeypatch):
+    folder = make_folder("qwen3", home / "tiny")
+    byte_level().save_pretrained(folder)
+    monkeypatch.setattr("bough.cli.show.make_engine", lambda *args: FakeEngine(MODELS["full+recurrent"]))
+
+    lines = [" ".join(line.split()) for line in invoke("show", str(folder)).stdout.splitlines()]
+
+    assert "architecture Qwen3ForCausalLM" in lines
+    assert "chat template yes" in lines
+    assert "capabilities completion, chat" in lines
+    assert "chunking yes" in lines and "reuse yes" in lines
+    assert "0 full 8 bytes a token" in lines
+    assert "1 recurrent 64 bytes a state" in lines
+
+
+def test_show_as_json_without_the_check_loads_no_engine(invoke, home, monkeypatch):
+    monkeypatch.setattr("bough.cli.show.make_engine", lambda *args: 1 / 0)
+    folder = make_folder("qwen3", home / "tiny")
+
+    found = json.loads(invoke("show", str(folder), "--json", "--no-check").stdout)
+
+    assert found["architecture"] == "Qwen3ForCausalLM"
+    assert "engine" not in found
+
+
+def test_show_of_an_unknown_model_fetches_nothing(invoke):
+    result = invoke("show", "smollm2")
+
+    assert result.exit_code == 1
+    assert "there are no local models yet" in result.stderr

@@ -1,0 +1,183 @@
+"""`bough run` with a prompt: one answer on standard output."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bough.cli.words import Words, read_words
+from tests.cli.conftest import make_runner
+from tests.fakes import FakeEngine
+from tests.models.tiny_tokenizer import byte_level
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+
+
+class InterruptedEngine(FakeEngine):
+    """Ctrl-C comes while its third token is computed."""
+
+    def step(self, lanes, ids):
+        if len(self.evaluated) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return super().step(lanes, ids)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "piped", "expected"),
+    [
+        ([], None, None, Words(None, None)),
+        (["smollm2"], None, None, Words("smollm2", None, is_guess=True)),
+        (["smollm2", "Hello", "you"], None, None, Words("smollm2", "Hello you", is_guess=True)),
+        (["org/name:latest", "Hello"], None, None, Words("org/name:latest", "Hello", is_guess=True)),
+        (["./my model"], None, None, Words(None, "./my model")),
+        (["./folder"], None, None, Words("./folder", None, is_guess=True)),
+        (["Hello there"], None, None, Words(None, "Hello there")),
+        (["What's", "up"], None, None, Words(None, "What's up")),
+        (["Hello", "you"], "smollm2", None, Words("smollm2", "Hello you")),
+        (["smollm2", "Sum up:"], None, "a text", Words("smollm2", "a text\n\nSum up:", is_guess=True)),
+        ([], None, " \n", Words(None, None)),
+        (["a \udcff b"], None, None, Words(None, "a ? b")),
+    ],
+)
+def test_model_and_prompt_are_told_apart(words, model, piped, expected):
+    assert read_words(words, model, piped) == expected
+
+
+def test_an_answer_is_what_the_runner_generates(invoke, loads, tmp_path):
+    expected = make_runner(tmp_path).generate(HELLO, max_tokens=6).text
+
+    result = invoke("run", "tiny", "Hello there", "--max-tokens", "6")
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == expected.removesuffix("\n") + "\n"
+    assert loads == [{"name": "tiny"}]
+
+
+def test_a_piped_text_is_the_prompt(invoke, loads, tmp_path):
+    expected = make_runner(tmp_path).generate(HELLO, max_tokens=6).text
+
+    assert invoke("run", "--max-tokens", "6", piped="Hello there\n").stdout.strip() == expected.strip()
+
+
+def test_raw_goes_without_the_template(invoke, loads, tmp_path):
+    expected = make_runner(tmp_path).generate("Hello there", raw=True, max_tokens=6)
+
+    found = json.loads(invoke("run", "Hello there", "--raw", "--json", "--max-tokens", "6").stdout)
+
+    assert found["text"] == expected.text
+    assert found["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+
+
+def test_json_is_one_object_with_counts_and_times(invoke, loads):
+    found = json.loads(invoke("run", "Hello there", "--json", "--max-tokens", "6").stdout)
+
+    assert found["model"] == "tiny"
+    assert found["finish_reason"] == "length"
+    assert found["usage"]["completion_tokens"] == 6
+    assert found["usage"]["cached_tokens"] + found["usage"]["computed_tokens"] == found["usage"]["prompt_tokens"]
+    assert found["timings"]["load_s"] >= 0 and found["timings"]["total_s"] > 0
+
+
+def test_verbose_tells_the_cost_on_standard_error(invoke, loads):
+    lines = invoke("run", "Hello there", "--verbose", "--max-tokens", "6").stderr.splitlines()
+
+    names = [line.split("  ")[0] for line in lines]
+    assert names == ["total", "load", "prompt", "cached", "computed", "first token", "generated", "finished"]
+
+
+def test_flags_reach_the_settings(invoke, loads):
+    flags = ["--context", "512", "--memory", "2GB", "--no-cache", "--device", "cpu", "--max-tokens", "1"]
+
+    invoke("run", "-m", "tiny", "Hello", *flags)
+
+    assert loads == [{"name": "tiny", "context": 512, "device_bytes": "2GB", "cache": False, "device": "cpu"}]
+
+
+def test_sampling_flags_reach_the_request(invoke, loads, tmp_path):
+    expected = make_runner(tmp_path).generate(HELLO, max_tokens=6, temperature=2.0, seed=7, top_k=50).text
+
+    result = invoke("run", "Hello there", "--max-tokens", "6", "--temperature", "2", "--seed", "7", "--top-k", "50")
+
+    assert result.stdout.rstrip("\n") == expected.rstrip("\n")
+
+
+def test_a_schema_file_shapes_the_answer(invoke, loads, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["Paris"]}')
+
+    assert invoke("run", "Hello there", "--format", str(schema)).stdout == '"Paris"\n'
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--format", "nonsense"], "format is 'nonsense'"),
+        (["--raw", "--system", "Be brief."], "--system needs the chat template"),
+    ],
+)
+def test_bad_flags_are_refused_before_a_model_is_loaded(invoke, loads, flags, complaint):
+    result = invoke("run", "Hello there", *flags)
+
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.stderr.split())
+    assert loads == []
+
+
+def test_no_prompt_at_all_is_bad_usage(invoke, loads):
+    assert invoke("run", "tiny").exit_code == 2
+
+
+def test_a_first_word_that_is_no_model_is_an_error_that_says_what_to_do(invoke):
+    result = invoke("run", "Hello", "there")
+
+    assert result.exit_code == 1
+    assert "no model 'Hello'" in result.stderr and "--model" in result.stderr
+
+
+def test_a_model_without_a_template_asks_for_raw(invoke, monkeypatch, tmp_path):
+    monkeypatch.setattr("bough.cli.run.load", lambda *args, **settings: make_runner(tmp_path, template=None))
+
+    result = invoke("run", "Hello there")
+
+    assert result.exit_code == 1
+    assert "--raw" in result.stderr
+
+
+def test_ctrl_c_keeps_what_came(invoke, monkeypatch, tmp_path):
+    whole = make_runner(tmp_path).generate(HELLO, max_tokens=50).text
+    stopped = make_runner(tmp_path, InterruptedEngine(vocab_size=len(byte_level())))
+    monkeypatch.setattr("bough.cli.run.load", lambda *args, **settings: stopped)
+
+    result = invoke("run", "Hello there", "--json", "--max-tokens", "50")
+
+    found = json.loads(result.stdout)
+    assert result.exit_code == 130
+    assert found["finish_reason"] == "cancelled"
+    assert 0 < found["usage"]["completion_tokens"] < 50
+    assert whole.startswith(found["text"])
+
+
+@pytest.mark.model
+def test_the_default_model_answers_in_a_process_of_its_own(smollm2_files):
+    command = [sys.executable, "-m", "bough.cli.main", "run", "smollm2", "What is the capital of France?", "--json"]
+
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Paris" in json.loads(done.stdout)["text"]
+
+
+@pytest.mark.model
+def test_the_default_model_passes_its_self_check(smollm2_files):
+    command = [sys.executable, "-m", "bough", "show", "smollm2", "--json"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+    found = json.loads(done.stdout)
+    assert found["has_chat_template"]
+    assert found["engine"]["capabilities"]["can_reuse"]

@@ -1,0 +1,77 @@
+"""The engines that the contract suite runs over. A new engine adds one entry to `FACTORIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from bough.cache.state import Page
+from bough.config import Settings
+from bough.engine import Engine
+from bough.torch_engine import TorchEngine
+from tests.fakes import MODELS, FakeEngine
+from tests.tiny_models import make_model
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine under test, and the two things that the contract itself does not tell.
+
+    `held` is zero when every page and state was given back; `storage_bytes` is the memory that a page keeps alive.
+    """
+
+    engine: Engine
+    held: Callable[[], int]
+    storage_bytes: Callable[[Page], int]
+
+
+def _fake(name: str) -> Callable[[Path], Subject]:
+    def make(folder: Path) -> Subject:
+        engine = FakeEngine(MODELS[name])
+        return Subject(engine, lambda: len(engine.live), lambda page: page.nbytes)
+
+    return make
+
+
+def _torch(name: str, device: str = "cpu") -> Callable[[Path], Subject]:
+    def make(folder: Path) -> Subject:
+        torch.set_num_threads(1)
+        engine = TorchEngine(make_model(name).to(device), Settings(cache_folder=folder))
+        return Subject(engine, lambda: engine.held_bytes, lambda page: page.rows.untyped_storage().nbytes())
+
+    return make
+
+
+_KINDS = {
+    "full": "llama",
+    "window": "mistral",
+    "full+window": "gemma3_text",
+    "full+recurrent": "qwen3_next",
+    "recurrent": "mamba2",
+    "both-in-one-layer": "falcon_h1",
+}
+
+FACTORIES: dict[str, Callable[[Path], Subject]] = {
+    **{f"fake-{name}": _fake(name) for name in MODELS},
+    **{f"torch-{kind}": _torch(name) for kind, name in _KINDS.items()},
+    **{f"cuda-{kind}": _torch(name, "cuda") for kind, name in _KINDS.items() if torch.cuda.is_available()},
+}
+
+
+_PARAMS = [pytest.param(name, marks=[pytest.mark.cuda] if name.startswith("cuda") else []) for name in FACTORIES]
+
+
+@pytest.fixture(scope="module", params=_PARAMS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return FACTORIES[request.param](tmp_path_factory.mktemp("verdicts"))
+
+
+@pytest.fixture
+def subject(made: Subject) -> Iterator[Subject]:
+    """The engine; a test that leaves a page or state behind fails."""
+    yield made
+    assert made.held() == 0, "pages or states were not given back"

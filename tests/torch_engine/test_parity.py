@@ -1,0 +1,36 @@
+"""Every tiny architecture against an uncached forward with the attention that its own code defines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import CONFIGS
+from tests.torch_engine.parity import parity_row
+
+WITHOUT_REUSE = {"mamba", "jamba", "minimax", "recurrent_gemma", "nemotron_h"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WITHOUT_REUSE])
+def test_reuse_changes_no_logit_by_more_than_rounding(name: str, tmp_path: Path) -> None:
+    row = parity_row(name, tmp_path)
+
+    assert row.capabilities.can_reuse, row.capabilities.reason
+    assert set(row.differences) == {"stepped", "chunked", "restored", "rewound", "branched"}
+    assert max(row.differences.values()) <= 1e-4, row.differences
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_REUSE & set(CONFIGS)))
+def test_an_architecture_that_is_wrong_when_reused_is_found_out_and_still_runs_right(name: str, tmp_path: Path) -> None:
+    row = parity_row(name, tmp_path)
+
+    assert not row.capabilities.can_reuse
+    assert row.capabilities.reason
+    assert row.differences["stepped"] <= 1e-4
