@@ -54,6 +54,11 @@ class Engine(PageStore, Protocol):
         """Name, device, dtype, attention and versions, for people."""
         ...
 
+    @property
+    def max_chunk_tokens(self) -> int:
+        """The longest run that a lane takes within what was reserved for it."""
+        ...
+
     def default_budget_bytes(self) -> int:
         """How much memory lanes and pages may take on this device if the user does not say."""
         ...

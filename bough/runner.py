@@ -116,7 +116,7 @@ class Runner:
         self.reuse: Reuse = self.prefix_cache
         self._vocabulary = _Vocabulary(tokenizer)
         self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
-        self._chunk_size = ChunkSize(settings.chunk)
+        self._chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
         self._lock = threading.Lock()
 
     def _make_cache(self) -> PrefixCache:

@@ -143,6 +143,7 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.context_tokens = context_tokens
         self.capabilities = Capabilities()
+        self.max_chunk_tokens = 8192
         self.live: set[Page | State] = set()
         self.evaluated: list[int] = []  # tokens per call
         self.fail_next: str | None = None  # "evaluate", "publish"

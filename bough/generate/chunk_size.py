@@ -6,16 +6,17 @@ Short chunks keep other requests' words coming and let a cancellation be seen so
 from __future__ import annotations
 
 TARGET_S = 0.25
-SMALLEST, LARGEST = 128, 8192
+SMALLEST = 128
 _WEIGHT = 0.5  # of the newest measurement
 
 
 class ChunkSize:
     """The size of the next chunk, from the measured rate of those before it; or a fixed one."""
 
-    def __init__(self, fixed: int = 0, first: int = 512) -> None:
+    def __init__(self, fixed: int = 0, *, first: int = 512, largest: int = 8192) -> None:
         self._fixed = fixed
-        self._first = first
+        self._first = min(first, largest)
+        self._largest = largest
         self._rate: float | None = None  # tokens a second
 
     @property
@@ -25,7 +26,7 @@ class ChunkSize:
         if self._rate is None:
             return self._first
         wanted = int(self._rate * TARGET_S)
-        return max(SMALLEST, min(LARGEST, 1 << max(0, wanted.bit_length() - 1)))  # the power of two at or below
+        return min(self._largest, max(SMALLEST, 1 << max(0, wanted.bit_length() - 1)))  # a power of two
 
     def measure(self, num_tokens: int, seconds: float) -> None:
         """Learn from a chunk that took so long; tiny ones say nothing of the rate."""

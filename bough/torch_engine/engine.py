@@ -35,6 +35,7 @@ from bough.types import Draw, Sampled
 _DEFAULT_CONTEXT = 131_072  # of models that set themselves no bound
 _SLACK_CPU = 512
 _SLACK_ACCELERATOR = 2_048
+_LONGEST_RUN = 8_192
 
 
 class TorchEngine:
@@ -97,6 +98,10 @@ class TorchEngine:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        return self._slack if any(group.window for group in self.groups) else _LONGEST_RUN
 
     def default_budget_bytes(self) -> int:
         return default_budget_bytes(self._forward.device)
@@ -169,9 +174,13 @@ class TorchEngine:
             return LibraryCompute(self._forward)
         if self._verdict.way == "recompute":
             return RecomputeCompute(self._forward)
+        return LaneCompute(self._forward, self._layout, self._pages, self._context, self._slack, self._verdict.can_batch)
+
+    @property
+    def _slack(self) -> int:
+        """Rows that a window buffer has room for beyond its window: the longest run of a chunked prompt."""
         is_cpu = self._forward.device.type == "cpu"
-        slack = self._settings.chunk or (_SLACK_CPU if is_cpu else _SLACK_ACCELERATOR)
-        return LaneCompute(self._forward, self._layout, self._pages, self._context, slack, self._verdict.can_batch)
+        return self._settings.chunk or (_SLACK_CPU if is_cpu else _SLACK_ACCELERATOR)
 
 
 def _context_of(model: Any, settings: Settings) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.errors import EngineError, PromptTooLong
-from bough.generate.chunk_size import LARGEST, SMALLEST, ChunkSize
+from bough.generate.chunk_size import SMALLEST, ChunkSize
 from bough.generate.generation import Generation
 from bough.generate.pipeline import run_alone
 from bough.generate.request import Request
@@ -236,7 +236,8 @@ def test_chunks_adapt_to_the_measured_rate_and_a_fixed_size_stays() -> None:
     assert size.tokens == SMALLEST
     for _ in range(40):
         size.measure(4096, 0.001)
-    assert size.tokens == LARGEST
+    assert size.tokens == 8192
+    assert ChunkSize(largest=100).tokens == 100
     fixed = ChunkSize(100)
     fixed.measure(100, 9.0)
     assert fixed.tokens == 100
