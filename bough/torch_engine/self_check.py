@@ -8,10 +8,10 @@ one allows everything.
 
 Tolerances. In float32 the largest logit difference may be 1e-4, or 1e-4 times the spread of the logits where that is more
 than one; on the copy always 1e-4 spreads. In half precision rounding alone moves logits: between "sdpa" and "eager" by 0.36
-spreads on a random model of 8 billion weights, and hardly less between runs of one attention. So real weights need only
-stay within twice the former, or half a spread, which catches another prefix's state and little else. The float32 copy
-judges what is finer, and a copy in half precision the kernels: it may be three times as far from the float32 copy as one stock
-forward pass is. Where no copy can be built, what only a fine check would find is not allowed.
+spreads on a random model of 8 billion weights, and by 0.2 between one run and several with stock attention. So real weights
+need only stay within twice the former, or half a spread, which catches another prefix's state and little else. The float32
+copy judges what is finer, and a copy in half precision the kernels: it may be three times as far from the float32 copy as
+one stock forward pass is. Where no copy can be built, what only a fine check would find is not allowed.
 """
 
 from __future__ import annotations
