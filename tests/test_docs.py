@@ -1,0 +1,31 @@
+"""The documents are true, as far as a test can see."""
+
+from __future__ import annotations
+
+import re
+
+import bough
+from tests.readme_tree import README, ROOT, make_tree, read_tree
+
+
+def test_the_tree_of_files_in_the_readme_is_up_to_date() -> None:
+    assert read_tree() == make_tree(), "run: python -m tests.readme_tree"
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert not [
+        file for file in (ROOT / "bough").rglob("*.py") if not file.read_text(encoding="utf-8").startswith(('"""', "'''"))
+    ]
+
+
+def test_public_names_exist() -> None:
+    for name in bough.__all__:
+        assert getattr(bough, name)
+    for name in ("generate", "stream", "warm"):
+        assert callable(getattr(bough.Runner, name))
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    for document in (README, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
