@@ -56,7 +56,7 @@ class PrefixCache:
         self.groups = tuple(store.groups)
         self.page_tokens = page_tokens
         self.budget_bytes = budget_bytes
-        self.can_chunk = can_chunk
+        self._can_chunk = can_chunk
         self.memory = Memory(store, page_tokens)
         self.slots = [Slot(lane) for lane in lanes]
         self.tries: dict[str, Trie] = {}
@@ -96,7 +96,7 @@ class PrefixCache:
         total = num_tokens(prompt)
         if total == 0:
             raise RequestError("the prompt has 0 tokens, and needs at least 1")
-        reuses = self.is_enabled and (self._reuse_limit is None or total <= self._reuse_limit)
+        reuses = self.is_enabled and not self._is_beyond_limit(total)
         trie = self._trie(salt)
         try:
             adoption = adopt(self, trie, prompt, salt, total + max_new_tokens, reuses=reuses)
@@ -106,6 +106,13 @@ class PrefixCache:
         session = Session(self, adoption, trie, salt, prompt, stores=reuses and store, keep=keep)
         self._schedule(session, boundaries)
         return session
+
+    def _is_beyond_limit(self, total: int) -> bool:
+        return self._reuse_limit is not None and total > self._reuse_limit
+
+    def can_chunk(self, total: int) -> bool:
+        """Whether a prompt of so many tokens may be evaluated in several runs."""
+        return self._can_chunk and not self._is_beyond_limit(total)
 
     def _trie(self, salt: str) -> Trie:
         return self.tries.setdefault(salt, Trie(self.memory, self.page_tokens))

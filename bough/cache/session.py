@@ -135,11 +135,13 @@ class Session:
         A chunk ends at a scheduled capture only if a recurrent group needs that, else at a page border where it can.
         """
         start, total = self.offset, self.prompt_tokens
-        end = min(start + max_tokens, total) if self.cache.can_chunk else total
-        if end < total and self.cache.can_chunk:
-            border = end // self.cache.page_tokens * self.cache.page_tokens
-            end = border if border > start else end
-        if any(group.kind is Kind.RECURRENT for group in self.cache.groups) and self.cache.can_chunk:
+        if not self.cache.can_chunk(total):
+            return unpack(cut(self.prompt, start))
+        end = min(start + max_tokens, total)
+        border = end // self.cache.page_tokens * self.cache.page_tokens
+        if start < border and end < total:
+            end = border
+        if any(group.kind is Kind.RECURRENT for group in self.cache.groups):
             end = min((offset for offset in self.captures if start < offset < end), default=end)
         return unpack(cut(self.prompt, start, end))
 

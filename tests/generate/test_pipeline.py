@@ -224,7 +224,9 @@ def test_past_the_reuse_limit_a_sequence_is_evaluated_anew_and_not_recorded() ->
 
     assert list(done.token_ids) == bench.greedy(6)
     assert bench.cache.tries[""].match([*PROMPT, *done.token_ids]).length == 10
+    before = len(bench.engine.evaluated)
     assert bench.run([*PROMPT, *done.token_ids], max_tokens=1).usage.cached_tokens == 0
+    assert bench.engine.evaluated[before:] == [14], "beyond the limit a prompt is one run"
 
 
 def test_chunks_adapt_to_the_measured_rate_and_a_fixed_size_stays() -> None:
