@@ -1,7 +1,7 @@
 """Settings: built once from flags, `BOUGH_*` variables and `bough.toml`, in this order, then passed down.
 
-This is the only module that reads the environment or the settings file. `bough.toml` is looked for in the working folder,
-then in the platform's configuration folder; its keys are the names of the fields below.
+This is the only module that touches the environment or reads the settings file. `bough.toml` is looked for in the working
+folder, then in the platform's configuration folder; its keys are the names of the fields below.
 """
 
 from __future__ import annotations
@@ -92,6 +92,14 @@ def load_settings(
     if unknown:
         raise SettingsError(f"unknown setting {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
     return replace(Settings(), **{name: _read(name, value) for name, value in values.items()})
+
+
+def let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep while they wait, unless the user chose otherwise. Has an effect before torch is loaded.
+
+    Threads that spin collapse as soon as another program wants a core: a prefill of a second then takes half a minute.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 _FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Settings)}

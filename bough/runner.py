@@ -21,7 +21,7 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Reuse
 from bough.cache.tokens import common_prefix, pack
 from bough.cache.view import Explanation, TreeView, explain, view_tree
-from bough.config import Settings, load_settings
+from bough.config import Settings, let_threads_sleep, load_settings
 from bough.engine import Engine
 from bough.errors import ModelNotFound, RequestError, UnsupportedModel
 from bough.generate.chunk_size import ChunkSize
@@ -60,6 +60,7 @@ def find_model(name: str, settings: Settings, progress: Progress | None = None) 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
     """The engine that the settings ask for, with the model loaded."""
+    let_threads_sleep()
     try:
         from bough.torch_engine import TorchEngine
     except ModuleNotFoundError as error:
@@ -76,6 +77,7 @@ def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None
 
 def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
     """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
+    let_threads_sleep()
     from bough.torch_engine import TorchEngine
     from bough.torch_engine.random_model import make_random_model
 

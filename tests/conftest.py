@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bough.config import load_settings
+from bough.config import let_threads_sleep, load_settings
 from bough.models import ModelFiles, pull
+
+let_threads_sleep()  # before any test imports torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

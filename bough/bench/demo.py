@@ -54,6 +54,7 @@ def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult
                 for _ in tour.run(name, lambda text: _say(said, text)):
                     bars.advance(task)
             results[name] = tour.result
+            tour.result.kept_bytes = strategy.kept_bytes
             if name == "tree" and isinstance(strategy, PrefixCache):
                 drawing = str(view_tree(strategy, lambda ids: runner.tokenizer.decode(ids, skip_special_tokens=False)))
             strategy.clear()

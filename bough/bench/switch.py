@@ -129,9 +129,15 @@ def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tupl
             result.turns.append(_measure(conversation.number, turn, oracle.possible(ids), answer))
             result.replies.append(answer.token_ids)
             result.kept_bytes = strategy.kept_bytes
-            oracle.remember([*ids, *answer.token_ids[:-1]])
+            oracle.remember([*ids, *fed_tokens(answer)])
             yield result, result.turns[-1]
     strategy.clear()
+
+
+def fed_tokens(answer: Completion) -> tuple[int, ...]:
+    """The generated tokens that the lane was fed: all if the model ended its answer itself, else all but the last."""
+    ended_itself = answer.finish_reason == "stop" and answer.stop is None
+    return answer.token_ids if ended_itself else answer.token_ids[:-1]
 
 
 def _measure(conversation: int, turn: int, possible: int, answer: Completion) -> Turn:

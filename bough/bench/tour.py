@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from bough.bench.switch import Oracle, StrategyResult, Turn
+from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens
 from bough.runner import Runner
 from bough.types import Completion, Message
 
@@ -70,7 +70,7 @@ class Tour:
         self._chats[number].append({"role": "assistant", "content": answer.text})
         usage, timings = answer.usage, answer.timings
         possible = self._oracle.possible(ids)
-        self._oracle.remember([*ids, *answer.token_ids[:-1]])
+        self._oracle.remember([*ids, *fed_tokens(answer)])
         done = Turn(
             number, turn, usage.prompt_tokens, possible, usage.cached_tokens, timings.first_token_s, timings.total_s
         )
