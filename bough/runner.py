@@ -6,10 +6,10 @@ streams take turns between their pieces.
 
 from __future__ import annotations
 
+import operator
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,6 +33,7 @@ from bough.generate.request import Request
 from bough.models.files import ModelFiles
 from bough.models.progress import Progress
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.turns import Turns
 from bough.types import Boundary, Chunk, Completion, Prompt, SamplingParams
 
 _SAMPLING = {each.name for each in fields(SamplingParams)}
@@ -119,7 +120,9 @@ class Runner:
         self._vocabulary = _Vocabulary(tokenizer)
         self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
         self._chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
-        self._lock = threading.Lock()
+        self._turns = Turns()
+        self._running: set[Generator[Chunk | Completion, None, None]] = set()
+        self._is_closed = False
 
     def _make_cache(self) -> PrefixCache:
         can = self.engine.capabilities
@@ -141,16 +144,25 @@ class Runner:
             if raw or not (self.tokenizer.has_text and self.tokenizer.template.is_present):
                 return Encoded(self.tokenizer.encode(prompt))
             prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            prompt = self._listed(prompt)
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             messages: Any = prompt
             rendered = self.tokenizer.render(messages, tools=tools, **template_kwargs)
             return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
         return Encoded(self._checked_ids(prompt))
 
+    def _listed(self, prompt: Any) -> list[Any]:
+        """The elements of an array or tensor of ids; anything else that is no sequence is refused."""
+        if not hasattr(prompt, "tolist") or isinstance(listed := prompt.tolist(), int | float):
+            raise RequestError(f"a prompt is a text, messages, or token ids, not {type(prompt).__name__}")
+        return list(listed)
+
     def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
-        ids = [int(each) for each in prompt] if all(hasattr(each, "__index__") for each in prompt) else None
-        if ids is None:
-            raise RequestError("a prompt is a text, a list of messages, or a list of token ids")
+        try:
+            ids = [operator.index(each) for each in prompt]
+        except TypeError as error:
+            raise RequestError(f"a prompt is a text, messages, or a flat list of token ids: {error}") from error
         wrong = next((each for each in ids if not 0 <= each < self.engine.vocab_size), None)
         if wrong is not None:
             raise RequestError(f"token id {wrong} is outside the vocabulary of {self.engine.vocab_size}")
@@ -179,7 +191,8 @@ class Runner:
     ) -> Iterator[Chunk | Completion]:
         """Pieces of the answer as they come, then the same `Completion` that `generate` returns.
 
-        Errors in the request are raised here, not at the first piece. Stop iterating (or close the iterator) to cancel.
+        Errors in prompt and options are raised here; what depends on lanes and memory (LanesBusy, DoesNotFit) at the first
+        piece. Stop iterating (or close the iterator) to cancel: the work done is kept.
         """
         params = self._params(params, sampling)
         encoded = self.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {}))
@@ -208,14 +221,22 @@ class Runner:
         request = Request(encoded.ids, SamplingParams(max_tokens=0), encoded.boundaries, salt=salt, keep=True)
         *_, completion = self._stream(self._generation(request))
         assert isinstance(completion, Completion)
+        self._require_kept(encoded.ids, salt)
         return completion
+
+    def _require_kept(self, ids: Sequence[int], salt: str) -> None:
+        """Raise if a prefix that was asked to be kept found no room."""
+        cache = self.prefix_cache
+        with self._turns:
+            if cache.is_enabled and not cache.is_kept(ids, salt):
+                raise cache.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
 
     def _prefix(self, prompt: Prompt, encoded: Encoded, template: dict[str, Any]) -> Encoded:
         """The part of a rendered prompt that stays the same when a text goes on, or when another message follows."""
         if isinstance(prompt, str):
             other = self.encode(f"{prompt} and so on", **template)
         else:
-            other = self.encode(prompt, add_generation_prompt=False, **template)
+            other = self.encode(prompt, **{**template, "add_generation_prompt": False})
         shared = common_prefix(pack(encoded.ids), pack(other.ids)) or len(encoded.ids)
         boundaries = [each for each in encoded.boundaries if each.offset <= shared]
         return Encoded(encoded.ids[:shared], boundaries, is_chat=True)
@@ -237,18 +258,21 @@ class Runner:
         return Generation(self.engine, request, self._vocabulary, constraint, time.perf_counter)
 
     def _stream(self, generation: Generation) -> Iterator[Chunk | Completion]:
+        if self._is_closed:
+            raise RequestError("the runner is closed")
         steps = run_alone(self.engine, self.reuse, generation, self._chunk_size)
+        self._running.add(steps)
         try:
             while True:
-                with self._lock:
+                with self._turns:
                     piece = next(steps, None)
                 if piece is None:
                     return
                 if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
                     yield piece
         finally:
-            with self._lock:
-                steps.close()  # type: ignore[attr-defined]
+            self._running.discard(steps)
+            self._turns.close(steps)
 
     @contextmanager
     def remembering(self, reuse: Reuse) -> Iterator[None]:
@@ -260,8 +284,13 @@ class Runner:
             self.reuse = before
 
     def close(self) -> None:
-        """Give the model's memory back."""
-        with self._lock:
+        """End what is running and give the model's memory back. A second call does nothing."""
+        with self._turns:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for steps in list(self._running):
+                steps.close()
             self.prefix_cache.clear()
             self.engine.close()
 
@@ -280,23 +309,23 @@ class CacheHandle:
 
     def tree(self) -> TreeView:
         """The tree at this moment; `str` draws it, `as_dict` is plain data."""
-        with self._runner._lock:
+        with self._runner._turns:
             return view_tree(self._runner.prefix_cache, self._decode)
 
     def stats(self) -> dict[str, Any]:
         """Counts and bytes of everything that is kept."""
-        with self._runner._lock:
+        with self._runner._turns:
             return self._runner.prefix_cache.stats()
 
     def explain(self, prompt: Prompt, *, salt: str = "") -> Explanation:
         """How much of a prompt would be reused, and why not more."""
         ids = self._runner.encode(prompt).ids
-        with self._runner._lock:
+        with self._runner._turns:
             return explain(self._runner.prefix_cache, ids, salt, self._decode)
 
     def clear(self) -> None:
         """Forget everything that no running request stands on."""
-        with self._runner._lock:
+        with self._runner._turns:
             self._runner.prefix_cache.clear()
 
     def _decode(self, ids: Sequence[int]) -> str:

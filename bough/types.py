@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import NoneType
 from typing import Any, Literal
 
 from bough.errors import RequestError
@@ -54,10 +55,11 @@ class SamplingParams:
     format: str | dict[str, Any] | None = None  # None, "json", or a JSON schema
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        else:
-            object.__setattr__(self, "stop", tuple(self.stop))
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        for name, kinds in _TYPES.items():
+            value = getattr(self, name)
+            _require(isinstance(value, kinds) and not isinstance(value, bool), name, value, f"of type {_named(kinds)}")
         _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0, or None")
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
@@ -68,7 +70,29 @@ class SamplingParams:
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "in [-2, 2]")
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "in [-2, 2]")
         _require(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "in [0, 20], or None")
-        _require(all(self.stop), "stop", self.stop, "strings of at least one character")
+        _require(
+            all(isinstance(each, str) and each for each in stop), "stop", self.stop, "strings of at least one character"
+        )
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "max_tokens": (int, NoneType),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+    "min_p": (int, float),
+    "repeat_penalty": (int, float),
+    "repeat_last_n": (int,),
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "seed": (int, NoneType),
+    "logprobs": (int, NoneType),
+    "format": (str, dict, NoneType),
+}
+
+
+def _named(kinds: tuple[type, ...]) -> str:
+    return " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

@@ -77,13 +77,18 @@ class FakeLane:
     def bytes_for(self, num_tokens: int) -> int:
         return self._bytes(max(self.capacity, num_tokens))
 
+    def peak_for(self, num_tokens: int) -> int:
+        return self.bytes_for(num_tokens)
+
     def reserve(self, num_tokens: int) -> None:
+        self.engine.maybe_fail("reserve")
         self.capacity = max(self.capacity, num_tokens)
 
     def first_row(self, group: Group) -> int:
         return self.held[group][0]
 
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+        self.engine.maybe_fail("adopt")
         assert set(sources) == set(self.held) and offset <= self.capacity
         self.held = {group: self._adopted(group, offset, source) for group, source in sources.items()}
         assert self.offset == offset
@@ -114,6 +119,7 @@ class FakeLane:
         return self.engine.track(Page(group, start, end, tuple(tokens[start - first : end - first]), 0))
 
     def capture(self, group: Group) -> State:
+        self.engine.maybe_fail("capture")
         return self.engine.track(State(group, self.offset, tuple(self.held[group][1]), group.state_bytes))
 
     def clear(self) -> None:
@@ -146,7 +152,8 @@ class FakeEngine:
         self.max_chunk_tokens = 8192
         self.live: set[Page | State] = set()
         self.evaluated: list[int] = []  # tokens per call
-        self.fail_next: str | None = None  # "evaluate", "publish"
+        self.fail_next: str | None = None  # the call that fails next: "evaluate", "publish", "cut", …
+        self.fail_with: type[Exception] = EngineError
         self.fail_after_groups = 0
 
     def describe(self) -> dict[str, str]:
@@ -161,7 +168,7 @@ class FakeEngine:
     def maybe_fail(self, where: str) -> None:
         if self.fail_next == where:
             self.fail_next = None
-            raise EngineError(f"made to fail in {where}")
+            raise self.fail_with(f"made to fail in {where}")
 
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> tuple[float, ...]:
         assert isinstance(lane, FakeLane) and ids
@@ -199,13 +206,16 @@ class FakeEngine:
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         assert page.start < at < page.end
-        self.release(page)
+        self.maybe_fail("cut")
         middle = at - page.start
-        left = Page(page.group, page.start, at, page.rows[:middle], 0)
-        return self.track(left), self.track(Page(page.group, at, page.end, page.rows[middle:], 0))
+        left = self.track(Page(page.group, page.start, at, page.rows[:middle], 0))
+        right = self.track(Page(page.group, at, page.end, page.rows[middle:], 0))
+        self.release(page)
+        return left, right
 
     def join(self, left: Page, right: Page) -> Page:
         assert left.group is right.group and left.end == right.start
+        self.maybe_fail("join")
         self.release(left)
         self.release(right)
         return self.track(Page(left.group, left.start, right.end, left.rows + right.rows, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from collections.abc import Iterator
@@ -213,3 +214,62 @@ def test_settings_reach_the_runner(folders: Path) -> None:
         assert len(runner.prefix_cache.slots) == 2
         assert runner.engine.context_tokens == 100
         assert runner.engine.describe()["dtype"] == "bfloat16"
+
+
+def test_a_callback_may_look_at_the_cache(llama: Runner) -> None:
+    seen: list[object] = []
+    llama.generate([3, 4, 5], max_tokens=2, on_progress=lambda *_: seen.append(llama.cache.stats()["tokens"]))
+    assert seen
+
+
+def test_an_abandoned_stream_is_closed_when_the_garbage_collector_finds_it(llama: Runner) -> None:
+    stream = llama.stream([3, 4, 5, 6], max_tokens=8, ignore_eos=True)
+    next(stream)
+    cycle: list[object] = [stream]
+    cycle.append(cycle)
+    del stream, cycle
+
+    llama.generate([5, 6, 7], max_tokens=2, ignore_eos=True, on_progress=lambda *_: gc.collect())
+
+    assert llama.cache.stats()["busy_lanes"] == 0
+
+
+def test_closing_twice_and_with_a_stream_open_is_fine(folders: Path) -> None:
+    runner = load("llama", folders)
+    stream = runner.stream([3, 4, 5], max_tokens=50, ignore_eos=True)
+    next(stream)
+    runner.close()
+    runner.close()
+    assert list(stream) == []
+    with pytest.raises(RequestError, match="closed"):
+        runner.generate([3, 4])
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [torch.tensor([[1, 2, 3]]), torch.tensor(3), torch.tensor([1.7, 2.2]), {"role": "user"}, None, {1, 2}, b"ab", [[1]]],
+    ids=str,
+)
+def test_prompts_of_the_wrong_shape_are_refused(prompt: object, llama: Runner) -> None:
+    with pytest.raises(RequestError):
+        llama.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_a_flat_tensor_or_tuple_of_ids_is_a_prompt(llama: Runner) -> None:
+    expected = llama.generate([3, 4, 5], max_tokens=3).token_ids
+    assert llama.generate(torch.tensor([3, 4, 5]), max_tokens=3).token_ids == expected  # type: ignore[arg-type]
+    assert llama.generate((3, 4, 5), max_tokens=3).token_ids == expected
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": "5"}, {"max_tokens": 2.5}, {"temperature": None}, {"stop": [1]}])
+def test_options_of_the_wrong_type_are_refused_by_name(options: dict[str, object], llama: Runner) -> None:
+    with pytest.raises(RequestError, match=next(iter(options))):
+        llama.generate([3, 4], **options)
+
+
+def test_a_prefix_that_finds_no_room_is_not_silently_forgotten(folders: Path) -> None:
+    with load("llama", folders) as runner:
+        runner.generate(list(range(3, 90)), max_tokens=1)
+        lane_bytes = runner.cache.stats()["lane_bytes"]
+    with load("llama", folders, device_bytes=lane_bytes + 100) as tight, pytest.raises(bough.DoesNotFit):
+        tight.warm(list(range(3, 90)))

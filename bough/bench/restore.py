@@ -65,7 +65,7 @@ def measure_restore(runner: Runner, num_tokens: int, rounds: int = 5) -> Restore
     restored = []
     for _ in range(rounds):
         for slot in runner.prefix_cache.slots:
-            runner.prefix_cache.clear_slot(slot)
+            runner.prefix_cache.room.clear_slot(slot)
         restored.append(_answer(runner, prompt))
     live = [_answer(runner, prompt) for _ in range(rounds)]
     assert all(answer.usage.cached_tokens == num_tokens - 1 for answer in [*restored, *live])
@@ -91,7 +91,7 @@ def _time_begin(runner: Runner, prompt: list[int]) -> float:
     """Only the restoring, by itself: match, plan, and the copy into a cleared lane, until it is done on the device."""
     cache = runner.prefix_cache
     for slot in cache.slots:
-        cache.clear_slot(slot)
+        cache.room.clear_slot(slot)
     runner.engine.synchronize()
     started = time.perf_counter()
     session = cache.begin(prompt, max_new_tokens=9)

@@ -135,6 +135,9 @@ class CopyPerConversation:
         prompt = pack(ids)
         best = max(self._copies, key=lambda copy: self._usable(copy, prompt), default=None)
         cached = self._usable(best, prompt) if best else 0
+        if best and cached:
+            self._copies.remove(best)
+            self._copies.append(best)
         self._lane.reserve(len(ids) + max_new_tokens)
         self._lane.adopt(cached, {group: self._source(best, group, cached) for group in self._groups})
         return LaneSession(self._lane, ids, cached, self._end)

@@ -112,7 +112,7 @@ def make_strategy(name: str, runner: Runner) -> Strategy:
     if name == "copies":
         return CopyPerConversation(engine, engine.make_lane())
     lanes = [engine.make_lane() for _ in range(runner.settings.lanes)]
-    return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.budget_bytes, is_enabled=name == "tree")
+    return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.room.budget_bytes, is_enabled=name == "tree")
 
 
 def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:

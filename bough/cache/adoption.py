@@ -36,27 +36,27 @@ def adopt(cache: PrefixCache, trie: Trie, prompt: bytes, salt: str, total_tokens
     found = trie.match(prompt) if reuses else Match(0, [], trie.root)
     choice = _choose(cache, found, prompt, salt, reuses=reuses)
     slot = choice.slot
-    slot.is_busy = True
     pin = Pin(trie.root, 0)
-    trie.root.pins.add(pin)
     try:
+        slot.is_busy, slot.salt, slot.tokens = True, salt, b""  # from here on only the session knows what the lane holds
+        cache.add_pin(pin)
         offset = _stand(cache, trie, found, choice, pin, total_tokens)
     except BaseException:
-        pin.node.pins.discard(pin)
-        cache.memory.offer(trie, pin.node)
+        cache.drop_pin(trie, pin)
         slot.is_busy = False
-        cache.clear_slot(slot)
+        cache.room.clear_slot(slot)
         raise
-    slot.salt = salt
-    return Adoption(slot, pin, max(found.length, offset), offset)
+    is_branch = found.length < found.node.end or bool(found.node.children)
+    return Adoption(slot, pin, max(found.length, offset), offset, is_branch and found.length < num_tokens(prompt))
 
 
-def best_offset(cache: PrefixCache, found: Match, prompt: bytes, salt: str) -> int:
-    """The deepest offset of a prompt that the tree, with the help of any one lane at rest, can restore now."""
-    limit = min(found.length, num_tokens(prompt) - 1)
+def reusable(cache: PrefixCache, trie: Trie, prompt: bytes, salt: str) -> int:
+    """The offset that `adopt` would reach now, if there is room."""
+    found = trie.match(prompt)
+    if any(not slot.is_busy for slot in cache.slots):
+        return _choose(cache, found, prompt, salt, reuses=True).offset
     nothing = Live(0, -1, dict.fromkeys(cache.groups, 0))
-    resting = [_choose(cache, found, prompt, salt, reuses=True).offset] if cache.has_resting_lane else []
-    return max([plan(cache.groups, found.path, found.length, nothing, limit), *resting])
+    return plan(cache.groups, found.path, found.length, nothing, min(found.length, num_tokens(prompt) - 1))
 
 
 def _choose(cache: PrefixCache, found: Match, prompt: bytes, salt: str, *, reuses: bool) -> Choice:
@@ -71,21 +71,36 @@ def _choose(cache: PrefixCache, found: Match, prompt: bytes, salt: str, *, reuse
 
 
 def _stand(cache: PrefixCache, trie: Trie, found: Match, choice: Choice, pin: Pin, total_tokens: int) -> int:
-    """Hold the planned offset, make room, look up again, and let the lane adopt; with less where that does not fit."""
+    """Hold the planned offset, make room, look up again, and let the lane adopt; with less where that does not fit.
+
+    Where the tree's copy is what does not fit, the lane's own rows alone may still reach as deep.
+    """
     slot, live, offset = choice.slot, choice.live, choice.offset
     path, matched = found.path, found.length
+    if live.shared == 0:
+        cache.room.clear_slot(slot)  # nothing of it is of use: do not move it while the lane grows
     while True:
         with _held(cache, trie, pin, path, min(offset, matched)):
-            if cache.reserve(slot, total_tokens):
+            if cache.room.reserve(slot, total_tokens):
                 slot.lane.adopt(offset, _sources(cache.groups, pin.node.path(), live, offset))
                 return offset
+            shortage = cache.room.shortage(cache.room.growth(slot, total_tokens), spare=slot)
         if offset > 0:
-            path, matched = pin.node.path(), pin.offset
-            offset = plan(cache.groups, path, matched, live, offset // 2)
+            path, matched, offset = _plan_less(cache, pin, live, offset, shortage)
         elif slot.lane.nbytes:
-            cache.clear_slot(slot)
+            cache.room.clear_slot(slot)
         else:
-            raise cache.refuse(slot.lane.bytes_for(total_tokens))
+            raise cache.room.refuse(slot.lane.bytes_for(total_tokens))
+
+
+def _plan_less(cache: PrefixCache, pin: Pin, live: Live, offset: int, shortage: int) -> tuple[list[Node], int, int]:
+    """The next best thing: the lane's own rows without the tree's, or less of the tree, by what was missing."""
+    row_bytes = cache.costs.row_bytes
+    limit = offset - max(1, -(-shortage // row_bytes)) if row_bytes else offset // 2
+    path, matched = pin.node.path(), pin.offset
+    less = plan(cache.groups, path, matched, live, max(0, limit))
+    alone = plan(cache.groups, [], 0, live, min(live.shared, offset)) if matched else 0
+    return ([], 0, alone) if alone > less else (path, matched, less)
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 `Memory` stands between the tries and the engine's page store and counts every page and state that the tree holds. Evictions
 are taken from a heap with lazy deletion: a node is offered again whenever something about it changes, which makes its older
-entries stale. One eviction costs O(log n).
+entries stale. One eviction costs O(log n) of the number of nodes, and a look at the restore points of one node.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,7 +37,13 @@ class Memory:
     It is itself a page store: tries cut, join and release through it, so that no byte escapes the count.
     """
 
-    def __init__(self, store: PageStore, page_tokens: int, policy: Policy = leaf_lru) -> None:
+    def __init__(
+        self,
+        store: PageStore,
+        page_tokens: int,
+        policy: Policy = leaf_lru,
+        on_empty: Callable[[Trie], None] = lambda trie: None,
+    ) -> None:
         self.groups: Sequence[Group] = store.groups
         self.page_tokens = page_tokens
         self.tree_bytes = 0
@@ -45,6 +51,7 @@ class Memory:
         self.needs_points = any(group.kind is not Kind.FULL for group in self.groups)
         self._store = store
         self._policy = policy
+        self._on_empty = on_empty
         self._heap: list[_Entry] = []
         self._sequence = 0
         self._num_offered = 0
@@ -55,13 +62,14 @@ class Memory:
         return item
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
-        self.tree_bytes -= page.nbytes
         left, right = self._store.cut(page, at)
+        self.tree_bytes -= page.nbytes
         return self.take(left), self.take(right)
 
     def join(self, left: Page, right: Page) -> Page:
+        joined = self._store.join(left, right)
         self.tree_bytes -= left.nbytes + right.nbytes
-        return self.take(self._store.join(left, right))
+        return self.take(joined)
 
     def release(self, item: Page | State) -> None:
         self.tree_bytes -= item.nbytes
@@ -92,16 +100,14 @@ class Memory:
         return False
 
     def _evict(self, kind: Class, node: Node, trie: Trie) -> bool:
+        if kind is not Class.REDUNDANT_POINT:
+            return self._trim(trie, node, take_kept=kind is Class.KEPT_TAIL)
         point = redundant_point(node)
-        if kind is Class.REDUNDANT_POINT:
-            if point is None:
-                self.offer(trie, node)
-                return False
+        if point is not None:
             trie.drop_point(node, point)
             self.counts.points += 1
-            self.offer(trie, node)
-            return True
-        return self._trim(trie, node, take_kept=kind is Class.KEPT_TAIL)
+        self.offer(trie, node)
+        return point is not None
 
     def _trim(self, trie: Trie, leaf: Node, *, take_kept: bool) -> bool:
         end = leaf.end
@@ -130,6 +136,8 @@ class Memory:
             parent = trie.remove(parent)
             self.counts.removals += 1
         self.settle(trie, parent)
+        if parent.is_root and parent.is_leaf:
+            self._on_empty(trie)
 
     def _dangles(self, node: Node) -> bool:
         """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""

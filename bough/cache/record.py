@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from bough.cache.captures import Capture
 from bough.cache.node import Node, Reason
-from bough.cache.session import Capture, Session
+from bough.cache.session import Session
 from bough.cache.state import Group, Kind, Page
 from bough.cache.trie import Trie
 
@@ -24,7 +25,12 @@ def extend(cache: PrefixCache, session: Session, end: int) -> None:
     if start >= end:
         return
     pages = _publish(cache, session, start, end)  # first: if this fails, the tree is as it was
-    node = _place(cache, session, start, end)
+    try:
+        node = _place(cache, session, start, end)
+    except BaseException:
+        for page in pages:
+            cache.memory.release(page)
+        raise
     for page in pages:
         session.trie.hold(node, page)
     cache.move_pin(session.trie, session.pin, node, end)
@@ -70,7 +76,7 @@ def fill_holes(cache: PrefixCache, session: Session) -> None:
     if not any(node.has_holes for node in session.pin.node.path()):
         return
     needed = sum((high - low) * group.bytes_per_token for _, group, low, high in _holes(cache, session))
-    if not cache.make_room(needed, spare=session.slot):
+    if not cache.room.make(needed, spare=session.slot):
         return
     for node, group, low, high in _holes(cache, session):  # again: making room may have merged nodes
         session.trie.hold(node, cache.memory.take(session.lane.publish(group, low, high)))
@@ -117,6 +123,11 @@ def _can_capture(cache: PrefixCache, session: Session, node: Node, offset: int) 
     return True
 
 
+def holds_window(session: Session, group: Group, offset: int) -> bool:
+    """Whether the lane itself holds the rows that restoring a row group at `offset` needs."""
+    return session.lane.first_row(group) <= group.first_needed(offset)
+
+
 def _holds_window(cache: PrefixCache, session: Session, node: Node, group: Group, offset: int) -> bool:
     """Whether lane and tree together hold the rows that restoring a window group at `offset` needs."""
     start, held_from = group.first_needed(offset), session.lane.first_row(group)
@@ -130,13 +141,20 @@ def _holds_window(cache: PrefixCache, session: Session, node: Node, group: Group
 
 
 def _attach(cache: PrefixCache, session: Session, node: Node, capture: Capture) -> None:
+    """Make a restore point with all it needs, or none."""
     trie, lane, memory = session.trie, session.lane, cache.memory
+    is_new = capture.offset not in node.points
     point = trie.add_point(node, capture.offset, capture.reason, kept=capture.kept)
-    for group in cache.groups:
-        if group.kind is Kind.RECURRENT and group not in point.states:
-            point.states[group] = memory.take(lane.capture(group))
-        elif group.kind is Kind.WINDOW:
-            trie.hold_window(node, point, group, lambda g, low, high: memory.take(lane.publish(g, low, high)))
+    try:
+        for group in cache.groups:
+            if group.kind is Kind.RECURRENT and group not in point.states:
+                point.states[group] = memory.take(lane.capture(group))
+            elif group.kind is Kind.WINDOW:
+                trie.hold_window(node, point, group, lambda g, low, high: memory.take(lane.publish(g, low, high)))
+    except BaseException:
+        if is_new:
+            trie.drop_point(node, point)
+        raise
     memory.offer(trie, node)
 
 
@@ -156,11 +174,11 @@ def supersede(path: Sequence[Node]) -> None:
 
 def thin(cache: PrefixCache, trie: Trie, path: Sequence[Node]) -> None:
     """Drop the redundant points of a path that are beyond their share of its row bytes, the shallowest first."""
-    allowance = cache.redundant_allowance(path[-1].end if path else 0)
+    allowance = cache.costs.redundant_allowance(path[-1].end if path else 0)
     places = [(node, point) for node in path for point in node.points.values() if point.is_redundant]
     places.sort(key=lambda place: (place[1].reason, place[1].offset), reverse=True)
     for node, point in places:
-        allowance -= cache.point_bytes(point.offset)
+        allowance -= cache.costs.point_bytes(point.offset)
         is_adopting = any(pin.is_adopting and pin.offset == point.offset for pin in node.pins)
         if allowance < 0 and not is_adopting:
             trie.drop_point(node, point)

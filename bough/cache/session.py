@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from bough.cache.captures import Capture
 from bough.cache.node import Pin, Reason
 from bough.cache.state import Kind, Lane, Source
 from bough.cache.tokens import cut, num_tokens, unpack
@@ -33,20 +33,11 @@ class ReuseSession(Protocol):
     @property
     def cached(self) -> int: ...
     def next_chunk(self, max_tokens: int) -> list[int]: ...
-    def feeding(self, ids: Sequence[int]) -> AbstractFeeding: ...
+    def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]: ...
     def publish(self) -> None: ...
     def restart(self) -> None: ...
     def reserve(self, total_tokens: int) -> bool: ...
     def close(self) -> None: ...
-
-
-class AbstractFeeding(Protocol):
-    """The context in which a lane is fed."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> bool | None: ...
 
 
 class Reuse(Protocol):
@@ -76,22 +67,17 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Capture:
-    """A restore point to be made when the lane gets there."""
-
-    offset: int
-    reason: Reason
-    kept: bool = False
-
-
-@dataclass(frozen=True)
 class Adoption:
-    """A busy lane that stands at `offset`, pinned; `matched` tokens of the prompt were found."""
+    """A busy lane that stands at `offset`, pinned; `matched` tokens of the prompt were found.
+
+    `is_branch`: the tree goes on otherwise from there than the prompt does.
+    """
 
     slot: Slot
     pin: Pin
     matched: int
     offset: int
+    is_branch: bool
 
 
 class Session:
@@ -101,7 +87,7 @@ class Session:
         self, cache: PrefixCache, adoption: Adoption, trie: Trie, salt: str, prompt: bytes, *, stores: bool, keep: bool
     ) -> None:
         self.slot, self.pin = adoption.slot, adoption.pin
-        self.matched, self.cached = adoption.matched, adoption.offset
+        self.matched, self.cached, self.is_branch = adoption.matched, adoption.offset, adoption.is_branch
         self.cache, self.trie, self.salt, self.prompt = cache, trie, salt, prompt
         self.stores, self.keep = stores, keep
         self.captures: dict[int, Capture] = {}
@@ -123,8 +109,11 @@ class Session:
         return num_tokens(self.prompt)
 
     def schedule(self, offset: int, reason: Reason = Reason.BRANCH, *, kept: bool = False) -> None:
-        """Ask for a restore point at `offset`, which the lane has not reached yet; otherwise nothing happens."""
-        if offset <= self.offset or not self.stores:
+        """Ask for a restore point at `offset`; nothing happens if the lane is beyond it.
+
+        Where the lane stands just now, windows can still be captured after the next run, recurrent states cannot.
+        """
+        if offset < max(1, self.offset) or not self.stores:
             return
         known = self.captures.get(offset, Capture(offset, reason))
         self.captures[offset] = Capture(offset, max(known.reason, reason), kept or known.kept)
@@ -167,7 +156,7 @@ class Session:
 
     def reserve(self, total_tokens: int) -> bool:
         """Make room for a sequence of `total_tokens`; False if the budget does not allow it now."""
-        return self.cache.reserve(self.slot, total_tokens)
+        return self.cache.room.reserve(self.slot, total_tokens)
 
     def close(self) -> None:
         """Record what was computed, whatever happened, and let the lane rest. A second call does nothing."""

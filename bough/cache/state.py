@@ -112,6 +112,10 @@ class Lane(Protocol):
         """What `nbytes` will be after `reserve(num_tokens)`. Never less than now."""
         ...
 
+    def peak_for(self, num_tokens: int) -> int:
+        """The most that this lane occupies while `reserve(num_tokens)` runs, its present memory included."""
+        ...
+
     def reserve(self, num_tokens: int) -> None:
         """Make room for rows [0, num_tokens), keeping live ones."""
         ...
@@ -141,7 +145,10 @@ class Lane(Protocol):
 
 
 class PageStore(Protocol):
-    """What an engine does with pages and states that have left their lane."""
+    """What an engine does with pages and states that have left their lane.
+
+    A call that fails raises EngineError and leaves the given pages as they are.
+    """
 
     @property
     def groups(self) -> Sequence[Group]:

@@ -7,7 +7,7 @@ Always true between calls (`check` asserts it):
 - a child starts where its parent ends, and is found under its first token;
 - no two siblings start with the same token, and only the root's edge is empty;
 - each row of a full-attention edge is held by exactly one page of that node, or the node is marked as having holes;
-- pages lie inside their edge and inside one page border, sorted, and neighbours inside one border are joined;
+- pages lie inside their edge and inside one page border, sorted, without overlap;
 - a window page has at least one user, and every user lies on a path through its node;
 - points lie in (start, end], pins too (at 0 for the root), and a pin knows its node.
 """
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from bough.cache.node import Node, Pin, Point, Reason, needs
 from bough.cache.state import PAGE_TOKENS, Group, Kind, Page, PageStore, State
 from bough.cache.tokens import Tokens, common_prefix, cut, num_tokens, pack
+from bough.errors import EngineError
 
 Publish = Callable[[Group, int, int], Page]
 
@@ -56,9 +57,10 @@ class NoStore:
 class Trie:
     """A compressed trie over token ids with pages and restore points on its edges."""
 
-    def __init__(self, store: PageStore | None = None, page_tokens: int = PAGE_TOKENS) -> None:
+    def __init__(self, store: PageStore | None = None, page_tokens: int = PAGE_TOKENS, salt: str = "") -> None:
         self.store: PageStore = store or NoStore()
         self.page_tokens = page_tokens
+        self.salt = salt
         self.root = Node(None, 0, b"")
 
     def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
@@ -102,23 +104,21 @@ class Trie:
         The page across the cut becomes two; restore points and pins at or before it go to the head.
         """
         assert node.parent is not None and node.start < at < node.end
+        for pages in node.pages.values():
+            self._cut_across(pages, at)  # first: if this fails, the trie is as it was
         head = Node(node.parent, node.start, cut(node.edge, 0, at - node.start), node.last_used)
         head.previous_used, head.hits, head.has_holes = node.previous_used, node.hits, node.has_holes
         node.parent.children[head.first_token] = head
         node.parent, node.start, node.edge = head, at, cut(node.edge, at - node.start)
         head.children[node.first_token] = node
-        self._split_pages(node, head, at)
+        for group, pages in node.pages.items():
+            head.pages[group] = [page for page in pages if page.end <= at]
+            node.pages[group] = [page for page in pages if page.start >= at]
         for point in [point for point in node.points.values() if point.offset <= at]:
             head.points[point.offset] = node.points.pop(point.offset)
         for pin in [pin for pin in node.pins if pin.offset <= at]:
             pin.move(head, pin.offset)
         return head
-
-    def _split_pages(self, node: Node, head: Node, at: int) -> None:
-        for group, pages in node.pages.items():
-            self._cut_across(pages, at)
-            head.pages[group] = [page for page in pages if page.end <= at]
-            node.pages[group] = [page for page in pages if page.start >= at]
 
     def _cut_across(self, pages: list[Page], at: int) -> None:
         """Cut the one page that reaches across `at`, if there is one; halves that nobody needs are released."""
@@ -160,15 +160,19 @@ class Trie:
         self._join_at(node, page.group, page.start)
 
     def _join_at(self, node: Node, group: Group, border: int) -> None:
+        """Join the two pages that meet at `border` inside a page; if the store cannot, they stay apart."""
         pages = node.pages[group]
         index = bisect_left(pages, border, key=_start)
         if border % self.page_tokens == 0 or not 0 < index < len(pages):
             return
         left, right = pages[index - 1], pages[index]
         if left.end == right.start == border:
-            users = left.users | right.users
-            pages[index - 1 : index + 1] = [self.store.join(left, right)]
-            pages[index - 1].users = users
+            try:
+                joined = self.store.join(left, right)
+            except EngineError:
+                return
+            joined.users = left.users | right.users
+            pages[index - 1 : index + 1] = [joined]
 
     def hold_window(self, node: Node, user: Point | Pin, group: Group, publish: Publish | None = None) -> None:
         """Make `user`, which lies in `node`, a user of the window rows that it needs; publish those that are missing."""
@@ -255,10 +259,14 @@ class Trie:
             stack.extend(reversed(node.children.values()))
 
     def clear(self) -> None:
-        """Remove every node that no busy lane stands on."""
+        """Remove everything that no busy lane stands on."""
         for node in reversed(list(self.walk())):
-            if node.is_leaf and not node.is_root and not node.pins:
+            if node.is_root or not node.is_leaf:
+                continue
+            if not node.pins:
                 self.remove(node)
+            elif node.pinned_to < node.end:
+                self.trim(node, node.pinned_to)
 
     def check(self) -> None:
         """Assert what the module's docstring says."""
@@ -280,7 +288,6 @@ class Trie:
         for page in pages:
             assert page.group is group and at <= page.start < page.end <= node.end
             assert page.start // self.page_tokens == (page.end - 1) // self.page_tokens
-            assert page.start > at or at == node.start or at % self.page_tokens == 0, "neighbours were not joined"
             at = page.end
             if group.kind is Kind.WINDOW:
                 assert page.users and all(needs(user, page) for user in page.users)

@@ -52,6 +52,7 @@ class Generation:
         self._timings = Timings()
         self._started_s = clock()
         self._max_tokens = self._limit()
+        self._room = min(self._max_tokens, RESERVE_TOKENS)  # generated tokens that the lane has room for
 
     def _limit(self) -> int:
         """How many tokens may be generated; a prompt that leaves no room for one is refused."""
@@ -68,7 +69,7 @@ class Generation:
             request.ids,
             boundaries=request.boundaries,
             salt=request.salt,
-            max_new_tokens=min(self._max_tokens, RESERVE_TOKENS),
+            max_new_tokens=self._room,
             keep=request.keep,
             store=request.store,
         )
@@ -175,12 +176,15 @@ class Generation:
         return "cancelled" if self.request.is_cancelled() else None
 
     def _has_room(self) -> bool:
-        """Whether one more token fits into the lane; long answers ask for more room as they grow."""
+        """Whether one more token fits into the lane; long answers ask for more room as they grow, if need be for less."""
         done = len(self._token_ids)
-        if done % RESERVE_TOKENS or not done:
+        if done < self._room:
             return True
         ahead = min(RESERVE_TOKENS, self._max_tokens - done)
-        return self.session.reserve(len(self.request.ids) + done + ahead)
+        while ahead > 0 and not self.session.reserve(len(self.request.ids) + done + ahead):
+            ahead //= 2
+        self._room = done + ahead
+        return ahead > 0
 
     def _last_chunk(self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> Chunk | None:
         text += self._text.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 
 from bough.cache.session import Reuse
@@ -12,7 +12,9 @@ from bough.generate.generation import Generation
 from bough.types import Chunk, Completion
 
 
-def run_alone(engine: Engine, reuse: Reuse, generation: Generation, size: ChunkSize) -> Iterator[Chunk | Completion]:
+def run_alone(
+    engine: Engine, reuse: Reuse, generation: Generation, size: ChunkSize
+) -> Generator[Chunk | Completion, None, None]:
     """Yield the answer in pieces, then whole. Empty pieces are yielded too: between any two the caller may stop.
 
     However the iteration ends, the session is closed and the work that was done is kept.

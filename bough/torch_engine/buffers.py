@@ -53,6 +53,10 @@ class RowBuffer:
             wanted = max(wanted, _whole_pages(self.capacity * 3 // 2))
         return max(num_tokens, min(wanted, self._context))
 
+    def moved_bytes(self, num_tokens: int, offset: int) -> int:
+        """Bytes of the old buffer that live beside the new one while room for rows [0, num_tokens) is made."""
+        return self.nbytes if offset and self.capacity_for(num_tokens, offset) != self.capacity else 0
+
     def reserve(self, num_tokens: int, offset: int) -> None:
         """Make room for rows [0, num_tokens), keeping the live ones up to `offset`."""
         self._resize(self.capacity_for(num_tokens, offset), self.base, offset)

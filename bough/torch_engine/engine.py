@@ -5,8 +5,7 @@ Any causal language model that transformers knows runs; what it can do beyond th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from torch import Tensor
 from bough.cache.state import Group, Lane, Page, State
 from bough.config import Settings
 from bough.engine import Capabilities
-from bough.errors import EngineError
 from bough.torch_engine import attention
 from bough.torch_engine.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
+from bough.torch_engine.failures import as_engine_errors
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.layout import Layout
 from bough.torch_engine.loading import Progress, load_model, prepare
@@ -111,11 +110,11 @@ class TorchEngine:
 
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> Tensor:
         assert len(ids) > 0, "a run has at least one token"
-        with _failures_as_engine_errors():
+        with as_engine_errors("the forward pass"):
             return self._compute.evaluate(lane, ids)
 
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[Tensor]:
-        with _failures_as_engine_errors():
+        with as_engine_errors("the forward pass"):
             return self._compute.step(lanes, ids)
 
     def sample(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Sampled]:
@@ -197,13 +196,3 @@ def _capabilities_of(model: Any, verdict: Verdict) -> Capabilities:
 def _without_groups(layout: Layout, model: Any) -> Layout:
     vocab_size = layout.vocab_size or model.config.get_text_config(decoder=True).vocab_size
     return Layout((), {}, {}, 0, vocab_size, unknown=layout.unknown)
-
-
-@contextmanager
-def _failures_as_engine_errors() -> Iterator[None]:
-    try:
-        yield
-    except AssertionError:
-        raise  # a mistake of ours
-    except Exception as error:
-        raise EngineError(f"the forward pass failed: {type(error).__name__}: {error}") from error

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bough.cache.state import Group, Kind, Page, Source, State
 from bough.torch_engine.buffers import RowBuffer, StateBuffer
+from bough.torch_engine.failures import as_engine_errors
 from bough.torch_engine.layers import LaneCache, RowLayer, StateAndRowLayer, StateLayer, empty_layer
 from bough.torch_engine.layout import Layout
 from bough.torch_engine.pages import Pages
@@ -48,6 +49,11 @@ class TorchLane:
         rows = sum(each.capacity_for(num_tokens, self._offset) * each.layout.row_bytes for each in self._rows.values())
         return rows + sum(each.layout.nbytes for each in self._states.values())
 
+    def peak_for(self, num_tokens: int) -> int:
+        """While a buffer grows, the old one lives until its rows are moved."""
+        return self.bytes_for(num_tokens) + sum(each.moved_bytes(num_tokens, self._offset) for each in self._rows.values())
+
+    @as_engine_errors("taking memory for a lane")
     def reserve(self, num_tokens: int) -> None:
         if num_tokens:
             for rows in self._rows.values():
@@ -58,6 +64,7 @@ class TorchLane:
     def first_row(self, group: Group) -> int:
         return self._rows[group].base
 
+    @as_engine_errors("restoring a lane")
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
         for group, rows in self._rows.items():
             adopt_rows = self._adopt_window if group.kind is Kind.WINDOW else self._adopt_full
@@ -67,11 +74,13 @@ class TorchLane:
         self._offset = offset
         self._is_torn = False
 
+    @as_engine_errors("copying rows out")
     def publish(self, group: Group, start: int, end: int) -> Page:
         buffer = self._rows[group]
         assert buffer.base <= start < end <= self._offset, f"[{start}, {end}) of [{buffer.base}, {self._offset})"
         return self._pages.make_page(group, start, end, buffer.read(start, end))
 
+    @as_engine_errors("copying a state out")
     def capture(self, group: Group) -> State:
         assert not self._is_torn, "a run failed on this lane: its state stands nowhere"
         return self._pages.make_state(group, self._offset, self._states[group].read())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bough.cache.state import PAGE_TOKENS, Group, Page, State
+from bough.torch_engine.failures import as_engine_errors
 from bough.torch_engine.layout import Layout
 
 
@@ -31,6 +32,7 @@ class Pages:
         self.held_bytes += data.nbytes
         return State(group, offset, data, data.nbytes)
 
+    @as_engine_errors("cutting a page")
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         """Rows [start, at) and [at, end) as two new pages. The given page is consumed."""
         assert page.start < at < page.end, f"{at} is not inside [{page.start}, {page.end})"
@@ -39,6 +41,7 @@ class Pages:
         self.release(page)
         return left, right
 
+    @as_engine_errors("joining pages")
     def join(self, left: Page, right: Page) -> Page:
         """Rows [a, b) and [b, c) as one new page [a, c). Both given pages are consumed."""
         assert left.group == right.group and left.end == right.start, (

@@ -32,6 +32,9 @@ class PlainLane:
         """What the cache takes now: how it grows is the model's secret."""
         return self.nbytes
 
+    def peak_for(self, num_tokens: int) -> int:
+        return self.nbytes
+
     def reserve(self, num_tokens: int) -> None:
         """Nothing to do: the model's cache makes room as it grows."""
 

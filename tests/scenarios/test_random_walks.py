@@ -6,6 +6,8 @@ CI runs at least 3,000 steps of the stateful test; `pytest --slow` runs many mor
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,33 +59,40 @@ class CacheMachine(RuleBasedStateMachine):
         boundaries = [Boundary(boundary, mark)] if boundary <= len(prompt) else []
         try:
             session = self.world.begin(prompt, boundaries, salt, max_new, keep and len(prompt) < 6)
+        except (EngineError, MemoryError):
+            return
         except LanesBusy:
             assert all(slot.is_busy for slot in cache.slots)
             return
         except DoesNotFit:
-            assert cache.budget_bytes is not None
+            assert cache.room.budget_bytes is not None
             return
         assert session.cached <= oracle
-        assert session.cached == oracle or cache.budget_bytes is not None
+        assert session.cached == oracle or cache.room.budget_bytes is not None
         assert session.tokens.tolist() == prompt[: session.cached]
         self.open.append(session)
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2), size=st.integers(1, 5))
     def feed_prompt(self, which: int, size: int) -> None:
-        self.world.prefill_chunk(self._session(which), size)
+        session = self._session(which)
+        with self._faults(session):
+            self.world.prefill_chunk(session, size)
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2))
     def finish_prompt(self, which: int) -> None:
-        self.world.prefill(self._session(which))
+        session = self._session(which)
+        with self._faults(session):
+            self.world.prefill(session)
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2), token=st.integers(0, 2))
     def decode(self, which: int, token: int) -> None:
         session = self._session(which)
-        if session.offset >= session.prompt_tokens and session.reserve(session.offset + 1):
-            self.world.decode(session, [token])
+        with self._faults(session):
+            if session.offset >= session.prompt_tokens and session.reserve(session.offset + 1):
+                self.world.decode(session, [token])
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2), offset=st.integers(1, 14))
@@ -107,13 +116,32 @@ class CacheMachine(RuleBasedStateMachine):
         if not chunk:
             return
         self.world.engine.fail_next, self.world.engine.fail_after_groups = "evaluate", groups_done
+        self.world.engine.fail_with = EngineError
         with pytest.raises(EngineError), session, session.feeding(chunk):
             self.world.engine.evaluate(session.lane, chunk)
         self.open.remove(session)
 
+    @rule(
+        where=st.sampled_from(["publish", "capture", "cut", "join", "reserve", "adopt"]),
+        error=st.sampled_from([EngineError, MemoryError]),
+    )
+    def arm_a_fault(self, where: str, error: type[Exception]) -> None:
+        self.world.engine.fail_next, self.world.engine.fail_with = where, error
+
+    @contextmanager
+    def _faults(self, session: Session) -> Iterator[None]:
+        """A fault may strike inside; a session whose lane is no longer whole is closed, as a caller would."""
+        try:
+            yield
+        except (EngineError, MemoryError):
+            if not session.is_whole:
+                self.open.remove(session)
+                self.world.close(session)
+
     @rule()
     def evict(self) -> None:
-        self.world.cache.memory.evict_one()
+        with suppress(EngineError, MemoryError):
+            self.world.cache.memory.evict_one()
 
     @rule(pick=st.integers(0, 1000))
     def lose_a_page(self, pick: int) -> None:
@@ -144,6 +172,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
+            self.world.engine.fail_next = None
             for session in self.open:
                 self.world.close(session)
             self.world.cache.clear()

@@ -133,14 +133,15 @@ def test_07_a_budget_for_two_of_five_conversations_is_kept_and_answers_stay_righ
     system = [chance.randrange(60) for _ in range(16)]
     w = world(model, num_lanes=2)
     row, states = w.row_and_state_bytes
-    budget = w.cache.budget_bytes = 2 * 48 * row + w.cache.slots[0].lane.bytes_for(48) + 12 * states
+    budget = 2 * 48 * row + w.cache.slots[0].lane.bytes_for(48) + 12 * states
+    w.set_budget(budget)
     chats = [[*system, 50 + chat] for chat in range(5)]
     cached_by_system = 0
     for turn in range(30):
         chat = chats[turn % 5]
         boundaries = [Boundary(len(system), Mark.SYSTEM_END)]
         done = w.run(chat, reply=[chance.randrange(60) for _ in range(3)], boundaries=boundaries)
-        assert w.cache.used_bytes <= budget
+        assert w.cache.room.used_bytes <= budget
         cached_by_system += turn >= 5 and done.cached >= len(system)
         if len(chat) < 40:
             chat += [*done.tokens[len(chat) :], chance.randrange(60), chance.randrange(60)]
@@ -314,7 +315,7 @@ def test_12_resting_lanes_are_cleared_before_any_byte_of_the_tree(model: str) ->
     w = world(model, num_lanes=2)
     w.run(A)
     tree = w.cache.memory.tree_bytes
-    w.cache.budget_bytes = tree + w.cache.slots[1].lane.bytes_for(4) + w.cache.row_bytes
+    w.set_budget(tree + w.cache.slots[1].lane.bytes_for(4) + w.cache.costs.row_bytes)
 
     session = w.begin([50, 51, 52, 53])
 
@@ -384,7 +385,7 @@ def test_a_kept_prefix_outlives_everything_else(model: str) -> None:
     kept = list(range(1, 13))
     w.run(kept, keep=True)
     w.run([19, *range(40, 58)], reply=[1, 2])
-    w.cache.budget_bytes = w.cache.lane_bytes + 2 * w.cache.memory.tree_bytes  # the kept prefix and about three chats
+    w.set_budget(w.cache.room.lane_bytes + 2 * w.cache.memory.tree_bytes)  # the kept prefix and about three chats
 
     for chat in range(12):
         w.run([20 + chat, *range(40, 58)], reply=[1, 2])
@@ -445,9 +446,9 @@ def test_a_lost_page_is_a_miss_and_is_filled_again(model: str) -> None:
         for group, pages in node.pages.items():
             if group.kind.value == "full":
                 trie.lose(node, pages[1])
-    w.cache.clear_slot(w.cache.slots[0])
+    w.cache.room.clear_slot(w.cache.slots[0])
     w.check()
 
-    assert w.run([*A, 9, 50]).cached <= (2 if w.cache.row_bytes else 9)
-    w.cache.clear_slot(w.cache.slots[0])
+    assert w.run([*A, 9, 50]).cached <= (2 if w.cache.costs.row_bytes else 9)
+    w.cache.room.clear_slot(w.cache.slots[0])
     assert w.run([*A, 9, 51]).cached >= 7

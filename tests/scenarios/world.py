@@ -55,6 +55,10 @@ class World:
         self.chunk = chunk
         self.sessions: list[Session] = []
 
+    def set_budget(self, budget_bytes: int) -> None:
+        self.cache.room.budget_bytes = budget_bytes
+        self.cache.costs.is_bounded = True
+
     @property
     def row_and_state_bytes(self) -> tuple[int, int]:
         """Bytes of one token's rows in all groups, and of one recurrent state in all groups."""
