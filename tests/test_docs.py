@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import bough
+from bough.models import ModelFiles
 from tests.readme_tree import README, ROOT, make_tree, read_tree
 
 
@@ -29,3 +32,10 @@ def test_links_between_the_documents_lead_somewhere() -> None:
     for document in (README, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.model
+def test_the_example_in_the_readme_runs(smollm2_files: ModelFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    exec(example.replace("seed=1)", "seed=1, max_tokens=5)"), {})
+    assert "The capital of France is Paris." in capsys.readouterr().out
