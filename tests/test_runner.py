@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -273,3 +274,12 @@ def test_a_prefix_that_finds_no_room_is_not_silently_forgotten(folders: Path) ->
         lane_bytes = runner.cache.stats()["lane_bytes"]
     with load("llama", folders, device_bytes=lane_bytes + 100) as tight, pytest.raises(bough.DoesNotFit):
         tight.warm(list(range(3, 90)))
+
+
+def test_ctrl_c_leaves_a_free_lane_and_keeps_the_work(llama: Runner) -> None:
+    llama.cache.clear()
+    prompt = [7, 8, 9] * 20
+    with pytest.raises(KeyboardInterrupt):
+        llama.generate(prompt, max_tokens=4, on_progress=lambda done, _: done and signal.raise_signal(signal.SIGINT))
+    assert llama.cache.stats()["busy_lanes"] == 0
+    assert llama.generate(prompt, max_tokens=1).usage.cached_tokens == len(prompt) - 1

@@ -16,7 +16,6 @@ from bough.cache.plan import Live, plan
 from bough.cache.record import page_ranges
 from bough.cache.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
 from bough.cache.tokens import common_prefix, num_tokens, pack
-from bough.types import Boundary
 
 MAX_COPIES = 10
 
@@ -68,16 +67,7 @@ class SingleEntry:
         self._lane = lane
         self._tokens = b""
 
-    def begin(
-        self,
-        ids: Sequence[int],
-        *,
-        boundaries: Sequence[Boundary] = (),
-        salt: str = "",
-        max_new_tokens: int = 0,
-        keep: bool = False,
-        store: bool = True,
-    ) -> LaneSession:
+    def begin(self, ids: Sequence[int], *, max_new_tokens: int = 0, **_: object) -> LaneSession:
         prompt = pack(ids)
         live = Live.of(self._lane, common_prefix(self._tokens, prompt), self._groups)
         cached = plan(self._groups, [], 0, live, min(live.shared, len(ids) - 1))
@@ -122,16 +112,7 @@ class CopyPerConversation:
     def kept_bytes(self) -> int:
         return sum(item.nbytes for copy in self._copies for item in copy.items)
 
-    def begin(
-        self,
-        ids: Sequence[int],
-        *,
-        boundaries: Sequence[Boundary] = (),
-        salt: str = "",
-        max_new_tokens: int = 0,
-        keep: bool = False,
-        store: bool = True,
-    ) -> LaneSession:
+    def begin(self, ids: Sequence[int], *, max_new_tokens: int = 0, **_: object) -> LaneSession:
         prompt = pack(ids)
         best = max(self._copies, key=lambda copy: self._usable(copy, prompt), default=None)
         cached = self._usable(best, prompt) if best else 0
