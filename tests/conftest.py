@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from bough.config import let_threads_sleep, load_settings
 from bough.models import ModelFiles, pull
 
 let_threads_sleep()  # before any test imports torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
