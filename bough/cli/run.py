@@ -59,7 +59,7 @@ def run(
         float | None, typer.Option(help="Of the likeliest with this share.", rich_help_panel=_SAMPLING)
     ] = None,
     min_p: Annotated[float | None, typer.Option(help="At least this part of the best.", rich_help_panel=_SAMPLING)] = None,
-    repeat_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.", rich_help_panel=_SAMPLING)] = None,
+    repeat_penalty: Annotated[float, typer.Option(help="Above 1: repeat less; 1: off.", rich_help_panel=_SAMPLING)] = 1.1,
     seed: Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text.", rich_help_panel=_SAMPLING)] = None,
     format: Annotated[

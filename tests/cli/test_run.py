@@ -98,9 +98,11 @@ def test_flags_reach_the_settings(invoke, loads):
 
 
 def test_sampling_flags_reach_the_request(invoke, loads, tmp_path):
-    expected = make_runner(tmp_path).generate(HELLO, max_tokens=6, temperature=2.0, seed=7, top_k=50).text
+    chosen = {"max_tokens": 6, "temperature": 2.0, "seed": 7, "top_k": 50, "repeat_penalty": 1.5}
+    expected = make_runner(tmp_path).generate(HELLO, **chosen).text
+    flags = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
-    result = invoke("run", "Hello there", "--max-tokens", "6", "--temperature", "2", "--seed", "7", "--top-k", "50")
+    result = invoke("run", "Hello there", *flags)
 
     assert result.stdout.rstrip("\n") == expected.rstrip("\n")
 
