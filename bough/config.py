@@ -84,14 +84,21 @@ def load_settings(
     """Settings from `overrides` (flags; None: not given), the environment, the file and the defaults, in this order."""
     environ = os.environ if environ is None else environ
     values = _from_file(file or _find_file())
+    _refuse_unknown(
+        {name.removeprefix("BOUGH_").lower() for name in environ if name.startswith("BOUGH_")}, "BOUGH_ variable"
+    )
     if "PIP_INDEX_URL" in environ:
         values.setdefault("index_url", environ["PIP_INDEX_URL"])
     values |= {name: environ[f"BOUGH_{name.upper()}"] for name in _FIELD_TYPES if f"BOUGH_{name.upper()}" in environ}
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
-    unknown = sorted(set(values) - set(_FIELD_TYPES))
-    if unknown:
-        raise SettingsError(f"unknown setting {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
+    _refuse_unknown(set(values), "setting")
     return replace(Settings(), **{name: _read(name, value) for name, value in values.items()})
+
+
+def _refuse_unknown(names: set[str], what: str) -> None:
+    unknown = sorted(names - set(_FIELD_TYPES))
+    if unknown:
+        raise SettingsError(f"unknown {what} {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
 
 
 def let_threads_sleep() -> None:
@@ -113,26 +120,38 @@ def _find_file() -> Path | None:
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:
+    """The values in a file. One that lies in the working folder may have come with somebody else's files: no code by it."""
     if file is None:
         return {}
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"cannot read {file}: {error}") from error
+    if not file.is_absolute() and values.get("trust_remote_code"):
+        raise SettingsError(
+            f"trust_remote_code is not read from {file} in the working folder: use the flag or the variable"
+        )
+    return values
 
 
 def _read(name: str, value: Any) -> Any:
     kind = _FIELD_TYPES[name]
     try:
         if kind == "int":
-            return parse_bytes(value) if name.endswith("_bytes") else int(value)
+            return parse_bytes(value) if name.endswith("_bytes") else _parse_int(value)
         if kind == "bool":
             return _parse_bool(value)
         if kind == "Path":
             return Path(value).expanduser()
         return str(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise SettingsError(f"{name} is {value!r}, and must be of type {kind}") from error
+
+
+def _parse_int(value: Any) -> int:
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    return int(value)
 
 
 def _parse_bool(value: Any) -> bool:
@@ -147,8 +166,8 @@ def _parse_bool(value: Any) -> bool:
 
 def parse_bytes(value: int | str) -> int:
     """Bytes from a number or from text like "512M" or "1.5 GB" (powers of 1,024)."""
-    if isinstance(value, int):
-        return value
+    if not isinstance(value, str):
+        return _parse_int(value)
     text = value.strip().lower().removesuffix("ib").replace(" ", "")
     digits = text.rstrip("bkmgt")
     unit = text[len(digits) :]

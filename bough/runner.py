@@ -170,9 +170,7 @@ class Runner:
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer. Options are those of `SamplingParams` and of `stream`."""
-        *_, completion = self.stream(prompt, params, **options)
-        assert isinstance(completion, Completion)
-        return completion
+        return _last(self.stream(prompt, params, **options))
 
     def stream(
         self,
@@ -210,17 +208,25 @@ class Runner:
         )
         return self._stream(self._generation(request))
 
-    def warm(self, prompt: Prompt, *, raw: bool = False, salt: str = "", **template: Any) -> Completion:
+    def warm(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        salt: str = "",
+        tools: Any = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> Completion:
         """Compute a prefix and keep it: it outlives what was not asked to be kept.
 
         Messages are kept up to where the next one would begin; a text up to its own end, whatever follows it.
         """
+        template = {"tools": tools, **(template_kwargs or {})}
         encoded = self.encode(prompt, raw=raw, **template)
         if encoded.is_chat:
             encoded = self._prefix(prompt, encoded, template)
         request = Request(encoded.ids, SamplingParams(max_tokens=0), encoded.boundaries, salt=salt, keep=True)
-        *_, completion = self._stream(self._generation(request))
-        assert isinstance(completion, Completion)
+        completion = _last(self._stream(self._generation(request)))
         self._require_kept(encoded.ids, salt)
         return completion
 
@@ -245,6 +251,8 @@ class Runner:
         unknown = sorted(set(sampling) - _SAMPLING)
         if unknown:
             raise RequestError(f"unknown option {', '.join(unknown)}; there are {', '.join(sorted(_SAMPLING))}")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestError(f"params is a {type(params).__name__}, and must be SamplingParams")
         if params is not None and sampling:
             raise RequestError("give either SamplingParams or single options, not both")
         return params or SamplingParams(**sampling)
@@ -252,27 +260,32 @@ class Runner:
     def _generation(self, request: Request) -> Generation:
         if not request.ids:
             raise RequestError("the prompt has 0 tokens, and needs at least 1")
+        if not isinstance(request.salt, str):
+            raise RequestError(f"salt is {request.salt!r}, and must be a text")
         if request.params.format is not None and not self.tokenizer.has_text:
             raise RequestError("structured output needs a tokenizer, and this model has none")
         constraint = self._constraints.make(request.params.format)
         return Generation(self.engine, request, self._vocabulary, constraint, time.perf_counter)
 
     def _stream(self, generation: Generation) -> Iterator[Chunk | Completion]:
-        if self._is_closed:
-            raise RequestError("the runner is closed")
         steps = run_alone(self.engine, self.reuse, generation, self._chunk_size)
         self._running.add(steps)
         try:
-            while True:
+            piece: Chunk | Completion = Chunk("")
+            while isinstance(piece, Chunk):
                 with self._turns:
-                    piece = next(steps, None)
-                if piece is None:
-                    return
+                    piece = self._next_piece(steps)
                 if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
                     yield piece
         finally:
             self._running.discard(steps)
             self._turns.close(steps)
+
+    def _next_piece(self, steps: Iterator[Chunk | Completion]) -> Chunk | Completion:
+        piece = None if self._is_closed else next(steps, None)
+        if piece is None:
+            raise RequestError("the runner is closed")
+        return piece
 
     @contextmanager
     def remembering(self, reuse: Reuse) -> Iterator[None]:
@@ -301,6 +314,14 @@ class Runner:
         self.close()
 
 
+def _last(pieces: Iterator[Chunk | Completion]) -> Completion:
+    """The completion that ends a stream."""
+    for piece in pieces:
+        if isinstance(piece, Completion):
+            return piece
+    raise AssertionError("a stream ends with its completion")
+
+
 class CacheHandle:
     """What a user can see and do of the tree."""
 
@@ -317,9 +338,17 @@ class CacheHandle:
         with self._runner._turns:
             return self._runner.prefix_cache.stats()
 
-    def explain(self, prompt: Prompt, *, salt: str = "") -> Explanation:
+    def explain(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        salt: str = "",
+        tools: Any = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> Explanation:
         """How much of a prompt would be reused, and why not more."""
-        ids = self._runner.encode(prompt).ids
+        ids = self._runner.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {})).ids
         with self._runner._turns:
             return explain(self._runner.prefix_cache, ids, salt, self._decode)
 

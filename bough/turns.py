@@ -1,4 +1,4 @@
-"""Turns: one thread at a time runs the engine, and nothing interrupts it in the middle of a step.
+"""Turns: one thread at a time runs the engine, and Python's own Ctrl-C does not interrupt it in the middle of a step.
 
 A stream that is garbage-collected may be finalised anywhere, also inside a turn of the same thread, in the middle of a
 forward pass or of a record. Then it is set aside and closed when that turn ends. In the same way Ctrl-C waits for the end
@@ -31,10 +31,14 @@ class Turns:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._owner = threading.get_ident()
-        self._depth += 1
-        if self._depth == 1:
-            self._hold_interrupts_back()
+        try:
+            self._owner = threading.get_ident()
+            self._depth += 1
+            if self._depth == 1:
+                self._hold_interrupts_back()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -55,11 +56,14 @@ class SamplingParams:
     format: str | dict[str, Any] | None = None  # None, "json", or a JSON schema
 
     def __post_init__(self) -> None:
+        _require(isinstance(self.stop, str | Sequence | NoneType), "stop", self.stop, "a text or several")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         for name, kinds in _TYPES.items():
             value = getattr(self, name)
             _require(isinstance(value, kinds) and not isinstance(value, bool), name, value, f"of type {_named(kinds)}")
+            _require(not isinstance(value, float) or math.isfinite(value), name, value, "a finite number")
         _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0, or None")
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
@@ -133,7 +137,10 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request: matched in the tree, cached (reused), computed; cached + computed = prompt."""
+    """Token counts of one request: matched in the tree, cached (reused), computed (evaluated of the prompt).
+
+    cached + computed = prompt, unless the request was cancelled before.
+    """
 
     prompt_tokens: int = 0
     matched_tokens: int = 0
@@ -144,7 +151,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of each part of one request. `first_token_s` runs from the request's start to its first token."""
+    """Seconds of each part of one request, without the time that a stream's reader takes between two pieces.
+
+    `first_token_s` runs from the beginning to the first token, and is 0 if there was none.
+    """
 
     begin_s: float = 0.0
     prefill_s: float = 0.0
@@ -155,7 +165,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The log-probability of one generated token, and its strongest rivals, each with its text."""
+    """The log-probability of one generated token with its text, and its strongest rivals."""
 
     token_id: int
     text: str
@@ -174,9 +184,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. `token_ids` are the generated ones, without the end-of-sequence token.
+    """A finished answer. `token_ids` are all that were generated, less an end-of-sequence token that ended the answer.
 
-    `stop` is the stop string that ended the answer, if one did.
+    `stop` is the stop string that ended the answer, if one did: `text` ends before it, and its tokens are in `token_ids`.
     """
 
     text: str

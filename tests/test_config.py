@@ -47,11 +47,26 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
         {"nonsense": 1},
         {"device_bytes": "much"},
         {"device_bytes": "5gbb"},
+        {"device_bytes": "infGB"},
+        {"device_bytes": 1.5},
+        {"lanes": 2.5},
     ],
 )
 def test_wrong_settings_are_refused_by_name(overrides: dict[str, object], file: Path) -> None:
     with pytest.raises(SettingsError, match=next(iter(overrides))):
         load_settings(overrides, {}, file)
+
+
+def test_a_variable_that_names_no_setting_is_refused(file: Path) -> None:
+    with pytest.raises(SettingsError, match="lane"):
+        load_settings({}, {"BOUGH_LANE": "8"}, file)
+
+
+def test_a_file_in_the_working_folder_cannot_make_us_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bough.toml").write_text("trust_remote_code = true")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="trust_remote_code"):
+        load_settings({}, {})
 
 
 def test_words_for_yes_and_no_are_read(file: Path) -> None:

@@ -92,14 +92,7 @@ def test_every_piece_of_a_stream_is_whole_text(runner: Runner) -> None:
     *pieces, done = runner.stream("Repeat exactly: 日本語のテキスト 👩‍👩‍👧‍👦 ünïcödé", max_tokens=40)
     assert isinstance(done, Completion)
     assert "".join(piece.text for piece in pieces) == done.text
-    for piece in pieces:
-        piece.text.encode("utf-8")  # no lone surrogate
-
-
-def test_logprobs_are_those_of_the_raw_distribution(runner: Runner) -> None:
-    done = runner.generate(FRANCE, max_tokens=3, temperature=0.8, top_k=5, seed=1, logprobs=3)
-    assert len(done.logprobs) == 3
-    assert all(each.top[0].logprob >= each.logprob for each in done.logprobs)
+    assert not any("\ufffd" in piece.text for piece in pieces)  # no character was broken in two
 
 
 def test_markers_typed_by_a_user_stay_plain_text(runner: Runner) -> None:

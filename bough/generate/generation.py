@@ -43,14 +43,14 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self._engine = engine
         self._constraint = constraint
-        self._clock = clock
+        self.clock = clock
         self._eos_ids = frozenset() if request.params.ignore_eos else vocabulary.eos_ids
         self._text = AnswerText(vocabulary, request.params.stop, strip_leading_space=request.strip_leading_space)
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._session: ReuseSession | None = None
         self._timings = Timings()
-        self._started_s = clock()
+        self._started_s = 0.0
         self._max_tokens = self._limit()
         self._room = min(self._max_tokens, RESERVE_TOKENS)  # generated tokens that the lane has room for
 
@@ -65,6 +65,7 @@ class Generation:
     def begin(self, reuse: Reuse) -> None:
         """Take a lane that stands on what is known of the prompt."""
         request = self.request
+        self._started_s = self.clock()
         self._session = reuse.begin(
             request.ids,
             boundaries=request.boundaries,
@@ -73,7 +74,7 @@ class Generation:
             keep=request.keep,
             store=request.store,
         )
-        self._timings = replace(self._timings, begin_s=self._clock() - self._started_s)
+        self._timings = replace(self._timings, begin_s=self.clock() - self._started_s)
         self._report_progress()
 
     @property
@@ -97,12 +98,12 @@ class Generation:
         """Evaluate the next tokens of the prompt and publish them; a cancelled request ends here instead."""
         if self._ends_if_cancelled():
             return
-        started_s = self._clock()
+        started_s = self.clock()
         chunk = self.session.next_chunk(size.tokens)
         with self.feeding(chunk):
             self.logits = self._engine.evaluate(self.lane, chunk)
         self.session.publish()
-        seconds = self._clock() - started_s
+        seconds = self.clock() - started_s
         size.measure(len(chunk), seconds)
         self._timings = replace(self._timings, prefill_s=self._timings.prefill_s + seconds)
         self._report_progress()
@@ -147,7 +148,6 @@ class Generation:
 
         Afterwards the request is done, or `next_id` is to be fed.
         """
-        self._note_first_token()
         token_id = sampled.token_id
         if token_id in self._eos_ids:
             self.finish_reason = "stop"
@@ -164,9 +164,13 @@ class Generation:
         self.next_id = token_id
         return Chunk(text, (token_id,), logprobs)
 
-    def _note_first_token(self) -> None:
-        if not self._timings.first_token_s:
-            self._timings = replace(self._timings, first_token_s=self._clock() - self._started_s)
+    def note_step(self, seconds: float) -> None:
+        """Count the time of a decode step, the one that gave the last accepted token."""
+        if self._timings.first_token_s:
+            self._timings = replace(self._timings, decode_s=self._timings.decode_s + seconds)
+        else:
+            so_far = self._timings.begin_s + self._timings.prefill_s
+            self._timings = replace(self._timings, first_token_s=so_far + seconds)
 
     def _reason_to_stop(self) -> FinishReason | None:
         if self._text.stop is not None or (self._constraint and self._constraint.is_done):
@@ -203,8 +207,8 @@ class Generation:
     def completion(self) -> Completion:
         """The whole answer as far as it has come."""
         assert self.finish_reason is not None
-        total_s = self._clock() - self._started_s
-        timings = replace(self._timings, total_s=total_s, decode_s=max(0.0, total_s - self._timings.first_token_s))
+        before_first = self._timings.first_token_s or self._timings.begin_s + self._timings.prefill_s
+        timings = replace(self._timings, total_s=before_first + self._timings.decode_s)
         return Completion(
             text=self._text.all,
             token_ids=tuple(self._token_ids),
@@ -217,11 +221,12 @@ class Generation:
 
     def _usage(self) -> Usage:
         session, prompt_tokens = self.session, len(self.request.ids)
+        evaluated = min(self.lane.offset, prompt_tokens) - session.cached
         return Usage(
             prompt_tokens=prompt_tokens,
             matched_tokens=session.matched,
             cached_tokens=session.cached,
-            computed_tokens=prompt_tokens - session.cached,
+            computed_tokens=evaluated,
             completion_tokens=len(self._token_ids),
         )
 

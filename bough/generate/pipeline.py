@@ -25,19 +25,25 @@ def run_alone(
             generation.prefill_chunk(size)
             yield Chunk("")
         while not generation.is_done:
-            (sampled,) = engine.sample([generation.logits], [generation.draw()])
-            chunk = generation.accept(sampled)
+            chunk = _next_token(engine, generation)
             if chunk is not None:
                 yield chunk
-            if not generation.is_done:
-                _step(engine, generation)
         completion = generation.completion()
     yield completion
 
 
-def _step(engine: Engine, generation: Generation) -> None:
-    assert generation.next_id is not None
+def _next_token(engine: Engine, generation: Generation) -> Chunk | None:
+    started_s = generation.clock()
+    if generation.next_id is not None:
+        _feed(engine, generation, generation.next_id)
+    (sampled,) = engine.sample([generation.logits], [generation.draw()])
+    chunk = generation.accept(sampled)
+    generation.note_step(generation.clock() - started_s)
+    return chunk
+
+
+def _feed(engine: Engine, generation: Generation, token_id: int) -> None:
     generation.cross_reuse_limit()
-    ids = [generation.next_id]
+    ids = [token_id]
     with generation.feeding(ids):
         (generation.logits,) = engine.step([generation.lane], ids)

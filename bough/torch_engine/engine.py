@@ -16,6 +16,7 @@ from torch import Tensor
 from bough.cache.state import Group, Lane, Page, State
 from bough.config import Settings
 from bough.engine import Capabilities
+from bough.errors import SettingsError
 from bough.torch_engine import attention
 from bough.torch_engine.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.torch_engine.failures import as_engine_errors
@@ -184,8 +185,9 @@ class TorchEngine:
 
 def _context_of(model: Any, settings: Settings) -> int:
     bound = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 0
-    wanted = settings.context or bound or _DEFAULT_CONTEXT
-    return min(wanted, bound) if bound else wanted
+    if bound and settings.context > bound:
+        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
+    return settings.context or bound or _DEFAULT_CONTEXT
 
 
 def _capabilities_of(model: Any, verdict: Verdict) -> Capabilities:

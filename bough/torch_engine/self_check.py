@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from bough.cache.state import Kind
-from bough.errors import UnsupportedModel
+from bough.errors import ModelError, UnsupportedModel
 from bough.torch_engine import attention, trial
 from bough.torch_engine.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
+from bough.torch_engine.failures import is_out_of_memory
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.layout import Layout
 from bough.torch_engine.pages import Pages
@@ -218,7 +219,9 @@ def _measure(run: Callable[[Any, Trial], float], compute: Compute, found: Trial)
     """The largest difference, or infinity where the model cannot do it at all."""
     try:
         return run(compute, found)
-    except Exception:  # a model may fail in any way when it is used as its authors did not
+    except Exception as error:  # a model may fail in any way when it is used as its authors did not
+        if is_out_of_memory(error):
+            raise ModelError(f"the memory does not suffice to check what this model can do: {error}") from error
         return float("inf")
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from bough.torch_engine.failures import is_out_of_memory
+
 WINDOW = 24
 _SEED = 5
 _GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
@@ -40,7 +42,9 @@ def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
             small = type(model)(config)
         device = next(model.parameters()).device
         return small.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
-    except Exception:  # any family may tie its sizes together in its own way
+    except Exception as error:  # any family may tie its sizes together in its own way
+        if is_out_of_memory(error):
+            raise
         return None
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bough.config import Settings
+from bough.errors import ModelError
 from bough.torch_engine import TorchEngine, attention, engine, layers
 from bough.torch_engine import self_check as self_check_module
 from bough.torch_engine.forward import Forward
@@ -210,3 +211,14 @@ def test_single_precision_without_a_copy_takes_a_longer_prompt_on_the_real_weigh
 
     assert judge(make_model("mistral")).can_reuse
     assert not judge(make_model("mamba")).can_chunk
+
+
+def test_memory_that_is_short_for_a_moment_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> float:
+        raise torch.OutOfMemoryError("made to fail")
+
+    monkeypatch.setitem(self_check_module._REUSE_CHECKS, "restored", fail)
+    with pytest.raises(ModelError, match="memory"):
+        TorchEngine(make_model("llama"), Settings(device="cpu", cache_folder=tmp_path))
+    monkeypatch.undo()
+    assert TorchEngine(make_model("llama"), Settings(device="cpu", cache_folder=tmp_path)).capabilities.can_reuse
