@@ -26,7 +26,7 @@ fix: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/bough bench switch
+	$(BIN)/bough bench switch --png bench-switch.png
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

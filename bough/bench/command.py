@@ -41,14 +41,16 @@ def switch(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for lanes and pages, such as 2GB.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Where to write the plot.")] = Path("bench-switch.png"),
+    png: Annotated[Path | None, typer.Option(help="Where to write a plot.")] = None,
     as_json: Json = False,
 ) -> None:
     """Conversations that take turns over one system prompt: the tree, a copy per conversation, a single entry, no cache."""
-    from bough.bench.report import load_warning, plot, strategy_table
+    from bough.bench.report import load_warning, plot, require_matplotlib, strategy_table
     from bough.bench.switch import STRATEGIES, as_report, measure_overhead, run_strategy
     from bough.runner import load
 
+    if png is not None:
+        require_matplotlib()
     console = Console(stderr=as_json)
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
     if warning := load_warning():
@@ -67,11 +69,11 @@ def switch(
         report = as_report(runner, setup, results, overhead)
     console.print(strategy_table(results))
     _print_ratios(console, report)
-    if png is not None:
+    if as_json:
+        print(json.dumps(report), flush=True)
+    if png is not None:  # last: a plot that fails takes nothing else with it
         plot(results, png)
         console.print(f"plot: {png}")
-    if as_json:
-        print(json.dumps(report))
 
 
 def _print_ratios(console: Console, report: dict[str, Any]) -> None:

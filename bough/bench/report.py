@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 from rich.table import Table
 
 from bough.bench.switch import StrategyResult, Turn
+from bough.errors import RequestError
 
 _COLUMNS = ("later turns", "first turns", "reused", "possible", "total", "kept for later")
 _NAMES = {"tree": "tree", "copies": "copy per conversation", "single": "single entry", "none": "no cache"}
@@ -61,8 +63,16 @@ def _turn_cells(turn: Turn) -> list[str]:
     return [str(turn.turn + 1), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[turn.conversation % 26], *map("{:,}".format, counts)]
 
 
+def require_matplotlib() -> None:
+    """Raise RequestError, with what to install, if `plot` could not work."""
+    try:
+        importlib.import_module("matplotlib.backends.backend_agg")
+    except ImportError as error:
+        raise RequestError(f"plots need matplotlib: pip install 'bough[bench]' ({error})") from error
+
+
 def plot(results: dict[str, StrategyResult], file: Path) -> None:
-    """Time to first token by turn, one line for each strategy, as a PNG."""
+    """Time to first token by turn, one line for each strategy, as a PNG. Raises RequestError if it cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -75,5 +85,8 @@ def plot(results: dict[str, StrategyResult], file: Path) -> None:
     axes.set(xlabel="request", ylabel="time to first token, ms", yscale="log", title="Conversations taking turns")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
+        raise RequestError(f"the plot cannot be written: {error}") from error

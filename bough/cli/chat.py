@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bough.cli import commands
-from bough.cli.answer import stream_answer
+from bough.cli.answer import Interruption, stream_answer
 from bough.cli.conversation import Conversation, Exchange
 from bough.cli.report import summarise
 from bough.cli.screen import Screen
@@ -13,6 +13,7 @@ from bough.errors import BoughError
 from bough.runner import Runner
 from bough.types import Completion, SamplingParams
 
+HOW_TO_LEAVE = "Ctrl-C again, or /bye, leaves"
 ReadMessage = Callable[[], str]
 
 
@@ -41,18 +42,36 @@ class Chat:
         self._num_retries = 0
 
     def loop(self) -> None:
-        """Talk until the person leaves: by /bye, Ctrl-D, or Ctrl-C at the prompt. Errors are told, and the chat goes on."""
+        """Talk until the person leaves: by /bye, Ctrl-D, or Ctrl-C twice at the prompt.
+
+        A first Ctrl-C drops the message that is being typed. Errors are told, and the chat goes on.
+        """
+        is_warned = False
         while not self.is_over:
             try:
                 message = self._read()
-            except (EOFError, KeyboardInterrupt):
+            except EOFError:
+                return self.screen.write_line()
+            except KeyboardInterrupt:
                 self.screen.write_line()
-                return
+                if is_warned:
+                    return None
+                is_warned = True
+            else:
+                is_warned = self._take_whole(message)
+            if is_warned:
+                self.screen.note(HOW_TO_LEAVE)
+        return None
+
+    def _take_whole(self, message: str) -> bool:
+        """Take the message and tell its errors. Returns whether a Ctrl-C came too late to stop the answer."""
+        with Interruption() as late:
             try:
                 self.take(message)
             except BoughError as error:
                 self.screen.end_line()
                 self.screen.error(str(error))
+        return late.has_come()
 
     def take(self, message: str) -> None:
         """Obey a command or answer a message."""

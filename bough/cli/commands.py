@@ -107,7 +107,11 @@ def _clear(chat: Chat, rest: str) -> None:
 
 def _help(chat: Chat, rest: str) -> None:
     rows = [(each.usage, each.purpose) for each in COMMANDS.values()]
-    keys = [('"""', "begins and ends a message of many lines"), ("Ctrl-C", "stops an answer; at the prompt, leaves")]
+    keys = [
+        ('"""', "begins and ends a message of many lines"),
+        ("Ctrl-C", "stops an answer; at the prompt, drops the message, and the second time leaves"),
+        ("Ctrl-D", "leaves"),
+    ]
     names = textwrap.wrap(f"The parameters are {', '.join(NAMES)}.", width=80)
     _write(chat, [*align([*rows, *keys]), "", *names])
 

@@ -1,7 +1,7 @@
 """The command's entry: its sub-commands, and what becomes of errors.
 
-Exit codes: 0 well, 1 an error that Bough raises on purpose, 2 bad usage, 130 stopped by Ctrl-C. A traceback is shown for
-mistakes of ours, and with `--debug`.
+Exit codes: 0 well, 1 an error that Bough raises on purpose or the system reports (a full disk, a folder that may not be
+read), 2 bad usage, 130 stopped by Ctrl-C. A traceback is shown for mistakes of ours, and with `--debug`.
 
 Nothing imported here brings in torch or transformers: the runner loads them with a model, so that `bough list` is quick.
 """
@@ -36,21 +36,25 @@ class Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except BoughError as error:
-            if ctx.params.get("debug"):
-                raise
-            Screen().error(str(error))
-            raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
         except BrokenPipeError as error:
             _let_output_go()
             raise typer.Exit(1) from error
+        except (BoughError, OSError) as error:
+            _let_output_go()
+            if ctx.params.get("debug"):
+                raise
+            Screen().error(str(error))
+            raise typer.Exit(1) from error
 
 
 def _let_output_go() -> None:
-    """Whoever read our output has gone: what Python still holds for them must not fail when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """If nobody takes our output any more, what Python still holds of it must not fail when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from bough.cli.line_input import history, read_message
 from bough.cli.parameters import read_format
 from bough.cli.report import as_dict, summarise
 from bough.cli.screen import Screen
-from bough.cli.words import Words, read_pipe, read_words
+from bough.cli.words import Words, read_words
 from bough.errors import ModelNotFound, RequestError
 from bough.runner import Runner, load
 from bough.types import Prompt, SamplingParams
@@ -44,7 +45,9 @@ def run(
     rest: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PROMPT", help="What to ask; not given: a chat. What is piped in comes before it.", show_default=False
+            metavar="PROMPT",
+            help="What to ask, with - for standard input; not given: what is piped in, or a chat.",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="The model; all words are then the prompt.")] = None,
@@ -87,9 +90,8 @@ def run(
         format=format,
     )
     manner = Manner(params, system, raw, as_json, verbose)
-    piped = read_pipe()
-    asked = read_words([word for word in (first, *(rest or ())) if word], model, piped)
-    _check_usage(asked, manner, is_piped=piped is not None)
+    asked = read_words([word for word in (first, *(rest or ())) if word], model, sys.stdin)
+    _check_usage(asked, manner)
     screen, started_s = Screen(), time.perf_counter()
     settings = {
         "context": context,
@@ -121,16 +123,12 @@ def _read_params(**given: Any) -> SamplingParams:
         raise typer.BadParameter(str(error)) from error
 
 
-def _check_usage(asked: Words, manner: Manner, is_piped: bool) -> None:
+def _check_usage(asked: Words, manner: Manner) -> None:
     if manner.is_raw and manner.system:
         raise typer.BadParameter("--system needs the chat template, and --raw goes without it")
-    if asked.prompt is not None:
-        return
-    if is_piped:
-        raise typer.BadParameter(
-            f"there is no prompt for {asked.model or 'the default model'}, and standard input is empty"
-        )
-    if manner.is_json or manner.is_raw:
+    if asked.prompt == "":
+        raise typer.BadParameter(f"the prompt for {asked.model or 'the default model'} is empty")
+    if asked.prompt is None and (manner.is_json or manner.is_raw):
         raise typer.BadParameter(f"{'--json' if manner.is_json else '--raw'} needs a prompt")
 
 

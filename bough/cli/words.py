@@ -2,34 +2,48 @@
 
 What looks like a model's name or path, in first place, is the model; a text with blanks or signs is a prompt. `--model`
 leaves no doubt. A first word that looks like a name and is no model is an error, never a prompt to another model.
+
+Standard input is read where a lone `-` stands among the words of the prompt, or in place of a prompt that is not given.
+With a prompt and no `-` it is left alone: it may belong to somebody else, or stay open and never end.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
+STANDARD_INPUT = "-"
 _PATH_STARTS = ("/", "./", "../", "~")
 
 
 @dataclass(frozen=True)
 class Words:
-    """What was asked for; None: not given. `is_guess` if the model was a word among others."""
+    """What was asked for; None: not given; "": given and empty. `is_guess` if the model was a word among others."""
 
     model: str | None
     prompt: str | None
     is_guess: bool = False
 
 
-def read_words(words: Sequence[str], model: str | None, piped: str | None) -> Words:
-    """Tell model and prompt apart. A piped text comes before the words of the prompt."""
+def read_words(words: Sequence[str], model: str | None, stdin: TextIO | None) -> Words:
+    """Tell model and prompt apart, and read `stdin` if it is a part of the prompt."""
     is_guess = model is None and bool(words) and is_like_a_model(words[0])
-    spoken = " ".join(words[1:] if is_guess else words)
-    texts = [clean(text) for text in (piped, spoken) if text and text.strip()]
-    return Words(words[0] if is_guess else model, "\n\n".join(texts) or None, is_guess)
+    texts = _find_texts(words[1:] if is_guess else words, stdin)
+    prompt = "\n\n".join(clean(text) for text in texts if text.strip()) if texts else None
+    return Words(words[0] if is_guess else model, prompt, is_guess)
+
+
+def _find_texts(words: Sequence[str], stdin: TextIO | None) -> list[str]:
+    """The parts of the prompt; none if it is not given and nothing is piped in."""
+    if STANDARD_INPUT in words:
+        place = words.index(STANDARD_INPUT)
+        return [" ".join(words[:place]), _read_all(stdin), " ".join(words[place + 1 :])]
+    if words:
+        return [" ".join(words)]
+    return [_read_all(stdin)] if stdin is not None and not stdin.isatty() else []
 
 
 def is_like_a_model(word: str) -> bool:
@@ -39,11 +53,9 @@ def is_like_a_model(word: str) -> bool:
     return word.startswith(_PATH_STARTS) or word.endswith(".gguf") or bool(_NAME.fullmatch(word))
 
 
-def read_pipe() -> str | None:
-    """All of standard input if it is not a terminal; bytes that are no UTF-8 are replaced."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return None
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
+def _read_all(stdin: TextIO | None) -> str:
+    """Everything up to the end; bytes that are no UTF-8 are replaced. A process without standard input has an empty one."""
+    return stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n") if stdin is not None else ""
 
 
 def clean(text: str) -> str:

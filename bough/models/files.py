@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bough.errors import UnsupportedModel
+from bough.errors import ModelError, UnsupportedModel
 
 CONFIG_FILE = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
@@ -20,7 +22,8 @@ class ModelFiles:
     """A folder with `config.json`, safetensors weights and, mostly, a tokenizer. The files are never changed.
 
     What follows `folder` is known only of models that Bough fetched or converted: `source` says where from, `sha256` is
-    that of the file it was made of (of a hub model: the commit), `quantization` how that file held the weights.
+    that of the file it was made of (of a hub model: the commit), `quantization` how that file held the weights, `stamp`
+    the `stamp_of` the user's own file that it was made of.
     """
 
     name: str
@@ -30,6 +33,7 @@ class ModelFiles:
     num_parameters: int = 0
     quantization: str = ""
     created: datetime | None = None
+    stamp: str = ""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -47,6 +51,21 @@ class ModelFiles:
     @property
     def size_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+
+def stamp_of(file: Path) -> str:
+    """Path, size and time of a file: the same again means that nobody wrote to it. Raises OSError."""
+    stat = file.stat()
+    return f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+
+@contextmanager
+def reaching(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a ModelError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"cannot use {path}: {type(error).__name__}: {error}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:

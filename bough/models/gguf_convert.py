@@ -8,6 +8,7 @@ Quantized weights become float32; weights that the file holds in 16 bits stay as
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from bough.errors import UnsupportedModel
+from bough.errors import ModelError, UnsupportedModel
 from bough.models.progress import Progress
 
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,13 @@ class Converted:
 def convert(file: Path, folder: Path, progress: Progress) -> Converted:
     """Write the model in `file` to `folder` as safetensors, with tokenizer and chat template.
 
-    Raises UnsupportedModel if the file cannot be read, the architecture is not known or a weight is missing.
+    Raises UnsupportedModel if the file cannot be read, the architecture is not known or a weight is missing, and ModelError
+    before anything is written if the disk has no room for the result.
     """
     try:
         with _quiet():
             return _convert(file, folder, progress)
-    except UnsupportedModel:
+    except ModelError:
         raise
     except ImportError as error:
         raise UnsupportedModel(f"converting {file.name} needs torch: pip install 'bough[torch]' ({error})") from error
@@ -54,13 +57,25 @@ def _convert(file: Path, folder: Path, progress: Progress) -> Converted:
     progress.start(f"Converting {file.name}, once", file.stat().st_size)
     reader = gguf.GGUFReader(file)
     quantization = _main_type(reader)
+    dtype = _PLAIN_TYPES.get(quantization, "float32")
+    _require_room(file, folder, _WEIGHT_BYTES[dtype] * sum(int(tensor.n_elements) for tensor in reader.tensors))
     with _counted(progress):
-        model = _read_model(file, _PLAIN_TYPES.get(quantization, "float32"))
+        model = _read_model(file, dtype)
     model.save_pretrained(folder, max_shard_size="1000TB")
     for weights in folder.glob("*.safetensors"):
         weights.chmod(0o644)
     _save_tokenizer(file, reader, folder)
     return Converted(sum(each.numel() for each in model.parameters()), quantization)
+
+
+def _require_room(file: Path, folder: Path, needed_bytes: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise ModelError(
+            f"converting {file.name} needs about {needed_bytes:,} bytes in {folder.parent}, "
+            f"and the disk has {free_bytes:,} bytes free"
+        )
 
 
 def _main_type(reader: Any) -> str:

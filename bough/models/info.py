@@ -37,6 +37,8 @@ class ModelInfo:
 
 def describe(files: ModelFiles) -> ModelInfo:
     """Read the model's files, weights included, for their digest. Raises UnsupportedModel if they make no sense."""
+    if not files.weights:
+        raise UnsupportedModel(f"no safetensors weights in {files.folder}")
     config = files.config | (files.config.get("text_config") or {})
     template = load_tokenizer(files).template if files.has_tokenizer else None
     has_template = template is not None and template.is_present
@@ -57,13 +59,8 @@ def describe(files: ModelFiles) -> ModelInfo:
 
 
 def count_parameters(files: ModelFiles) -> int:
-    """The number of weights in the safetensors files, from their headers alone."""
-    return sum(
-        math.prod(entry["shape"])
-        for file in files.weights
-        for name, entry in _read_header(file).items()
-        if name != "__metadata__"
-    )
+    """The number of weights in the safetensors files, from their headers alone. Raises UnsupportedModel."""
+    return sum(math.prod(shape) for file in files.weights for shape in _read_shapes(file))
 
 
 def digest(files: ModelFiles) -> str:
@@ -78,13 +75,15 @@ def _capabilities(template: Any) -> tuple[str, ...]:
     return ("completion", "chat", *tools, *thinking)
 
 
-def _read_header(file: Path) -> dict[str, Any]:
+def _read_shapes(file: Path) -> list[list[int]]:
     """A safetensors file begins with the length of its JSON header, in eight bytes, and that header."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        try:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(length, 2**27)))
-        except ValueError as error:
-            raise UnsupportedModel(f"{file} is not a safetensors file") from error
-    assert isinstance(header, dict)
-    return header
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise UnsupportedModel(f"{file} is not a safetensors file: {type(error).__name__}: {error}") from error
+    if not all(isinstance(shape, list) and all(isinstance(size, int) for size in shape) for shape in shapes):
+        raise UnsupportedModel(f"{file} is not a safetensors file: among its {len(shapes)} shapes are some that are none")
+    return shapes

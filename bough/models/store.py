@@ -2,8 +2,9 @@
 
 A model's name is its directory's, `org/name` being kept as `org--name`; `name` and `name:latest` are the same. Always true:
 - every directory with a `bough.json` and no leading dot is a whole model: it is made beside, synced, then renamed;
-- one process at a time makes a given model; another waits for it;
-- no name leads out of the folder.
+- so is a `.replaced-` one: if a run was killed before the new model stood in its place, whoever looks next puts it back;
+- one process at a time makes or removes a given model; another waits for it;
+- no name leads out of the folder, and no OSError does: what the file system refuses is a ModelError.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +22,12 @@ from filelock import FileLock
 
 from bough.errors import ModelNotFound, UnsupportedModel
 from bough.models.download import sync_file
-from bough.models.files import ModelFiles, read_json
+from bough.models.files import ModelFiles, reaching, read_json
 
 RECORD_FILE = "bough.json"
 _FORMAT = 1
+_LEFT_BY_FILE = ".left-by"
+_REPLACED = ".replaced-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -46,9 +49,9 @@ class Store:
 
     def list(self) -> list[ModelFiles]:
         """Every whole model, by name. A directory whose record cannot be read is left out."""
-        if not self.folder.is_dir():
-            return []
-        found = (self._read(folder) for folder in self.folder.iterdir() if not folder.name.startswith("."))
+        with reaching(self.folder):
+            names = {path.name.removeprefix(_REPLACED) for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        found = (self._read(self.folder / name) for name in names if not name.startswith("."))
         return sorted((model for model in found if model), key=lambda model: model.name)
 
     def find(self, name: str) -> ModelFiles | None:
@@ -59,14 +62,18 @@ class Store:
         """A model that was converted from the file with this hash, or None."""
         return next((model for model in self.list() if model.sha256 == sha256), None)
 
+    def find_stamped(self, stamp: str) -> ModelFiles | None:
+        """A model that was converted from the file with this stamp, or None."""
+        return next((model for model in self.list() if model.stamp == stamp), None)
+
     def remove(self, name: str) -> int:
         """Delete the model for good; returns the bytes that it held. Raises ModelNotFound if there is none."""
-        model = self.find(name)
-        if model is None:
-            raise ModelNotFound(f"no local model {name!r}; {self.describe()}")
-        size_bytes = model.size_bytes
-        with self._lock(name):
-            shutil.rmtree(_set_aside(model.folder), ignore_errors=True)
+        self._require(name)  # a name that is not there makes no lock
+        with self._locked(self._folder_of(name)):
+            model = self._require(name)  # another may have removed it meanwhile
+            with reaching(model.folder):
+                size_bytes = model.size_bytes
+                _delete(model.folder, model.folder)
         return size_bytes
 
     def describe(self) -> str:
@@ -75,32 +82,48 @@ class Store:
         return f"local models: {names}" if names else "there are no local models yet"
 
     @contextmanager
-    def making(self, name: str, keep_leftovers: bool = False) -> Iterator[Making]:
+    def making(self, name: str, commit: str = "") -> Iterator[Making]:
         """A place to make the model `name` in; `Making.commit` puts it in place.
 
-        Waits for another process that makes the same model: look for it again inside. A killed run's leftovers are deleted
-        first, or handed over as they are with `keep_leftovers`; they stay after an error only then.
+        Waits for another process that makes the same model: look for it again inside. The leftovers of a run that broke off
+        are deleted, before and after; only with a `commit` they stay, and are handed to the next run for the same commit.
         """
         final = self._folder_of(name)
         folder = final.with_name(f".making-{final.name}")
-        with self._lock(name):
-            if not keep_leftovers:
-                shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True, exist_ok=True)
+        with self._locked(final):
+            with reaching(folder):
+                _prepare(folder, commit)
             try:
                 yield Making(plain_name(name), folder, final, self)
             finally:
-                if not keep_leftovers or (folder.exists() and not any(folder.iterdir())):
+                if not commit or _is_bare(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _lock(self, name: str) -> FileLock:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.folder / f".lock-{self._folder_of(name).name}")
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        """Alone with the model in `folder`, after mending what a killed run left of it."""
+        with ExitStack() as held:
+            with reaching(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(FileLock(self.folder / f".lock-{folder.name}"))
+                _mend(folder)
+            yield
+
+    def _require(self, name: str) -> ModelFiles:
+        model = self.find(name)
+        if model is None:
+            raise ModelNotFound(f"no local model {name!r}; {self.describe()}")
+        return model
 
     def _folder_of(self, name: str) -> Path:
         return self.folder / plain_name(name).replace("/", "--")
 
     def _read(self, folder: Path) -> ModelFiles | None:
+        with reaching(folder):
+            needs_mending = not folder.exists() and _replaced(folder).exists()
+        if needs_mending:
+            with self._locked(folder):
+                pass  # mended
         try:
             record = read_json(folder / RECORD_FILE)
             created = datetime.fromisoformat(record["created"])
@@ -112,6 +135,7 @@ class Store:
                 num_parameters=int(record["num_parameters"]),
                 quantization=str(record["quantization"]),
                 created=created,
+                stamp=str(record.get("stamp", "")),
             )
         except (UnsupportedModel, KeyError, TypeError, ValueError):
             return None
@@ -126,7 +150,7 @@ class Making:
     final: Path
     store: Store
 
-    def commit(self, source: str, sha256: str, num_parameters: int, quantization: str) -> ModelFiles:
+    def commit(self, source: str, sha256: str, num_parameters: int, quantization: str, stamp: str = "") -> ModelFiles:
         """Write the record, sync everything and rename the folder into place, over an older model of that name."""
         record = {
             "format": _FORMAT,
@@ -136,22 +160,58 @@ class Making:
             "num_parameters": num_parameters,
             "quantization": quantization,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "stamp": stamp,
         }
-        (self.folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        for file in self.folder.rglob("*"):
-            if file.is_file():
-                sync_file(file)
-        old = _set_aside(self.final) if self.final.exists() else None
-        self.folder.replace(self.final)
-        if old:
-            shutil.rmtree(old, ignore_errors=True)
+        with reaching(self.folder):
+            (self.folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            for file in self.folder.rglob("*"):
+                if file.is_file():
+                    sync_file(file)
+            (self.folder / _LEFT_BY_FILE).unlink(missing_ok=True)
+            self._put_in_place()
         model = self.store.find(self.name)
         assert model is not None, f"{self.final} was just written"
         return model
 
+    def _put_in_place(self) -> None:
+        if self.final.exists():
+            self.final.replace(_replaced(self.final))
+        try:
+            self.folder.replace(self.final)
+        finally:
+            _mend(self.final)
 
-def _set_aside(folder: Path) -> Path:
-    """Rename a model so that it is no longer one: whoever looks sees all of it or nothing."""
-    aside = folder.with_name(f".removed-{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    return folder.replace(aside)
+
+def _prepare(folder: Path, commit: str) -> None:
+    """An empty folder, or with what an earlier run for this commit left in it."""
+    note = folder / _LEFT_BY_FILE
+    is_ours = bool(commit) and note.is_file() and note.read_text(encoding="utf-8") == commit
+    if folder.exists() and not is_ours:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if commit:
+        note.write_text(commit, encoding="utf-8")
+
+
+def _is_bare(folder: Path) -> bool:
+    return folder.exists() and all(path.name == _LEFT_BY_FILE for path in folder.iterdir())
+
+
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(_REPLACED + folder.name)
+
+
+def _mend(folder: Path) -> None:
+    """Put a model that was being replaced back if nothing came in its place, or else delete it. Needs the lock."""
+    replaced = _replaced(folder)
+    if replaced.exists() and folder.exists():
+        _delete(replaced, folder)
+    elif replaced.exists():
+        replaced.replace(folder)
+
+
+def _delete(model: Path, folder: Path) -> None:
+    """Rename before deleting, to a name that is never read: whoever looks sees all of a model or nothing."""
+    removed = folder.with_name(f".removed-{folder.name}")
+    shutil.rmtree(removed, ignore_errors=True)
+    shutil.rmtree(model.replace(removed), ignore_errors=True)

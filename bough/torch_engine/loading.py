@@ -2,7 +2,7 @@
 
 The fast way builds the model without allocating its weights and puts the tensors of the safetensors files in place. Where
 names, shapes or types do not line up, or the family wants more than that, transformers' own loading is used. Either way a
-weight that no file holds is an error: a model never runs with random weights.
+weight that no file holds is an error: a model never runs with random weights. Only safetensors are read, never a pickle.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bough.errors import ModelError, UnsupportedModel
 
 Progress = Callable[[str], None]
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its types do not follow what it returns
+_NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
 
 
 def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> Any:
@@ -32,8 +33,9 @@ def load_model(folder: Path, settings: Settings, progress: Progress | None = Non
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     config = _read_config(folder, settings.trust_remote_code)
+    files = _weight_files(folder)
     (progress or _ignore)("reading weights")
-    model = _load_fast(folder, config, device, dtype, settings.trust_remote_code)
+    model = _load_fast(files, config, device, dtype, settings.trust_remote_code)
     if model is None:
         model = _load_by_transformers(folder, device, dtype, settings.trust_remote_code)
     return prepare(model)
@@ -74,12 +76,15 @@ def _read_config(folder: Path, trust_remote_code: bool) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # unknown architectures, broken files and untrusted code all come as they like
-        raise UnsupportedModel(f"transformers cannot read the configuration in {folder}: {error}") from error
+        hint = "" if any(folder.glob("*.py")) or not trust_remote_code else f"; {_NO_CODE}"
+        raise UnsupportedModel(f"transformers cannot read the configuration in {folder}: {error}{hint}") from error
 
 
-def _load_fast(folder: Path, config: Any, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> Any | None:
+def _load_fast(
+    files: list[Path], config: Any, device: torch.device, dtype: torch.dtype, trust_remote_code: bool
+) -> Any | None:
     """The model, or None where the files do not match it one to one."""
-    if getattr(config, "quantization_config", None) or not (files := _weight_files(folder)):
+    if getattr(config, "quantization_config", None):
         return None
     try:
         with _weightless():
@@ -93,6 +98,14 @@ def _load_fast(folder: Path, config: Any, device: torch.device, dtype: torch.dty
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model. Raises UnsupportedModel if there are none, or pickles among them."""
+    files = _listed_files(folder)
+    if not files or any(file.suffix != ".safetensors" for file in files):
+        raise UnsupportedModel(f"no safetensors weights in {folder}; pickles are never loaded")
+    return files
+
+
+def _listed_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -157,7 +170,7 @@ def _keeps_float32(model: Any) -> bool:
 def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     try:
         model, info = _AUTO_MODEL.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # whatever transformers and the family's code may raise
         raise UnsupportedModel(f"transformers cannot load the model in {folder}: {error}") from error

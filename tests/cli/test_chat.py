@@ -8,6 +8,7 @@ import pytest
 
 from bough.cli.chat import Chat
 from bough.cli.conversation import Exchange
+from bough.cli.line_input import read_message
 from bough.cli.screen import Screen
 from bough.errors import EngineError
 from bough.types import SamplingParams
@@ -16,21 +17,28 @@ from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import byte_level
 
 SHORT = SamplingParams(max_tokens=5)
+CTRL_C = "\x03"
 
 
-def talk(runner, *messages: str, params: SamplingParams = SHORT, **options) -> Chat:
+def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen | None = None, **options) -> Chat:
     """A chat that has heard these messages and then the end of the input."""
     coming = iter(messages)
 
     def read() -> str:
         try:
-            return next(coming)
+            return raising_ctrl_c(next(coming))
         except StopIteration:
             raise EOFError from None
 
-    chat = Chat(runner, read, Screen(), params=params, **options)
+    chat = Chat(runner, read, screen or Screen(), params=params, **options)
     chat.loop()
     return chat
+
+
+def raising_ctrl_c(line: str) -> str:
+    if line == CTRL_C:
+        raise KeyboardInterrupt
+    return line
 
 
 def questions(chat: Chat) -> list[str]:
@@ -59,11 +67,45 @@ def test_bye_ends_the_chat(runner):
     assert questions(talk(runner, "Hello", "/bye", "never read")) == ["Hello"]
 
 
-def test_ctrl_c_at_the_prompt_ends_the_chat(runner):
-    def read() -> str:
-        raise KeyboardInterrupt
+def test_one_ctrl_c_at_the_prompt_keeps_the_conversation_and_says_how_to_leave(runner, capsys):
+    chat = talk(runner, "Hello", CTRL_C, "one")
 
-    Chat(runner, read, Screen()).loop()
+    assert questions(chat) == ["Hello", "one"]
+    assert capsys.readouterr().err.count("Ctrl-C again, or /bye, leaves") == 1
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves(runner):
+    assert questions(talk(runner, "Hello", CTRL_C, CTRL_C, "never read")) == ["Hello"]
+
+
+def test_a_ctrl_c_after_another_message_is_a_first_one_again(runner):
+    assert questions(talk(runner, CTRL_C, "Hello", CTRL_C, "one")) == ["Hello", "one"]
+
+
+def test_ctrl_c_inside_a_message_of_many_lines_drops_the_message(runner):
+    lines = iter(['"""half', CTRL_C, "Hello", "/bye"])
+
+    def read_line(prompt: str) -> str:
+        return raising_ctrl_c(next(lines))
+
+    chat = Chat(runner, lambda: read_message(read_line), Screen(), params=SHORT)
+    chat.loop()
+
+    assert questions(chat) == ["Hello"]
+
+
+def test_a_ctrl_c_that_comes_just_after_an_answer_counts_as_the_first_at_the_prompt(runner, capsys):
+    class LateScreen(Screen):
+        def end_line(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            super().end_line()
+
+    once = talk(runner, "Hello", screen=LateScreen())
+    told = capsys.readouterr().err
+    twice = talk(runner, "Hello", CTRL_C, "never read", screen=LateScreen())
+
+    assert questions(once) == questions(twice) == ["Hello"]
+    assert "Ctrl-C again" in told
 
 
 def test_undo_forgets_the_last_exchange(runner):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from bough.errors import BoughError, EngineError
+
+FULL = Path("/dev/full")
 
 
 def raising(error: BaseException):
@@ -36,6 +39,24 @@ def test_an_error_is_one_line_without_a_traceback(invoke, monkeypatch):
 
     assert result.exit_code == 1
     assert result.stderr == "error: it broke [in two]\n"
+
+
+def test_an_error_of_the_system_is_one_line_without_a_traceback(invoke, monkeypatch):
+    monkeypatch.setattr("bough.cli.run.load", raising(OSError(28, "No space left on device", "history")))
+
+    result = invoke("run", "hello you")
+
+    assert result.exit_code == 1
+    assert result.stderr == "error: [Errno 28] No space left on device: 'history'\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+def test_output_to_a_full_disk_is_one_line(home):
+    with FULL.open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "bough", "list", "--json"], stdout=full, stderr=subprocess.PIPE)
+
+    assert done.returncode == 1
+    assert done.stderr == b"error: [Errno 28] No space left on device\n"
 
 
 def test_debug_shows_where_an_error_came_from(invoke, monkeypatch):

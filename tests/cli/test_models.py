@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 from bough.errors import DownloadError
 from bough.models import ModelFiles
@@ -57,6 +60,21 @@ def test_rm_refuses_an_unknown_name_and_deletes_nothing(invoke, store):
     assert result.exit_code == 1
     assert result.stderr == "error: no local model 'smal'; local models: small\n"
     assert [model.name for model in store.list()] == ["small"]
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["rm", "small", "--yes"]])
+def test_a_folder_that_may_not_be_read_is_one_line(invoke, store, monkeypatch, words):
+    def refuse(folder: Path):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    store.folder.mkdir(parents=True)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+
+    result = invoke(*words)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert "Permission denied" in result.stderr
 
 
 def test_rm_asks_on_a_terminal(invoke, store, monkeypatch):

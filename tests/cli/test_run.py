@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -38,13 +39,45 @@ class InterruptedEngine(FakeEngine):
         (["Hello there"], None, None, Words(None, "Hello there")),
         (["What's", "up"], None, None, Words(None, "What's up")),
         (["Hello", "you"], "smollm2", None, Words("smollm2", "Hello you")),
-        (["smollm2", "Sum up:"], None, "a text", Words("smollm2", "a text\n\nSum up:", is_guess=True)),
-        ([], None, " \n", Words(None, None)),
+        ([], None, "a text\n", Words(None, "a text")),
+        (["smollm2"], None, "a text", Words("smollm2", "a text", is_guess=True)),
+        (["smollm2", "Sum up:", "-"], None, "a text", Words("smollm2", "Sum up:\n\na text", is_guess=True)),
+        (["-", "Sum", "it up."], None, "a text", Words(None, "a text\n\nSum it up.")),
+        (["-"], "smollm2", "a text", Words("smollm2", "a text")),
+        ([], None, " \n", Words(None, "")),
         (["a \udcff b"], None, None, Words(None, "a ? b")),
     ],
 )
 def test_model_and_prompt_are_told_apart(words, model, piped, expected):
-    assert read_words(words, model, piped) == expected
+    stdin = None if piped is None else io.TextIOWrapper(io.BytesIO(piped.encode()))
+
+    assert read_words(words, model, stdin) == expected
+
+
+def test_standard_input_is_left_alone_where_the_prompt_is_in_the_words():
+    stdin = io.TextIOWrapper(io.BytesIO(b"the next line of somebody else's file"))
+
+    assert read_words(["smollm2", "Hello"], None, stdin).prompt == "Hello"
+    assert stdin.buffer.tell() == 0
+
+
+def test_a_terminal_is_read_only_where_it_is_asked_for():
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    assert read_words([], None, Terminal(io.BytesIO(b"typed"))).prompt is None
+    assert read_words(["-"], None, Terminal(io.BytesIO(b"typed"))).prompt == "typed"
+
+
+def test_a_prompt_does_not_wait_for_a_standard_input_that_stays_open(home):
+    command = [sys.executable, "-m", "bough", "run", "nonsense", "Name a river."]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.wait(timeout=30) == 1
+            assert b"no model 'nonsense'" in process.stderr.read()
+        finally:
+            process.kill()
 
 
 def test_an_answer_is_what_the_runner_generates(invoke, loads, tmp_path):

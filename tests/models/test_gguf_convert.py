@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import gguf
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from bough.errors import UnsupportedModel
+from bough.errors import ModelError, UnsupportedModel
 from bough.models import ModelFiles, load_tokenizer
 from bough.models.gguf_convert import convert
 from tests.models.tiny_gguf import write_gguf
@@ -66,6 +67,19 @@ def test_the_tokenizer_and_its_template_survive(tmp_path):
     assert (
         tokenizer.render(chat).ids == byte_level(CHATML).apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     )
+
+
+@pytest.mark.parametrize(("kind", "weight_bytes"), [(Kind.Q8_0, 4), (Kind.F16, 2)])
+def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch, kind, weight_bytes):
+    tensors = write_gguf(tmp_path / "tiny.gguf", kind)
+    needed = weight_bytes * sum(tensor.size for tensor in tensors.values())
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=needed - 1))
+
+    with pytest.raises(ModelError, match=rf"needs about {needed:,} bytes .* {needed - 1:,} bytes free"):
+        convert(tmp_path / "tiny.gguf", tmp_path / "out", Recorder())
+
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_missing_weight_is_told_by_name(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 
@@ -20,7 +21,12 @@ FILES = {
     "tokenizer.json": b"{}",
     "pytorch_model.bin": b"a pickle",
     "onnx/model.safetensors": b"another",
+    "tiktoken.model": b"a vocabulary",
+    "model-00001-of-00002.safetensors": b"\x02\0\0\0\0\0\0\0{}" + b"\1" * 100,
+    "model-00002-of-00002.safetensors": b"\x02\0\0\0\0\0\0\0{}" + b"\2" * 100,
 }
+USUAL = ("config.json", "model.safetensors", "tokenizer.json", "pytorch_model.bin", "onnx/model.safetensors")
+SHARDS = ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
 @pytest.fixture
@@ -28,19 +34,27 @@ def settings(tmp_path):
     return Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache")
 
 
-def make_hub(names=tuple(FILES)) -> Site:
+def make_hub(names=USUAL, commit=COMMIT) -> Site:
     siblings = [{"rfilename": name, "size": len(FILES[name])} for name in names]
+    for each in siblings:
+        if each["rfilename"].endswith(".safetensors"):
+            sha256 = hashlib.sha256(FILES[each["rfilename"]]).hexdigest()
+            each["lfs"] = {"size": each["size"], "sha256": sha256, "pointerSize": 134}
     tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": f"{i:040x}"} for i, name in enumerate(names)]
-    info = {"id": "org/small", "sha": COMMIT, "siblings": siblings}
+    info = {"id": "org/small", "sha": commit, "siblings": siblings}
     info["safetensors"] = {"parameters": {"BF16": 1250}, "total": 1250}
-    site = Site(headers={"ETag": '"abc"', "X-Repo-Commit": COMMIT})
+    site = Site(headers={"ETag": '"abc"', "X-Repo-Commit": commit})
     site.files["/api/models/org/small"] = json.dumps(info).encode()
-    site.files[f"/api/models/org/small/revision/{COMMIT}"] = json.dumps(info).encode()
-    site.files[f"/api/models/org/small/tree/{COMMIT}"] = json.dumps(tree).encode()
+    site.files[f"/api/models/org/small/revision/{commit}"] = json.dumps(info).encode()
+    site.files[f"/api/models/org/small/tree/{commit}"] = json.dumps(tree).encode()
     site.types = dict.fromkeys(site.files, "application/json")
     for name in names:
-        site.files[f"/org/small/resolve/{COMMIT}/{name}"] = FILES[name]
+        site.files[f"/org/small/resolve/{commit}/{name}"] = FILES[name]
     return site
+
+
+def names_in(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
@@ -60,12 +74,7 @@ def test_a_hub_model_is_fetched_without_pickles_and_found_by_its_name(settings, 
         use_hub(site.url)
         files = pull("org/small", settings, progress)
 
-    assert sorted(file.name for file in files.folder.iterdir()) == [
-        "bough.json",
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    assert names_in(files.folder) == ["bough.json", "config.json", "model.safetensors", "tokenizer.json"]
     assert (files.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert (files.sha256, files.num_parameters, files.quantization) == (COMMIT, 1250, "BF16")
     assert resolve("org/small", settings) == files
@@ -82,6 +91,62 @@ def test_a_hub_model_that_is_current_is_not_fetched_again(settings, use_hub):
         pull("org/small:latest", settings)
 
     assert [asked for asked in site.asked if "resolve" in asked] == []
+
+
+def test_a_pull_that_broke_off_is_taken_up_again_at_the_same_commit(settings, use_hub):
+    with serving(make_hub(SHARDS)) as site:
+        use_hub(site.url)
+        lost = site.files.pop(f"/org/small/resolve/{COMMIT}/{SHARDS[2]}")
+        with pytest.raises(DownloadError):
+            pull("org/small", settings)
+        site.files[f"/org/small/resolve/{COMMIT}/{SHARDS[2]}"] = lost
+        site.asked.clear()
+        files = pull("org/small", settings)
+
+    assert names_in(files.folder) == ["bough.json", *sorted(SHARDS)]
+    assert not [asked for asked in site.asked if asked.startswith("GET") and asked.endswith(SHARDS[1])]
+
+
+def test_a_pull_that_broke_off_leaves_nothing_to_one_of_another_commit(settings, use_hub):
+    with serving(make_hub(SHARDS)) as site:
+        use_hub(site.url)
+        del site.files[f"/org/small/resolve/{COMMIT}/{SHARDS[2]}"]
+        with pytest.raises(DownloadError):
+            pull("org/small", settings)
+    assert (settings.models_folder / ".making-org--small" / SHARDS[1]).exists()
+
+    with serving(make_hub(commit="f" * 40)) as site:
+        use_hub(site.url)
+        files = pull("org/small", settings)
+
+    assert names_in(files.folder) == ["bough.json", "config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_weights_that_the_hub_tells_another_hash_of_are_refused_and_deleted(settings, use_hub):
+    damaged = FILES["model.safetensors"][:-1] + b"!"
+    with serving(make_hub()) as site:
+        use_hub(site.url)
+        path = f"/org/small/resolve/{COMMIT}/model.safetensors"
+        site.files[path] = damaged
+        with pytest.raises(DownloadError, match=r"model\.safetensors of org/small arrived damaged") as caught:
+            pull("org/small", settings)
+
+        assert hashlib.sha256(damaged).hexdigest() in str(caught.value)
+        assert hashlib.sha256(FILES["model.safetensors"]).hexdigest() in str(caught.value)
+        assert not (settings.models_folder / ".making-org--small" / "model.safetensors").exists()
+        site.files[path] = FILES["model.safetensors"]
+        files = pull("org/small", settings)
+
+    assert (files.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_tiktoken_vocabulary_is_fetched(settings, use_hub):
+    with serving(make_hub(("config.json", "model.safetensors", "tiktoken.model"))) as site:
+        use_hub(site.url)
+        files = pull("org/small", settings)
+
+    assert files.has_tokenizer
+    assert (files.folder / "tiktoken.model").read_bytes() == FILES["tiktoken.model"]
 
 
 def test_a_hub_model_with_pickles_alone_is_refused(settings, use_hub):
@@ -105,7 +170,7 @@ def test_a_hub_that_cannot_be_reached_is_told_as_such(settings, use_hub):
         port = free.getsockname()[1]
     use_hub(f"http://127.0.0.1:{port}")
 
-    with pytest.raises(DownloadError, match="cannot fetch org/small from the hub"):
+    with pytest.raises(DownloadError, match=r"cannot fetch org/small from the hub.*is there a network\?"):
         pull("org/small", settings)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
+
 from bough.config import Settings
+from bough.errors import UnsupportedModel
 from bough.models import ModelFiles, describe, resolve
 from tests.models.tiny_tokenizer import THINKS, byte_level
 from tests.tiny_models import make_folder, make_model
@@ -33,3 +36,20 @@ def test_a_folder_without_a_tokenizer_completes_only(tmp_path):
     assert not info.has_tokenizer
     assert not info.has_chat_template
     assert info.capabilities == ("completion",)
+
+
+def test_a_folder_with_a_pickle_alone_is_refused(tmp_path):
+    folder = make_folder("llama", tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+    with pytest.raises(UnsupportedModel, match="no safetensors weights in"):
+        describe(ModelFiles("pickled", folder))
+
+
+@pytest.mark.parametrize("header", ["[]", "{", '{"a": {}}', '{"a": []}', '{"a": {"shape": 3}}', '{"a": {"shape": ["3"]}}'])
+def test_weights_with_a_broken_header_are_refused(tmp_path, header):
+    folder = make_folder("llama", tmp_path / "broken")
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+
+    with pytest.raises(UnsupportedModel, match="is not a safetensors file"):
+        describe(ModelFiles("broken", folder))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import gguf
 import pytest
 
 from bough.config import Settings
-from bough.errors import DownloadError, ModelNotFound
+from bough.errors import DownloadError, ModelError, ModelNotFound
 from bough.models import Store, can_pull, pull, resolve
 from tests.models.tiny_gguf import write_gguf
 from tests.models.web_server import Recorder
@@ -45,6 +46,37 @@ def test_a_gguf_file_is_converted_once_whatever_it_is_called(tmp_path, settings)
     assert first.name == f"my-tiny-model-{first.sha256[:8]}"
     assert first.has_tokenizer
     assert resolve(first.name, settings) == first
+
+
+def test_a_gguf_file_that_nobody_wrote_to_is_not_hashed_again(tmp_path, settings, monkeypatch):
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, gguf.GGMLQuantizationType.Q8_0)
+    first = resolve(file, settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)
+        assert resolve(file, settings) == first
+    write_gguf(file, gguf.GGMLQuantizationType.F16)
+
+    assert resolve(file, settings).quantization == "F16"
+
+
+def test_a_path_that_cannot_be_read_is_a_model_error(tmp_path, settings, monkeypatch):
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+
+    def refuse(stream, name):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(hashlib, "file_digest", refuse)
+    with pytest.raises(ModelError, match=r"cannot use .*tiny\.gguf: PermissionError"):
+        resolve(tmp_path / "tiny.gguf", settings)
+
+
+def test_a_data_folder_that_is_a_file_is_a_model_error(tmp_path, settings):
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(ModelError, match=r"cannot use .*file/models"):
+        pull("smollm2", replace(settings, data_folder=tmp_path / "file"))
 
 
 def test_a_local_name_is_found_with_and_without_latest(settings):

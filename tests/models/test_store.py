@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bough.errors import ModelNotFound
+from bough.errors import ModelError, ModelNotFound
+from bough.models import store as store_module
 from bough.models.store import Store
 
 
@@ -101,14 +102,37 @@ def test_the_leftovers_of_a_killed_run_are_no_model_and_are_cleaned(tmp_path):
     assert not leftovers.exists()
 
 
-def test_leftovers_can_be_kept_to_go_on_from(tmp_path):
-    store = Store(tmp_path)
-    with pytest.raises(RuntimeError), store.making("small", keep_leftovers=True) as making:
+def break_off(store: Store, commit: str) -> None:
+    with pytest.raises(RuntimeError), store.making("small", commit) as making:
         (making.folder / "half").write_bytes(b"half")
         raise RuntimeError
 
-    with store.making("small", keep_leftovers=True) as making:
+
+def test_leftovers_are_kept_to_go_on_from_at_the_same_commit(tmp_path):
+    store = Store(tmp_path)
+    break_off(store, "aaaa")
+
+    with store.making("small", "aaaa") as making:
         assert (making.folder / "half").read_bytes() == b"half"
+        model = making.commit("a test", "aaaa", 0, "")
+
+    assert sorted(file.name for file in model.folder.iterdir()) == ["bough.json", "half"]
+
+
+@pytest.mark.parametrize("commit", ["bbbb", ""])
+def test_leftovers_of_another_commit_are_deleted(tmp_path, commit):
+    store = Store(tmp_path)
+    break_off(store, "aaaa")
+
+    with store.making("small", commit) as making:
+        assert not (making.folder / "half").exists()
+
+
+def test_a_making_that_nothing_came_of_leaves_nothing(tmp_path):
+    with Store(tmp_path).making("small", "aaaa") as making:
+        pass
+
+    assert not making.folder.exists()
 
 
 def test_a_model_made_again_replaces_the_old_one(tmp_path):
@@ -117,6 +141,101 @@ def test_a_model_made_again_replaces_the_old_one(tmp_path):
 
     assert add(store, "small", '{"new": 1}').config == {"new": 1}
     assert [file.name for file in visible(tmp_path)] == ["small"]
+
+
+def test_a_model_that_a_killed_run_was_replacing_is_put_back(tmp_path):
+    store = Store(tmp_path)
+    old = add(store, "small")
+    looks = [store.list, lambda: [store.find("small")], lambda: [add(store, "small") and store.find("small")]]
+    for look in looks:
+        (tmp_path / "small").rename(tmp_path / ".replaced-small")  # what a kill just before the last rename leaves
+
+        assert [model and model.name for model in look()] == [old.name]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock-small", "small"]
+
+
+def test_a_model_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    add(store, "small", '{"old": 1}')
+    replace = Path.replace
+
+    def refuse_the_new(path: Path, target: Path) -> Path:
+        if path.name == ".making-small":
+            raise PermissionError("no")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refuse_the_new)
+    with pytest.raises(ModelError, match="PermissionError"):
+        add(store, "small", '{"new": 1}')
+
+    [model] = store.list()
+    assert model.config == {"old": 1}
+
+
+def test_what_a_killed_run_left_of_a_removed_model_stays_removed(tmp_path):
+    store = Store(tmp_path)
+    add(store, "small")
+    (tmp_path / "small").rename(tmp_path / ".removed-small")
+
+    assert store.list() == []
+    assert store.find("small") is None
+
+
+def test_of_two_that_remove_the_same_model_one_finds_none(tmp_path, monkeypatch):
+    size_bytes = add(Store(tmp_path), "small").size_bytes
+    both_looked = threading.Barrier(2)
+    lock = store_module.FileLock
+    monkeypatch.setattr(store_module, "FileLock", lambda path: both_looked.wait(10) * 0 or lock(path))
+    results: list[object] = []
+
+    def remove() -> None:
+        try:
+            results.append(Store(tmp_path).remove("small"))
+        except Exception as error:
+            results.append(type(error))
+
+    threads = [threading.Thread(target=remove) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(results) == 2
+    assert set(results) == {size_bytes, ModelNotFound}
+
+
+def test_a_folder_that_cannot_be_made_is_a_model_error(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    store = Store(tmp_path / "file" / "models")
+
+    assert store.list() == []
+    with pytest.raises(ModelError, match=r"cannot use .*file/models"):
+        add(store, "small")
+
+
+def test_a_folder_that_cannot_be_read_is_a_model_error(tmp_path, monkeypatch):
+    def refuse(path: Path) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+
+    with pytest.raises(ModelError, match=r"cannot use .*PermissionError"):
+        Store(tmp_path).list()
+
+
+def test_a_commit_that_cannot_be_written_is_a_model_error(tmp_path):
+    with pytest.raises(ModelError, match=r"cannot use .*making-small"), Store(tmp_path).making("small") as making:
+        making.folder.rmdir()
+        making.commit("a test", "", 0, "")
+
+
+def test_a_model_that_cannot_be_removed_is_a_model_error(tmp_path):
+    store = Store(tmp_path)
+    add(store, "small")
+    (tmp_path / ".removed-small").write_bytes(b"in the way")
+
+    with pytest.raises(ModelError, match=r"cannot use .*small"):
+        store.remove("small")
 
 
 def test_two_that_make_the_same_model_take_turns(tmp_path):

@@ -84,6 +84,38 @@ def test_a_damaged_file_is_a_model_error(tmp_path: Path) -> None:
         load_model(folder, CPU)
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_folder_with_pickles_alone_is_refused(tmp_path: Path, sharded: bool) -> None:
+    folder = make_folder("llama", tmp_path)
+    torch.save(make_model("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    if sharded:  # an index of safetensors that names a pickle
+        names = dict.fromkeys(make_model("llama").state_dict(), "pytorch_model.bin")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+
+    with pytest.raises(UnsupportedModel, match=f"no safetensors weights in {folder}"):
+        load_model(folder, CPU)
+
+
+def test_transformers_own_loading_reads_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder("llama", tmp_path)
+    torch.save(make_model("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(loading, "_weight_files", lambda folder: [])
+    monkeypatch.setattr(loading, "_load_fast", lambda *arguments: None)
+
+    with pytest.raises(UnsupportedModel, match="safetensors"):
+        load_model(folder, CPU)
+
+
+def test_a_folder_that_lacks_its_own_code_is_told_why(tmp_path: Path) -> None:
+    config = {"model_type": "own_code", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    with pytest.raises(UnsupportedModel, match="works from local folders only"):
+        load_model(tmp_path, Settings(device="cpu", trust_remote_code=True))
+
+
 def test_an_unknown_architecture_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}), encoding="utf-8")
 
