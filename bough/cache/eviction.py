@@ -1,17 +1,19 @@
 """Policies: pure functions from a node to what may go from it, and in which order.
 
 The heap in `memory` sorts by these; it pops the smallest. Classes come first: redundant restore points go before rows, and
-rows that end in a kept restore point go last.
+rows that end in a kept restore point go last. Which of two policies is in force is decided in `shadow`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 
 from bough.cache.node import Node, Point
 
-Policy = Callable[[Node], tuple[float, ...]]
+Key = tuple[float, ...]
 
 
 class Class(IntEnum):
@@ -22,9 +24,34 @@ class Class(IntEnum):
     KEPT_TAIL = 2
 
 
-def leaf_lru(node: Node) -> tuple[float, ...]:
+def leaf_lru(node: Node) -> Key:
     """Least recently used first; of equals the deepest, then the largest."""
     return (node.last_used, -node.end, -len(node.edge))
+
+
+def leaf_lru2(node: Node) -> Key:
+    """By the use before the last: what never came back goes first. Of equals as `leaf_lru` says."""
+    return (node.previous_used, *leaf_lru(node))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An order in which leaves go, the smallest key first; page by page, or each as a whole.
+
+    A key must not change but by something that offers the node anew: a use, a pin, a cut.
+    """
+
+    key: Callable[[Node], Key]
+    is_whole: bool = False
+
+    def step_tokens(self, page_tokens: int) -> int:
+        """A leaf is trimmed back to a multiple of this."""
+        return sys.maxsize if self.is_whole else page_tokens
+
+
+LRU = Policy(leaf_lru)
+LRU2 = Policy(leaf_lru2)
+WHOLE_NODES = Policy(leaf_lru, is_whole=True)
 
 
 def redundant_point(node: Node) -> Point | None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bough.cache.eviction import Class, Policy, classify, leaf_lru, redundant_point, tail_start
+from bough.cache.eviction import LRU, Class, Key, Policy, classify, redundant_point, tail_start
 from bough.cache.node import Node
 from bough.cache.state import Group, Kind, Page, PageStore, State
 from bough.cache.trie import Trie
 
-_Entry = tuple[int, tuple[float, ...], int, int, Node, Trie]
+_Entry = tuple[int, Key, int, int, Node, Trie]
 Held = TypeVar("Held", Page, State)
 
 
@@ -41,7 +41,7 @@ class Memory:
         self,
         store: PageStore,
         page_tokens: int,
-        policy: Policy = leaf_lru,
+        policy: Policy = LRU,
         on_empty: Callable[[Trie], None] = lambda trie: None,
     ) -> None:
         self.groups: Sequence[Group] = store.groups
@@ -78,13 +78,25 @@ class Memory:
     def offer(self, trie: Trie, node: Node) -> None:
         """Enter a node into the order, or enter it anew because it has changed."""
         node.stamp += 1
-        kind = classify(node, self.page_tokens, needs_points=self.needs_points)
+        kind = classify(node, self._step_tokens, needs_points=self.needs_points)
         if kind is None:
             return
         self._sequence += 1
-        heapq.heappush(self._heap, (kind, self._policy(node), self._sequence, node.stamp, node, trie))
+        heapq.heappush(self._heap, (kind, self._policy.key(node), self._sequence, node.stamp, node, trie))
         if len(self._heap) > 64 and len(self._heap) > 4 * self._num_offered:
             self._rebuild()
+
+    @property
+    def _step_tokens(self) -> int:
+        return self._policy.step_tokens(self.page_tokens)
+
+    def use(self, policy: Policy) -> None:
+        """Evict in another order from now on; nothing happens if it is the one in force."""
+        if policy is self._policy:
+            return
+        self._policy = policy
+        self._heap = [(e[0], policy.key(e[4]), *e[2:]) for e in self._heap if e[4].stamp == e[3]]
+        heapq.heapify(self._heap)
 
     def _rebuild(self) -> None:
         self._heap = [entry for entry in self._heap if entry[4].stamp == entry[3]]
@@ -111,7 +123,7 @@ class Memory:
 
     def _trim(self, trie: Trie, leaf: Node, *, take_kept: bool) -> bool:
         end = leaf.end
-        target = tail_start(leaf, self.page_tokens, needs_points=self.needs_points, take_kept=take_kept)
+        target = tail_start(leaf, self._step_tokens, needs_points=self.needs_points, take_kept=take_kept)
         if target >= end:
             return False
         self.counts.tokens += end - target

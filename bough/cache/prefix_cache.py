@@ -17,11 +17,13 @@ from collections.abc import Callable, Sequence
 
 from bough.cache.adoption import adopt, reusable
 from bough.cache.captures import Capture, CaptureCosts
+from bough.cache.eviction import LRU, Policy
 from bough.cache.memory import Memory
 from bough.cache.node import Node, Pin, Reason
 from bough.cache.record import attach_captures, extend, fill_holes, holds_window, supersede, thin
 from bough.cache.room import Room
 from bough.cache.session import Session, Slot
+from bough.cache.shadow import NEVER, Duel
 from bough.cache.state import PAGE_TOKENS, Kind, Lane, PageStore, Source
 from bough.cache.tokens import num_tokens, pack
 from bough.cache.trie import Trie
@@ -41,6 +43,7 @@ class PrefixCache:
         *,
         budget_bytes: int | None = None,
         page_tokens: int = PAGE_TOKENS,
+        policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         is_enabled: bool = True,
         can_chunk: bool = True,
@@ -49,7 +52,9 @@ class PrefixCache:
         self.groups = tuple(store.groups)
         self.page_tokens = page_tokens
         self.slots = [Slot(lane) for lane in lanes]
-        self.memory = Memory(store, page_tokens, on_empty=self._forget)
+        self.memory = Memory(store, page_tokens, policy or LRU, on_empty=self._forget)
+        self.duel = Duel(page_tokens)
+        self._policy = policy  # None: the duel decides
         self.room = Room(self.memory, self.slots, budget_bytes)
         self.costs = CaptureCosts(self.groups, is_bounded=budget_bytes is not None)
         self.tries: dict[str, Trie] = {}
@@ -222,10 +227,24 @@ class PrefixCache:
         self.drop_pin(session.trie, session.pin)
         for node in path:
             node.touch(now)
+        self._note_use(session, path, now)
         supersede(path)
         thin(self, session.trie, path)
         for node in reversed(path):
             self.memory.settle(session.trie, node)
+
+    def _note_use(self, session: Session, path: Sequence[Node], now: float) -> None:
+        """Tell the duel of a request and evict by its winner; nodes that are new learn when their first page was here."""
+        before: list[float] = []
+        page_bytes = self.costs.row_bytes * self.page_tokens
+        if self.room.budget_bytes is not None and page_bytes and session.stores:
+            capacity = max(0, self.room.budget_bytes - self.room.lane_bytes) // page_bytes
+            before = self.duel.note(session.prompt, session.tokens.tobytes(), session.salt, now, capacity)
+            self.memory.use(self._policy or self.duel.policy)
+        for node in path:
+            if node.hits == 1:
+                page = node.start // self.page_tokens
+                node.previous_used = before[page] if page < len(before) else NEVER
 
     def _forget(self, trie: Trie) -> None:
         """Drop a root that holds nothing and on which nobody stands."""
@@ -268,6 +287,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything that no busy lane stands on."""
+        self.duel = Duel(self.page_tokens)
         for slot in self.slots:
             if not slot.is_busy:
                 self.room.clear_slot(slot)

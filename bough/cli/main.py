@@ -20,6 +20,7 @@ from bough.bench.command import app as bench_app
 from bough.cli.list import list_models
 from bough.cli.pull import pull
 from bough.cli.remove import remove
+from bough.cli.replay import replay
 from bough.cli.run import run
 from bough.cli.screen import Screen
 from bough.cli.show import show
@@ -89,6 +90,7 @@ app.command("list")(list_models)
 app.command("show")(show)
 app.command("rm")(remove)
 app.add_typer(bench_app, name="bench")
+app.command("replay")(replay)
 
 
 def main() -> None:

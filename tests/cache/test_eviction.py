@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bough.cache.eviction import Class, classify, leaf_lru, redundant_point, tail_start
+from bough.cache.eviction import LRU2, WHOLE_NODES, Class, classify, leaf_lru, leaf_lru2, redundant_point, tail_start
 from bough.cache.memory import Memory
 from bough.cache.node import Node, Pin, Point, Reason
 from bough.cache.trie import Trie
@@ -63,6 +63,39 @@ def test_least_recently_used_goes_first_then_the_deepest_then_the_largest() -> N
     assert leaf_lru(old) < leaf_lru(new)
     new.last_used = 1.0
     assert leaf_lru(leaf(4, start=4)) < leaf_lru(leaf(4, start=2))
+
+
+def test_under_lru2_the_use_before_the_last_decides_and_what_never_came_back_goes_first() -> None:
+    new, slow, quick = leaf(4), leaf(4), leaf(4)
+    new.last_used = 9.0
+    slow.last_used, slow.previous_used = 8.0, 1.0
+    quick.last_used, quick.previous_used = 7.0, 6.0
+    assert leaf_lru2(new) < leaf_lru2(slow) < leaf_lru2(quick)
+
+
+def test_another_policy_sorts_what_is_there_already() -> None:
+    w = World(MODELS["full"], 4)
+    for prompt in ([1, 2], [1, 2], [5, 6]):
+        w.run(prompt)
+
+    w.cache.memory.use(LRU2)
+    w.cache.memory.evict_one()
+
+    assert w.known([1, 2]) == 2
+    assert w.known([5, 6]) == 0
+
+
+def test_a_policy_of_whole_nodes_takes_a_leaf_at_once_and_spares_what_is_pinned() -> None:
+    w = World(MODELS["full"], 4)
+    w.cache.memory.use(WHOLE_NODES)
+    w.run(list(range(1, 15)))
+    session = w.begin([1, 2, 3, 99])
+
+    assert w.cache.memory.evict_one()
+    assert w.known(list(range(1, 15))) == 3
+    w.close(session)
+    assert w.cache.memory.evict_one()
+    assert w.known([1]) == 0
 
 
 def test_the_heap_forgets_stale_entries() -> None:

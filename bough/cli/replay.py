@@ -1,0 +1,78 @@
+"""`bough replay`: recorded requests against the real cache, policies and budgets side by side."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bough.replay.report import Report, make_table, percent, plot
+from bough.replay.request import Trace
+from bough.replay.run import POLICIES
+from bough.replay.run import replay as replay_trace
+from bough.replay.trace import read_trace
+
+
+def replay(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Mooncake lines or message lists, also gzipped.")
+    ],
+    budget: Annotated[str, typer.Option(help="Shares of all distinct blocks, with commas between.")] = "1%,3%,10%,30%",
+    policy: Annotated[str, typer.Option(help=f"Some of {', '.join(POLICIES)}, with commas between, or all.")] = "duel",
+    png: Annotated[Path | None, typer.Option(help="Where to write a plot.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON for each trace.")] = False,
+) -> None:
+    """Drive the cache with recorded requests, without a model: how much each policy reuses under each budget."""
+    budgets, policies = read_budgets(budget), read_policies(policy)
+    console = Console(stderr=as_json)
+    reports = []
+    for file in traces:
+        reports.append(_replay_all(read_trace(file).renumbered(), policies, budgets, console))
+        console.print(make_table(reports[-1]))
+    if as_json:
+        for report in reports:
+            print(json.dumps(report.as_dict()), flush=True)
+    if png is not None:
+        plot(reports, png)  # last: a plot that fails must not lose the figures
+        console.print(f"plot: {png}")
+
+
+def read_budgets(text: str) -> list[float]:
+    """Shares from text such as `1%,3%`; each is above 0 and at most 100 %."""
+    return [_read_budget(each.strip()) for each in text.split(",")]
+
+
+def _read_budget(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError as error:
+        raise typer.BadParameter(f"the budget {text!r} is not a percentage such as 3%") from error
+    if not 0 < share <= 1:
+        raise typer.BadParameter(f"the budget {text!r} is not above 0% and at most 100%")
+    return share
+
+
+def read_policies(text: str) -> list[str]:
+    """Names of policies with commas between, or `all` of them."""
+    names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise typer.BadParameter(f"the policy {name!r} is not one of {', '.join(POLICIES)}")
+    return names
+
+
+def _replay_all(trace: Trace, policies: list[str], budgets: list[float], console: Console) -> Report:
+    results = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        for policy in policies:
+            for budget in budgets:
+                task = progress.add_task(f"{policy}, {percent(budget)}", total=len(trace.requests))
+                results.append(replay_trace(trace, policy, budget, partial(progress.advance, task)))
+                progress.remove_task(task)
+    return Report(trace, results)

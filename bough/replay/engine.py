@@ -1,0 +1,74 @@
+"""An engine for replays: its state is nothing but counts, so that only the cache's decisions matter.
+
+One token of the core stands for one block of the trace, and costs one byte. Lanes cost nothing: what a running request
+holds is charged once, to the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bough.cache.state import Group, Kind, Lane, Page, Source, State
+
+PAGE_TOKENS = 1
+GROUP = Group(0, Kind.FULL, bytes_per_token=1)
+
+
+class CountingLane:
+    """A lane that knows only how far it is."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self.offset = 0
+
+    def bytes_for(self, num_tokens: int) -> int:
+        return 0
+
+    def peak_for(self, num_tokens: int) -> int:
+        return 0
+
+    def reserve(self, num_tokens: int) -> None:
+        pass
+
+    def first_row(self, group: Group) -> int:
+        return 0
+
+    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+        self.offset = offset
+
+    def publish(self, group: Group, start: int, end: int) -> Page:
+        assert start < end <= self.offset
+        return make_page(start, end)
+
+    def capture(self, group: Group) -> State:
+        raise AssertionError("this engine has no recurrent group")
+
+    def clear(self) -> None:
+        self.offset = 0
+
+
+class CountingEngine:
+    """Pages without content, and evaluation that only counts."""
+
+    groups = (GROUP,)
+
+    def make_lane(self) -> CountingLane:
+        return CountingLane()
+
+    def evaluate(self, lane: Lane, num_tokens: int) -> None:
+        assert isinstance(lane, CountingLane)
+        lane.offset += num_tokens
+
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        return make_page(page.start, at), make_page(at, page.end)
+
+    def join(self, left: Page, right: Page) -> Page:
+        return make_page(left.start, right.end)
+
+    def release(self, item: Page | State) -> None:
+        pass
+
+
+def make_page(start: int, end: int) -> Page:
+    return Page(GROUP, start, end, None, (end - start) * GROUP.bytes_per_token)

@@ -1,0 +1,49 @@
+"""The offline reference: the leaf that is needed last goes first, known from the rest of the trace."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from bough.cache.eviction import Key, Policy
+from bough.cache.node import Node
+from bough.cache.tokens import cut, unpack
+from bough.replay.request import Request, Trace
+from bough.replay.strategies import Tree
+
+
+class Future:
+    """In which requests each block will be asked for."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.now = -1  # the request that is being served
+        self._uses: dict[int, list[int]] = {}
+        for number, request in enumerate(trace.requests):
+            for block in request.prompt:
+                self._uses.setdefault(block, []).append(number)
+
+    def next_use(self, block: int) -> float:
+        """The number of the next request that asks for a block."""
+        uses = self._uses.get(block, [])
+        at = bisect_right(uses, self.now)
+        return uses[at] if at < len(uses) else float("inf")
+
+    def leaf_belady(self, node: Node) -> Key:
+        """The one whose last block is needed last goes first; of equals the deepest."""
+        (last,) = unpack(cut(node.edge, -1))
+        return (-self.next_use(last), -node.end)
+
+
+class OfflineTree:
+    """The real cache, evicting by what the trace still holds."""
+
+    def __init__(self, budget: int, trace: Trace) -> None:
+        self._future = Future(trace)
+        self._tree = Tree(budget, Policy(self._future.leaf_belady))
+
+    @property
+    def num_evicted(self) -> int:
+        return self._tree.num_evicted
+
+    def serve(self, request: Request) -> int:
+        self._future.now += 1
+        return self._tree.serve(request)

@@ -1,0 +1,43 @@
+"""Replaying: one trace, one policy, one budget; and the policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bough.cache.eviction import LRU, LRU2, WHOLE_NODES
+from bough.replay.offline import OfflineTree
+from bough.replay.request import Trace
+from bough.replay.strategies import Copies, SingleEntry, Strategy, Tree
+
+POLICIES: dict[str, Callable[[Trace, int], Strategy]] = {
+    "duel": lambda trace, budget: Tree(budget),
+    "lru": lambda trace, budget: Tree(budget, LRU),
+    "lru2": lambda trace, budget: Tree(budget, LRU2),
+    "nodes": lambda trace, budget: Tree(budget, WHOLE_NODES),
+    "copies": lambda trace, budget: Copies(budget),
+    "single": lambda trace, budget: SingleEntry(budget),
+    "belady": lambda trace, budget: OfflineTree(budget, trace),
+}
+"""How to make each strategy for a trace and a budget in blocks. The first is what the library does."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one replay came to: the share of all prompt tokens that was reused, and how many blocks were let go."""
+
+    policy: str
+    budget: float
+    reused_share: float
+    evictions: int
+
+
+def replay(trace: Trace, policy: str, budget: float, on_request: Callable[[], object] = lambda: None) -> Result:
+    """Serve a renumbered trace with a budget that is a share of its distinct blocks."""
+    strategy = POLICIES[policy](trace, max(1, int(budget * trace.num_blocks)))
+    reused = 0
+    for request in trace.requests:
+        reused += strategy.serve(request)
+        on_request()
+    share = reused * trace.block_tokens / max(1, trace.prompt_tokens)
+    return Result(policy, budget, share, strategy.num_evicted)
