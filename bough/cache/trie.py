@@ -169,7 +169,7 @@ class Trie:
         if left.end == right.start == border:
             try:
                 joined = self.store.join(left, right)
-            except EngineError:
+            except (EngineError, MemoryError):
                 return
             joined.users = left.users | right.users
             pages[index - 1 : index + 1] = [joined]
@@ -220,10 +220,11 @@ class Trie:
         """Let the rows and points beyond `to` go; something of the edge stays."""
         assert leaf.is_leaf and leaf.start < to < leaf.end
         assert leaf.pinned_to <= to
+        for pages in leaf.pages.values():
+            self._cut_across(pages, to)  # first: if this fails, nothing has gone
         for point in [point for point in leaf.points.values() if point.offset > to]:
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
-            self._cut_across(pages, to)
             while pages and pages[-1].start >= to:
                 self.store.release(pages.pop())
         leaf.edge = cut(leaf.edge, 0, to - leaf.start)

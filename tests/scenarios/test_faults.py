@@ -48,13 +48,14 @@ def test_a_request_that_can_never_fit_takes_nothing_from_the_others() -> None:
 
 
 @pytest.mark.parametrize("where", ["cut", "join"])
-def test_a_page_that_cannot_be_cut_or_joined_leaves_the_tree_whole(where: str) -> None:
+@pytest.mark.parametrize("error", [EngineError, MemoryError])
+def test_a_page_that_cannot_be_cut_or_joined_leaves_the_tree_whole(where: str, error: type[Exception]) -> None:
     w = World(MODELS["full"], 8, chunk=3)
     w.run([1, 2, 3, 4, 5, 6])
-    w.engine.fail_next = where
+    w.engine.fail_next, w.engine.fail_with = where, error
     session = w.begin([1, 2, 3, 9, 9, 9] if where == "cut" else [20, 21, 22, 23, 24, 25])
     if where == "cut":
-        with pytest.raises(EngineError):
+        with pytest.raises(error):
             w.prefill(session)
     else:
         w.prefill(session)  # the pages stay apart
