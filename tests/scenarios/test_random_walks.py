@@ -57,6 +57,7 @@ class CacheMachine(RuleBasedStateMachine):
         cache = self.world.cache
         oracle = invariants.reusable(cache, prompt, salt) if any(not slot.is_busy for slot in cache.slots) else 0
         boundaries = [Boundary(boundary, mark)] if boundary <= len(prompt) else []
+        fits = self._fits(len(prompt) + max_new)
         try:
             session = self.world.begin(prompt, boundaries, salt, max_new, keep and len(prompt) < 6)
         except (EngineError, MemoryError):
@@ -68,9 +69,15 @@ class CacheMachine(RuleBasedStateMachine):
             assert cache.room.budget_bytes is not None
             return
         assert session.cached <= oracle
-        assert session.cached == oracle or cache.room.budget_bytes is not None
+        assert session.cached == oracle or not fits
         assert session.tokens.tolist() == prompt[: session.cached]
         self.open.append(session)
+
+    def _fits(self, total_tokens: int) -> bool:
+        """Whether any resting lane can grow to hold a request without anything being let go."""
+        room = self.world.cache.room
+        growths = [room.growth(slot, total_tokens) for slot in self.world.cache.slots if not slot.is_busy]
+        return room.budget_bytes is None or room.used_bytes + max(growths, default=0) <= room.budget_bytes
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2), size=st.integers(1, 5))

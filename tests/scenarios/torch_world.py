@@ -84,8 +84,9 @@ def _made(name: str) -> tuple[TorchEngine, Any, Any]:
     """An engine, its model, and a second model like it that answers without any cache."""
     torch.set_num_threads(1)
     model = make_model(name, **ARCHITECTURES[name])
-    settings = Settings(cache_folder=Path(tempfile.gettempdir()) / "bough-test-verdicts", chunk=8)
-    return TorchEngine(model, settings), model, make_model(name, **ARCHITECTURES[name])
+    with tempfile.TemporaryDirectory() as folder:  # no verdict of an earlier run
+        engine = TorchEngine(model, Settings(cache_folder=Path(folder), chunk=8))
+    return engine, model, make_model(name, **ARCHITECTURES[name])
 
 
 class TorchWorld(World):
