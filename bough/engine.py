@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bough.cache.state import Group, Lane, Page, PageStore, State
+from bough.cache.state import ContentStore, Group, Lane
 from bough.types import Draw, Sampled
 
 Logits = Any
@@ -33,7 +33,7 @@ class Capabilities:
     differences: dict[str, float] = field(default_factory=dict)
 
 
-class Engine(PageStore, Protocol):
+class Engine(ContentStore, Protocol):
     """A loaded model that evaluates tokens on lanes and looks after their pages."""
 
     @property
@@ -80,24 +80,12 @@ class Engine(PageStore, Protocol):
         """Choose one token for each, as `SamplingParams` defines."""
         ...
 
-    def pack(self, item: Page | State) -> bytes:
-        """The content as plain bytes; the item stays as it is."""
+    def host_bytes(self) -> int:
+        """Host memory that this engine has taken for pages and states, whether they use it just now or not."""
         ...
 
-    def unpack_page(self, group: Group, start: int, end: int, data: bytes) -> Page:
-        """A new page from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit."""
-        ...
-
-    def unpack_state(self, group: Group, offset: int, data: bytes) -> State:
-        """A new state from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit."""
-        ...
-
-    def to_host(self, item: Page | State) -> None:
-        """Move the content to host memory, in place; nothing happens where that is the device's memory."""
-        ...
-
-    def to_device(self, item: Page | State) -> None:
-        """Move the content back to the device, in place."""
+    def limit_host(self, budget_bytes: int) -> None:
+        """Take no more than so much host memory for pages and states."""
         ...
 
     def synchronize(self) -> None:

@@ -17,7 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from bough import models
+from bough.cache.memory import Tiers
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.restore import restore
 from bough.cache.session import Reuse
 from bough.cache.tokens import common_prefix, pack
 from bough.cache.view import Explanation, TreeView, explain, view_tree
@@ -33,6 +35,7 @@ from bough.generate.request import Request
 from bough.models.files import ModelFiles
 from bough.models.progress import Progress
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.tiers import open_tiers
 from bough.turns import Turns
 from bough.types import Boundary, Chunk, Completion, Prompt, SamplingParams
 
@@ -46,7 +49,9 @@ def load(name_or_path: str | Path | None = None, *, progress: Progress | None = 
     """
     chosen = load_settings(settings)
     files = find_model(str(name_or_path or chosen.model), chosen, progress)
-    return Runner(make_engine(files, chosen, progress), load_tokenizer(files, chosen.trust_remote_code), chosen, files)
+    engine = make_engine(files, chosen, progress)
+    tokenizer = load_tokenizer(files, chosen.trust_remote_code)
+    return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
 
 
 def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
@@ -83,7 +88,8 @@ def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
     from bough.torch_engine.random_model import make_random_model
 
     chosen = load_settings(settings)
-    return Runner(TorchEngine(make_random_model(config, chosen), chosen), Tokenizer(None), chosen)
+    engine = TorchEngine(make_random_model(config, chosen), chosen)
+    return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
 
 
 class _Vocabulary:
@@ -109,11 +115,19 @@ class Encoded:
 class Runner:
     """A loaded model with its tree. Use it in a `with` statement, or call `close`."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, files: ModelFiles | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        files: ModelFiles | None = None,
+        tiers: Tiers | None = None,
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.settings = settings
         self.files = files
+        self._tiers = tiers
         self.prefix_cache = self._make_cache()
         self.cache = CacheHandle(self)
         self.reuse: Reuse = self.prefix_cache
@@ -126,14 +140,21 @@ class Runner:
 
     def _make_cache(self) -> PrefixCache:
         can = self.engine.capabilities
-        return PrefixCache(
+        cache = PrefixCache(
             self.engine,
             [self.engine.make_lane() for _ in range(self.settings.lanes)],
             budget_bytes=self.settings.device_bytes or self.engine.default_budget_bytes(),
+            keeps_on_device=self.settings.device_bytes != 0,
             is_enabled=self.settings.cache and can.can_reuse,
             can_chunk=can.can_chunk,
             reuse_limit=can.reuse_limit,
+            tiers=self._tiers,
+            salt_share=self.settings.salt_share,
+            ttl_s=self.settings.disk_ttl_s,
         )
+        if cache.memory.disk is not None:
+            restore(cache)
+        return cache
 
     def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
         """A prompt as ids: messages through the chat template, ids as they are, checked.
@@ -304,7 +325,7 @@ class Runner:
             self._is_closed = True
             for steps in list(self._running):
                 steps.close()
-            self.prefix_cache.clear()
+            self.prefix_cache.close()
             self.engine.close()
 
     def __enter__(self) -> Self:
@@ -353,9 +374,14 @@ class CacheHandle:
             return explain(self._runner.prefix_cache, ids, salt, self._decode)
 
     def clear(self) -> None:
-        """Forget everything that no running request stands on."""
+        """Forget everything that no running request stands on, on disk for good."""
         with self._runner._turns:
             self._runner.prefix_cache.clear()
+
+    def flush(self) -> bool:
+        """Wait until everything that is kept is on disk too, if there is one; False if something could not be written."""
+        with self._runner._turns:
+            return self._runner.prefix_cache.flush()
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._runner.tokenizer.decode(ids, skip_special_tokens=False)

@@ -150,10 +150,27 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """What was brought back for a request from the host and from disk, and what was known but computed again.
+
+    The estimates are those of the choice between the two: for bringing back all that was known and not on the device, and
+    for computing it; 0 where nothing had been measured yet.
+    """
+
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    load_s: float = 0.0
+    recomputed_tokens: int = 0
+    estimated_load_s: float = 0.0
+    estimated_compute_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Timings:
     """Seconds of each part of one request, without the time that a stream's reader takes between two pieces.
 
-    `first_token_s` runs from the beginning to the first token, and is 0 if there was none.
+    `first_token_s` runs from the beginning to the first token, and is 0 if there was none. `loading` is part of the
+    beginning.
     """
 
     begin_s: float = 0.0
@@ -161,6 +178,7 @@ class Timings:
     first_token_s: float = 0.0
     decode_s: float = 0.0
     total_s: float = 0.0
+    loading: Loading = field(default_factory=Loading)
 
 
 @dataclass(frozen=True)

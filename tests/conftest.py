@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -10,6 +11,7 @@ from bough.config import let_threads_sleep, load_settings
 from bough.models import ModelFiles, pull
 
 let_threads_sleep()  # before any test imports torch
+os.environ["BOUGH_DISK_BYTES"] = "0"  # no test leaves a tree behind, or finds one; those that want one say so
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
 
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bough.cache.state import Group, Kind, Lane, Page, Source, State
+from bough.cache.state import Buffer, Group, Kind, Lane, Page, Place, Source, State
 from bough.cache.tokens import pack, unpack
 from bough.engine import Capabilities
 from bough.errors import EngineError
@@ -96,7 +96,8 @@ class FakeLane:
     def _adopted(self, group: Group, offset: int, source: Source) -> tuple[int, list[int]]:
         first, tokens = self.held[group]
         for item in (*source.pages, *([source.state] if source.state else [])):
-            assert item in self.engine.live, "adopting what was released"
+            assert item in self.engine.live, f"adopting what was released {item}"
+            assert item.place is not Place.DISK
         if group.kind is Kind.RECURRENT:
             if source.state is None:
                 assert source.live == offset == (len(tokens) if offset else 0)
@@ -143,8 +144,14 @@ class FakeEngine:
     """The compute contract over tokens. The logits are a function of the whole sequence, as a model's are."""
 
     def __init__(
-        self, groups: Sequence[Group] = MODELS["full"], *, vocab_size: int = 64, context_tokens: int = 4096
+        self,
+        groups: Sequence[Group] = MODELS["full"],
+        *,
+        vocab_size: int = 64,
+        context_tokens: int = 4096,
+        has_host: bool = False,
     ) -> None:
+        self.has_host = has_host
         self.groups = tuple(groups)
         self.vocab_size = vocab_size
         self.context_tokens = context_tokens
@@ -208,39 +215,65 @@ class FakeEngine:
         assert page.start < at < page.end
         self.maybe_fail("cut")
         middle = at - page.start
-        left = self.track(Page(page.group, page.start, at, page.rows[:middle], 0))
-        right = self.track(Page(page.group, at, page.end, page.rows[middle:], 0))
+        left = self.track(Page(page.group, page.start, at, page.rows[:middle], 0, place=page.place))
+        right = self.track(Page(page.group, at, page.end, page.rows[middle:], 0, place=page.place))
         self.release(page)
         return left, right
 
     def join(self, left: Page, right: Page) -> Page:
-        assert left.group is right.group and left.end == right.start
+        assert left.group is right.group and left.end == right.start and left.place is right.place
         self.maybe_fail("join")
         self.release(left)
         self.release(right)
-        return self.track(Page(left.group, left.start, right.end, left.rows + right.rows, 0))
+        return self.track(Page(left.group, left.start, right.end, left.rows + right.rows, 0, place=left.place))
 
     def release(self, item: Page | State) -> None:
         self.live.remove(item)  # a KeyError is a double release
 
-    def pack(self, item: Page | State) -> bytes:
-        return pack(item.rows if isinstance(item, Page) else item.data)
+    def pack(self, item: Page | State) -> bytes | None:
+        content = item.rows if isinstance(item, Page) else item.data
+        if content is None or item not in self.live:
+            return None
+        if isinstance(item, State):
+            return pack(content)
+        padding = bytes(item.group.bytes_per_token - 4)
+        return b"".join(pack([token]) + padding for token in content)
 
-    def unpack_page(self, group: Group, start: int, end: int, data: bytes) -> Page:
-        if len(data) != 4 * (end - start):
-            raise ValueError(f"{len(data)} bytes for {end - start} rows of 4 bytes")
-        return self.track(Page(group, start, end, tuple(unpack(data)), 0))
+    def packed_bytes(self, item: Page | State) -> int:
+        return (item.end - item.start) * item.group.bytes_per_token if isinstance(item, Page) else 4 * item.offset
 
-    def unpack_state(self, group: Group, offset: int, data: bytes) -> State:
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+        self.maybe_fail("unpack")
+        size = group.bytes_per_token
+        if len(data) != size * (end - start):
+            raise ValueError(f"{len(data)} bytes for {end - start} rows of {size} bytes")
+        rows = tuple(unpack(bytes(data[at : at + 4]))[0] for at in range(0, len(data), size))
+        return self.track(Page(group, start, end, rows, 0, place=place))
+
+    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+        self.maybe_fail("unpack")
         if len(data) != 4 * offset:
             raise ValueError(f"{len(data)} bytes for a state of {4 * offset} bytes")
-        return self.track(State(group, offset, tuple(unpack(data)), group.state_bytes))
+        return self.track(State(group, offset, tuple(unpack(bytes(data))), group.state_bytes, place))
 
     def to_host(self, item: Page | State) -> None:
-        assert item in self.live
+        assert item in self.live and self.has_host and item.place is Place.DEVICE
+        self.maybe_fail("to_host")
+        item.place = Place.HOST
 
     def to_device(self, item: Page | State) -> None:
-        assert item in self.live
+        assert item in self.live and item.place is Place.HOST
+        self.maybe_fail("to_device")
+        item.place = Place.DEVICE
+
+    def host_bytes(self) -> int:
+        return sum(item.nbytes for item in self.live if item.place is Place.HOST)
+
+    def limit_host(self, budget_bytes: int) -> None:
+        pass
+
+    def host_seconds_per_byte(self) -> float | None:
+        return None
 
     def synchronize(self) -> None:
         pass

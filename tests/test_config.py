@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.config import Settings, load_settings, parse_bytes
+from bough.config import Settings, load_settings, parse_bytes, parse_seconds
 from bough.errors import SettingsError
 
 
@@ -39,6 +39,48 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("90m", 5400), ("12h", 43_200), ("7d", 604_800), (" 1.5 H ", 5400), ("45", 45), (2, 2)],
+)
+def test_times_are_read_with_their_units(text: str | int, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("name", ["device_bytes", "host_bytes", "disk_bytes"])
+def test_a_place_is_sized_by_the_machine_unless_a_size_is_given_and_zero_is_a_size(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "bough.toml"
+    file.write_text(f'{name} = "2GB"')
+
+    assert getattr(Settings(), name) is None
+    assert getattr(load_settings({}, {}, file), name) == 2 << 30
+    assert getattr(load_settings({}, {f"BOUGH_{name.upper()}": "auto"}, file), name) is None
+    assert getattr(load_settings({name: "0"}, {f"BOUGH_{name.upper()}": "auto"}, file), name) == 0
+    assert getattr(load_settings({name: 0}, {}, file), name) == 0
+
+
+@pytest.mark.parametrize("word", ["auto", "never", "Never"])
+def test_what_is_on_disk_stays_for_ever_unless_a_time_is_given(word: str, tmp_path: Path) -> None:
+    file = tmp_path / "bough.toml"
+    file.write_text('disk_ttl_s = "7d"')
+
+    assert Settings().disk_ttl_s is None
+    assert load_settings({}, {}, file).disk_ttl_s == 604_800
+    assert load_settings({}, {"BOUGH_DISK_TTL_S": "12h"}, file).disk_ttl_s == 43_200
+    assert load_settings({"disk_ttl_s": word}, {}, file).disk_ttl_s is None
+
+
+def test_the_reserve_of_the_disk_and_the_share_of_a_salt_are_read(file: Path) -> None:
+    found = load_settings({"salt_share": "0.25"}, {"BOUGH_DISK_FREE_BYTES": "10GB"}, file)
+
+    assert (found.salt_share, found.disk_free_bytes) == (0.25, 10 << 30)
+    assert (Settings().salt_share, Settings().disk_free_bytes) == (1.0, 2 << 30)
+
+
+def test_the_trees_on_disk_lie_in_the_cache_folder(tmp_path: Path) -> None:
+    assert Settings(cache_folder=tmp_path).trees_folder == tmp_path / "trees"
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         {"lanes": 0},
@@ -49,12 +91,35 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
         {"device_bytes": "5gbb"},
         {"device_bytes": "infGB"},
         {"device_bytes": 1.5},
+        {"device_bytes": "never"},
+        {"host_bytes": -1},
+        {"disk_bytes": "-2GB"},
+        {"disk_free_bytes": -1},
+        {"disk_free_bytes": "auto"},
+        {"disk_ttl_s": 0},
+        {"disk_ttl_s": "-7d"},
+        {"disk_ttl_s": "7w"},
+        {"disk_ttl_s": "inf"},
+        {"disk_ttl_s": "nan"},
+        {"salt_share": 0},
+        {"salt_share": 1.01},
+        {"salt_share": "nan"},
+        {"salt_share": "half"},
         {"lanes": 2.5},
     ],
 )
 def test_wrong_settings_are_refused_by_name(overrides: dict[str, object], file: Path) -> None:
     with pytest.raises(SettingsError, match=next(iter(overrides))):
         load_settings(overrides, {}, file)
+
+
+def test_a_refusal_says_the_value_and_what_it_may_be(file: Path) -> None:
+    with pytest.raises(SettingsError, match=r"salt_share is 1\.5, and must be above 0 and at most 1"):
+        load_settings({"salt_share": 1.5}, {}, file)
+    with pytest.raises(SettingsError, match=r"disk_bytes is 'much', and must be a size such as 2GB or auto"):
+        load_settings({"disk_bytes": "much"}, {}, file)
+    with pytest.raises(SettingsError, match=r"disk_ttl_s is '7w', and must be a time such as 7d or auto or never"):
+        load_settings({"disk_ttl_s": "7w"}, {}, file)
 
 
 def test_a_variable_that_names_no_setting_is_refused(file: Path) -> None:

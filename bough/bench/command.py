@@ -40,7 +40,9 @@ def switch(
     threads: Annotated[int | None, typer.Option(help="Threads of the engine.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Budget for lanes and pages, such as 2GB.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Budget for lanes and pages, such as 2GB, or auto.")] = None,
+    host_memory: Annotated[str | None, typer.Option(help="Budget for pages that leave a GPU, auto, or 0.")] = None,
+    disk: Annotated[str, typer.Option(help="Budget for the disk, such as 50GB; 0: nothing is written to it.")] = "0",
     png: Annotated[Path | None, typer.Option(help="Where to write a plot.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +57,8 @@ def switch(
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
     if warning := load_warning():
         console.print(f"[yellow]{warning}[/yellow]")
-    with load(model, threads=threads, device=device, dtype=dtype, device_bytes=memory) as runner:
+    settings: dict[str, Any] = {"device_bytes": memory, "host_bytes": host_memory, "disk_bytes": disk}
+    with load(model, threads=threads, device=device, dtype=dtype, **settings) as runner:
         runner.generate(list(range(3, 35)), max_tokens=2)  # the first forward pass of a process is slow
         results = {}
         with make_progress(console) as progress:
@@ -124,7 +127,9 @@ def restore(
     with (
         console.status("measuring"),
         (
-            load_shape(SHAPES[shape], device=device, dtype=dtype) if shape else load(model, device=device, dtype=dtype)
+            load_shape(SHAPES[shape], device=device, dtype=dtype)
+            if shape
+            else load(model, device=device, dtype=dtype, disk_bytes=0)
         ) as runner,
     ):
         figures = measure_restore(runner, tokens)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bough.cache.evictor import Evictor
 from bough.cache.memory import Memory
 from bough.cache.state import Group, Kind, Page, State
 from bough.cache.tokens import pack
@@ -82,18 +83,19 @@ def _median_s(call: Callable[[], object], times: int = 51) -> float:
 
 def _evict_s(num_nodes: int, evictions: int = 900) -> float:
     """Seconds for one eviction from a tree of so many nodes, the median over batches of 100."""
-    memory, chance = Memory(CountingStore(), page_tokens=16), random.Random(2)
+    memory, chance = Memory(CountingStore()), random.Random(2)
+    evictor = Evictor(memory, page_tokens=16)
     trie = Trie(memory, page_tokens=16)
     heads = [trie.append(trie.root, [number]) for number in range(num_nodes // 10)]
     for number in range(num_nodes - len(heads)):
         node = trie.append(heads[number % len(heads)], [number] * 16, now=chance.random())
         trie.hold(node, memory.take(Page(GROUP, 1, 16, None, 15)))
         trie.hold(node, memory.take(Page(GROUP, 16, 17, None, 1)))
-        memory.offer(trie, node)
+        evictor.offer(trie, node)
     batches = []
     for _ in range(evictions // 100):
         started = time.perf_counter()
         for _ in range(100):
-            assert memory.evict_one()
+            assert evictor.evict_one()
         batches.append((time.perf_counter() - started) / 100)
     return statistics.median(batches)

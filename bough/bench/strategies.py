@@ -16,6 +16,7 @@ from bough.cache.plan import Live, plan
 from bough.cache.record import page_ranges
 from bough.cache.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
 from bough.cache.tokens import common_prefix, num_tokens, pack
+from bough.types import Loading
 
 MAX_COPIES = 10
 
@@ -26,6 +27,7 @@ class LaneSession:
     def __init__(self, lane: Lane, ids: Sequence[int], cached: int, on_close: Callable[[LaneSession], None]) -> None:
         self.lane = lane
         self.matched = self.cached = cached
+        self.loading = Loading()
         self.tokens = array("i", ids[:cached])
         self._prompt = list(ids)
         self._on_close: Callable[[LaneSession], None] | None = on_close
@@ -50,6 +52,9 @@ class LaneSession:
     def reserve(self, total_tokens: int) -> bool:
         self.lane.reserve(total_tokens)
         return True
+
+    def note_prefill(self, seconds: float) -> None:
+        """There is nothing to choose between."""
 
     def close(self) -> None:
         if self._on_close is not None:

@@ -1,16 +1,18 @@
 """Adoption: which lane serves a prompt, from which offset, and how it gets there.
 
 Plan first, then move. Making room for the lane may evict, merge and cut what was planned: the chosen offset is held by a
-pin, room is made, and only then the pages are looked up. What does not fit is planned again with less, down to nothing.
+pin, room is made, and only then the pages are looked up and read back from disk. What does not fit, or cannot be read, is
+planned again with less, down to nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bough.cache.loading import Loader, bytes_on_disk, choose_depth
 from bough.cache.node import Node, Pin
 from bough.cache.plan import Live, plan
 from bough.cache.session import Adoption, Slot
@@ -37,17 +39,20 @@ def adopt(cache: PrefixCache, trie: Trie, prompt: bytes, salt: str, total_tokens
     choice = _choose(cache, found, prompt, salt, reuses=reuses)
     slot = choice.slot
     pin = Pin(trie.root, 0)
+    total = num_tokens(prompt)
+    depth = choose_depth(cache, found.path, found.length, choice.live, choice.offset, total)
+    loader = Loader(cache, trie, depth.loading)
     try:
         slot.is_busy, slot.salt, slot.tokens = True, salt, b""  # from here on only the session knows what the lane holds
         cache.add_pin(pin)
-        offset = _stand(cache, trie, found, choice, pin, total_tokens)
+        offset = _stand(cache, found, replace(choice, offset=depth.offset), pin, total_tokens, loader)
     except BaseException:
         cache.drop_pin(trie, pin)
         slot.is_busy = False
         cache.room.clear_slot(slot)
         raise
     is_branch = found.length < found.node.end or bool(found.node.children)
-    return Adoption(slot, pin, max(found.length, offset), offset, is_branch and found.length < num_tokens(prompt))
+    return Adoption(slot, pin, max(found.length, offset), offset, is_branch and found.length < total, loader.loading)
 
 
 def reusable(cache: PrefixCache, trie: Trie, prompt: bytes, salt: str) -> int:
@@ -70,22 +75,31 @@ def _choose(cache: PrefixCache, found: Match, prompt: bytes, salt: str, *, reuse
     return max(choices, key=lambda choice: (choice.offset, min(choice.live.shared, choice.offset)))
 
 
-def _stand(cache: PrefixCache, trie: Trie, found: Match, choice: Choice, pin: Pin, total_tokens: int) -> int:
+def _stand(cache: PrefixCache, found: Match, choice: Choice, pin: Pin, total_tokens: int, loader: Loader) -> int:
     """Hold the planned offset, make room, look up again, and let the lane adopt; with less where that does not fit.
 
     Where the tree's copy is what does not fit, the lane's own rows alone may still reach as deep.
     """
-    slot, live, offset = choice.slot, choice.live, choice.offset
+    slot, live, offset, trie = choice.slot, choice.live, choice.offset, loader.trie
     path, matched = found.path, found.length
     if live.shared == 0:
         cache.room.clear_slot(slot)  # nothing of it is of use: do not move it while the lane grows
     while True:
         with _held(cache, trie, pin, path, min(offset, matched)):
-            if cache.room.reserve(slot, total_tokens):
-                slot.lane.adopt(offset, _sources(cache.groups, pin.node.path(), live, offset))
-                return offset
-            shortage = cache.room.shortage(cache.room.growth(slot, total_tokens), spare=slot)
-        if offset > 0:
+            extra = cache.make_load_room(trie, bytes_on_disk(cache, pin.node.path(), live, offset))
+            if cache.room.reserve(slot, total_tokens, extra):
+                reached = loader.load(pin.node.path(), live, offset)
+                if reached == offset:
+                    loader.note_host(pin.node.path(), live, offset)
+                    slot.lane.adopt(offset, _sources(cache.groups, pin.node.path(), live, offset))
+                    return offset
+            else:
+                reached = None
+                shortage = cache.room.shortage(cache.room.growth(slot, total_tokens) + extra, spare=slot)
+        if reached is not None:
+            path, matched = pin.node.path(), pin.offset
+            offset = plan(cache.groups, path, matched, live, reached)
+        elif offset > 0:
             path, matched, offset = _plan_less(cache, pin, live, offset, shortage)
         elif slot.lane.nbytes:
             cache.room.clear_slot(slot)
@@ -118,7 +132,7 @@ def _held(cache: PrefixCache, trie: Trie, pin: Pin, path: Sequence[Node], offset
         pin.is_adopting = False
         for group in windows:
             trie.let_window_go(pin.node, pin, group)
-        cache.memory.offer(trie, pin.node)
+        cache.evictor.offer(trie, pin.node)
 
 
 def _sources(groups: Sequence[Group], path: Sequence[Node], live: Live, offset: int) -> dict[Group, Source]:
@@ -132,7 +146,7 @@ def _source(group: Group, path: Sequence[Node], live: Live, offset: int) -> Sour
     if group.kind is Kind.FULL:
         start = min(live.shared, offset)
         return Source(live=start, pages=_pages(group, path, start, offset))
-    if any(low <= offset <= high for low, high in live.reach(group)):
+    if live.can_stand(group, offset):
         return Source(live=offset)
     if group.kind is Kind.WINDOW:
         return Source(pages=_pages(group, path, group.first_needed(offset), offset))

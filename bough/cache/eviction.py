@@ -1,17 +1,22 @@
 """Policies: pure functions from a node to what may go from it, and in which order.
 
-The heap in `memory` sorts by these; it pops the smallest. Classes come first: redundant restore points go before rows, and
+The heaps in `order` sort by these and give the smallest. Classes come first: redundant restore points go before rows, and
 rows that end in a kept restore point go last. Which of two policies is in force is decided in `shadow`.
+
+What goes from a place that has another below it is moved (`tail_items`), whatever hangs below it in the tree. What goes for
+good is cut off a leaf (`tail_start`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bough.cache.node import Node, Point
+from bough.cache.memory import Item, span
+from bough.cache.node import Node, Pin, Point
+from bough.cache.state import Kind, Page, Place
 
 Key = tuple[float, ...]
 
@@ -76,8 +81,46 @@ def tail_start(node: Node, page_tokens: int, *, needs_points: bool, take_kept: b
     return min(node.end, max(border, floor))
 
 
+def tail_items(node: Node, place: Place, page_tokens: int, *, held_to: int, take_kept: bool) -> list[Item]:
+    """What may be moved away from a place next: all that lies there in the last page of this node that has something there.
+
+    Rows below `held_to` stay, because busy lanes stand on them, and so does what a lane is adopting; kept rows and points
+    stay unless they are meant.
+    """
+    floor = 0 if take_kept else node.deepest_point(node.end, kept=True) or 0
+    items = [item for item in items_at(node, place) if span(item)[1] > floor and not _is_held(node, item, held_to)]
+    if not items:
+        return []
+    border = (max(span(item)[1] for item in items) - 1) // page_tokens * page_tokens
+    return [item for item in items if span(item)[1] > border]
+
+
+def items_at(node: Node, place: Place) -> Iterator[Item]:
+    """Everything of a node that lies at a place."""
+    return (item for item in node.items() if item.place is place)
+
+
+def _is_held(node: Node, item: Item, held_to: int) -> bool:
+    if not isinstance(item, Page):
+        return any(pin.is_adopting and pin.offset == item.offset for pin in node.pins)
+    if item.group.kind is Kind.FULL:
+        return item.start < held_to
+    return any(isinstance(user, Pin) for user in item.users)
+
+
+def classify_move(node: Node, place: Place, page_tokens: int) -> Class | None:
+    """What would be moved away from a place next, or None if nothing may."""
+    point = redundant_point(node)
+    if point is not None and any(state.place is place for state in point.states.values()):
+        return Class.REDUNDANT_POINT
+    for take_kept in (False, True):
+        if tail_items(node, place, page_tokens, held_to=node.pinned_to, take_kept=take_kept):
+            return Class.KEPT_TAIL if take_kept else Class.TAIL
+    return None
+
+
 def classify(node: Node, page_tokens: int, *, needs_points: bool) -> Class | None:
-    """What would go next from this node, or None if nothing may."""
+    """What would go next from this node for good, or None if nothing may."""
     if redundant_point(node) is not None:
         return Class.REDUNDANT_POINT
     if node.is_root or not node.is_leaf:

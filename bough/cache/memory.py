@@ -1,167 +1,263 @@
-"""Memory: how many bytes the tree holds, and which of them go when room is short.
+"""Memory: what the tree holds at each place, counted, and how content moves between places.
 
-`Memory` stands between the tries and the engine's page store and counts every page and state that the tree holds. Evictions
-are taken from a heap with lazy deletion: a node is offered again whenever something about it changes, which makes its older
-entries stale. One eviction costs O(log n) of the number of nodes, and a look at the restore points of one node.
+`Memory` stands between the tries and the engine's page store: tries cut, join and release through it, so that no byte
+escapes the count. A page on disk has no content here; it is cut without being read, because the halves share the file.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from bough.cache.eviction import LRU, Class, Key, Policy, classify, redundant_point, tail_start
-from bough.cache.node import Node
-from bough.cache.state import Group, Kind, Page, PageStore, State
-from bough.cache.trie import Trie
+from bough.cache.disk.address import Address, Copy
+from bough.cache.disk.faults import DiskMiss
+from bough.cache.state import ContentStore, Group, Page, PageStore, Place, State
+from bough.errors import EngineError
 
-_Entry = tuple[int, Key, int, int, Node, Trie]
+if TYPE_CHECKING:
+    from bough.cache.disk.store import Disk
+
+Item = Page | State
+Range = tuple[int, int]
 Held = TypeVar("Held", Page, State)
 
 
-@dataclass
-class EvictionCounts:
-    """How often each kind of eviction happened, and the tokens whose rows went."""
+@dataclass(frozen=True)
+class Tiers:
+    """What lies below the device: an engine that can move content, host memory (0: none), and a disk."""
 
-    points: int = 0
-    trims: int = 0
-    removals: int = 0
-    tokens: int = 0
+    store: ContentStore
+    host_bytes: int = 0
+    disk: Disk | None = None
+
+    @property
+    def has_host(self) -> bool:
+        return self.host_bytes > 0 and self.store.has_host
+
+    @property
+    def load_place(self) -> Place:
+        """Where content goes that is read from disk; a lane adopts it from there."""
+        return Place.HOST if self.has_host else Place.DEVICE
 
 
 class Memory:
-    """The tree's bytes, counted, and the order in which they would go.
+    """The pages and states of all tries, or of one: what an account counts, the memory that it was opened in counts too."""
 
-    It is itself a page store: tries cut, join and release through it, so that no byte escapes the count.
-    """
-
-    def __init__(
-        self,
-        store: PageStore,
-        page_tokens: int,
-        policy: Policy = LRU,
-        on_empty: Callable[[Trie], None] = lambda trie: None,
-    ) -> None:
+    def __init__(self, store: PageStore, tiers: Tiers | None = None, *, part_of: Memory | None = None) -> None:
         self.groups: Sequence[Group] = store.groups
-        self.page_tokens = page_tokens
-        self.tree_bytes = 0
-        self.counts = EvictionCounts()
-        self.needs_points = any(group.kind is not Kind.FULL for group in self.groups)
+        self.tiers = tiers
+        self.disk = tiers.disk if tiers else None
+        self.num_bytes = dict.fromkeys(Place, 0)
         self._store = store
-        self._policy = policy
-        self._on_empty = on_empty
-        self._heap: list[_Entry] = []
-        self._sequence = 0
-        self._num_offered = 0
+        self._part_of = part_of
+        self._saving: list[Item] = []  # items with a newer copy under way, whose older ones then go
+
+    def open_account(self) -> Memory:
+        """A memory for one trie."""
+        return Memory(self._store, self.tiers, part_of=self)
+
+    def _count(self, place: Place, nbytes: int) -> None:
+        self.num_bytes[place] += nbytes
+        if self._part_of is not None:
+            self._part_of._count(place, nbytes)
+
+    @property
+    def tree_bytes(self) -> int:
+        """Bytes of the tree on the device."""
+        return self.num_bytes[Place.DEVICE]
 
     def take(self, item: Held) -> Held:
         """Count a page or state that a lane has just handed to the tree."""
-        self.tree_bytes += item.nbytes
+        if item.place is not Place.DISK:
+            self._count(item.place, item.nbytes)
         return item
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
-        left, right = self._store.cut(page, at)
-        self.tree_bytes -= page.nbytes
-        return self.take(left), self.take(right)
+        self._cancel_writes(page)
+        if page.place is Place.DISK:
+            left, right = _on_disk(page, page.start, at), _on_disk(page, at, page.end)
+        else:
+            left, right = self._store.cut(page, at)
+            self._count(page.place, -page.nbytes)
+        for half in (left, right):
+            self.take(half)
+            half.copies = {
+                copy: _common(held, span(half)) for copy, held in page.copies.items() if _overlap(held, span(half))
+            }
+        for copy in page.copies:
+            copy.num_users += (copy in left.copies) + (copy in right.copies) - 1
+        page.copies = {}
+        return left, right
 
     def join(self, left: Page, right: Page) -> Page:
+        self._cancel_writes(left)
+        self._cancel_writes(right)
         joined = self._store.join(left, right)
-        self.tree_bytes -= left.nbytes + right.nbytes
+        self._count(left.place, -left.nbytes - right.nbytes)
+        joined.copies = left.copies | right.copies
+        for copy in left.copies.keys() & right.copies.keys():
+            joined.copies[copy] = (left.copies[copy][0], right.copies[copy][1])
+            copy.num_users -= 1
+        left.copies, right.copies = {}, {}
         return self.take(joined)
 
-    def release(self, item: Page | State) -> None:
-        self.tree_bytes -= item.nbytes
-        self._store.release(item)
+    def _cancel_writes(self, page: Page) -> None:
+        """A page that is about to be consumed cannot be written any more; what it becomes is saved anew."""
+        for copy in [copy for copy in page.copies if not copy.is_saved]:
+            del page.copies[copy]
+            self._drop(copy)
 
-    def offer(self, trie: Trie, node: Node) -> None:
-        """Enter a node into the order, or enter it anew because it has changed."""
-        node.stamp += 1
-        kind = classify(node, self._step_tokens, needs_points=self.needs_points)
-        if kind is None:
-            return
-        self._sequence += 1
-        heapq.heappush(self._heap, (kind, self._policy.key(node), self._sequence, node.stamp, node, trie))
-        if len(self._heap) > 64 and len(self._heap) > 4 * self._num_offered:
-            self._rebuild()
+    def release(self, item: Item) -> None:
+        """Give up an item with its content and its copies."""
+        if item.place is not Place.DISK:
+            self._count(item.place, -item.nbytes)
+            self._store.release(item)
+        self.drop_copies(item)
 
-    @property
-    def _step_tokens(self) -> int:
-        return self._policy.step_tokens(self.page_tokens)
+    def drop_copies(self, item: Item) -> None:
+        """Let the disk forget an item."""
+        for copy in item.copies:
+            self._drop(copy)
+        item.copies = {}
 
-    def use(self, policy: Policy) -> None:
-        """Evict in another order from now on; nothing happens if it is the one in force."""
-        if policy is self._policy:
-            return
-        self._policy = policy
-        self._heap = [(e[0], policy.key(e[4]), *e[2:]) for e in self._heap if e[4].stamp == e[3]]
-        heapq.heapify(self._heap)
-
-    def _rebuild(self) -> None:
-        self._heap = [entry for entry in self._heap if entry[4].stamp == entry[3]]
-        heapq.heapify(self._heap)
-        self._num_offered = len(self._heap)
-
-    def evict_one(self) -> bool:
-        """Let the least valuable thing go; False if nothing may."""
-        while self._heap:
-            kind, _, _, stamp, node, trie = heapq.heappop(self._heap)
-            if node.stamp == stamp and self._evict(Class(kind), node, trie):
-                return True
-        return False
-
-    def _evict(self, kind: Class, node: Node, trie: Trie) -> bool:
-        if kind is not Class.REDUNDANT_POINT:
-            return self._trim(trie, node, take_kept=kind is Class.KEPT_TAIL)
-        point = redundant_point(node)
-        if point is not None:
-            trie.drop_point(node, point)
-            self.counts.points += 1
-        self.offer(trie, node)
-        return point is not None
-
-    def _trim(self, trie: Trie, leaf: Node, *, take_kept: bool) -> bool:
-        end = leaf.end
-        target = tail_start(leaf, self._step_tokens, needs_points=self.needs_points, take_kept=take_kept)
-        if target >= end:
+    def to_host(self, item: Item) -> bool:
+        """Move an item from the device to the host; False if the engine has no memory for it there."""
+        assert self.tiers is not None and item.place is Place.DEVICE
+        before = item.nbytes
+        try:
+            self.tiers.store.to_host(item)
+        except (EngineError, MemoryError):
             return False
-        self.counts.tokens += end - target
-        if target > leaf.start:
-            trie.trim(leaf, target)
-            self.counts.trims += 1
-            self.offer(trie, leaf)
-        else:
-            self._remove(trie, leaf)
+        self._count(Place.DEVICE, -before)
+        self._count(Place.HOST, item.nbytes)
         return True
 
-    def _remove(self, trie: Trie, leaf: Node) -> None:
-        """Remove a leaf, then whatever of its parents serves nobody any more."""
-        parent = trie.remove(leaf)
-        self.counts.removals += 1
-        while self._dangles(parent):
-            target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
-            self.counts.tokens += parent.end - target
-            if target > parent.start:
-                trie.trim(parent, target)
-                break
-            parent = trie.remove(parent)
-            self.counts.removals += 1
-        self.settle(trie, parent)
-        if parent.is_root and parent.is_leaf:
-            self._on_empty(trie)
+    def leave(self, item: Item) -> None:
+        """Let the content go; a saved copy holds it."""
+        assert saved_copy(item) is not None and item.place is not Place.DISK
+        self._count(item.place, -item.nbytes)
+        self._store.release(item)
+        item.place, item.nbytes = Place.DISK, 0
+        if isinstance(item, Page):
+            item.rows = None
+        else:
+            item.data = None
 
-    def _dangles(self, node: Node) -> bool:
-        """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""
-        if not self.needs_points or node.is_root or not node.is_leaf:
-            return False
-        return max(node.deepest_point(node.end) or node.start, node.pinned_to) < node.end
+    def save(self, item: Item, address: Address, last_used: float) -> Copy:
+        """Begin to write an item to disk; its older copies stay until that is done."""
+        assert self.disk is not None and self.tiers is not None
+        read = partial(self.tiers.store.pack, item)
+        copy = self.disk.put(address, read, self.tiers.store.packed_bytes(item), last_used=last_used)
+        if copy in item.copies:  # rows that had gone have come back just as they were
+            self._drop(copy)
+        elif not copy.has_failed and copy.num_users == 1:  # else the disk has it counted
+            self._count(Place.DISK, copy.nbytes)
+        if not copy.has_failed:
+            item.copies[copy] = span(item)
+            self._saving.append(item)
+        return copy
 
-    def settle(self, trie: Trie, node: Node) -> None:
-        """Merge a node with its only child if both were last used together, and offer what is left."""
-        if not node.is_root and len(node.children) == 1:
-            (child,) = node.children.values()
-            if child.last_used == node.last_used:
-                node.stamp += 1
-                node = trie.merge(node)
-        self.offer(trie, node)
+    def file_bytes(self, items: Iterable[Item]) -> int:
+        """What the files of these items would take on disk at the most."""
+        assert self.disk is not None and self.tiers is not None
+        disk, store = self.disk, self.tiers.store
+        return sum(disk.file_bytes(store.packed_bytes(item), num_tokens=span(item)[1]) for item in items)
+
+    def found(self, copy: Copy) -> None:
+        """Count a copy that an earlier run left on disk."""
+        self._count(Place.DISK, copy.nbytes)
+
+    def prune(self) -> None:
+        """Drop the copies that newer ones have replaced, and those that could not be written."""
+        waiting = []
+        for item in self._saving:
+            self.tidy(item)
+            if any(not copy.is_saved for copy in item.copies):
+                waiting.append(item)
+        self._saving = waiting
+
+    def tidy(self, item: Item) -> None:
+        """Drop the copies of an item that failed, and, once one that holds all of it is saved, all others."""
+        saved = saved_copy(item)
+        for copy in list(item.copies):
+            if copy.has_failed or (saved is not None and copy is not saved):
+                del item.copies[copy]
+                self._drop(copy)
+
+    def _drop(self, copy: Copy) -> None:
+        assert self.disk is not None and copy.num_users > 0
+        self.disk.drop(copy)
+        if copy.num_users == 0:
+            self._count(Place.DISK, -copy.nbytes)
+
+    def load(self, item: Item) -> Item:
+        """A new item with the content that a copy on disk holds, in its place.
+
+        Raises DiskMiss if the copy is not what it should be, EngineError or MemoryError if there is no memory; the given
+        item is then as it was, else it is void.
+        """
+        assert self.tiers is not None and self.disk is not None and item.place is Place.DISK
+        copy = saved_copy(item)
+        if copy is None:
+            raise DiskMiss("missing", "another part of it could not be read")
+        data = self.disk.get(copy)
+        store, place = self.tiers.store, self.tiers.load_place
+        if isinstance(item, State):
+            state = store.unpack_state(item.group, item.offset, data, place)
+            state.copies, item.copies = item.copies, {}
+            self._count(place, state.nbytes)
+            return state
+        page = store.unpack_page(item.group, copy.address.start, copy.address.end, data, place)
+        page = self._cut_to(page, item)
+        page.users, page.copies, item.copies = item.users, item.copies, {}
+        self._count(place, page.nbytes)
+        return page
+
+    def _cut_to(self, page: Page, wanted: Page) -> Page:
+        """The part of a fresh page that is wanted; the rest is given back."""
+        if page.start < wanted.start:
+            rest, page = self._store.cut(page, wanted.start)
+            self._store.release(rest)
+        if wanted.end < page.end:
+            page, rest = self._store.cut(page, wanted.end)
+            self._store.release(rest)
+        return page
+
+
+def _on_disk(page: Page, start: int, end: int) -> Page:
+    return Page(page.group, start, end, None, 0, place=Place.DISK)
+
+
+def _overlap(first: Range, second: Range) -> bool:
+    return first[0] < second[1] and second[0] < first[1]
+
+
+def _common(first: Range, second: Range) -> Range:
+    return max(first[0], second[0]), min(first[1], second[1])
+
+
+def span(item: Item) -> Range:
+    """The rows [start, end) of a page; the offset of a state, twice."""
+    return (item.start, item.end) if isinstance(item, Page) else (item.offset, item.offset)
+
+
+def content_bytes(item: Item) -> int:
+    """How much there is to move, wherever it lies."""
+    group = item.group
+    return (item.end - item.start) * group.bytes_per_token if isinstance(item, Page) else group.state_bytes
+
+
+def saved_copy(item: Item) -> Copy | None:
+    """A copy that is safely on disk and holds all of the item."""
+    return covering_copy(item, saved=True)
+
+
+def covering_copy(item: Item, *, saved: bool = False) -> Copy | None:
+    """A copy that holds all of the item, or will when it is written; a saved one, if asked."""
+    start, end = span(item)
+    for copy, (low, high) in item.copies.items():
+        if low <= start and end <= high and not copy.has_failed and (copy.is_saved or not saved):
+            return copy
+    return None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from bough.cache.disk.address import Address
 from bough.cache.state import Group, Kind, Page, State
 from bough.cache.tokens import TOKEN_BYTES, num_tokens
 
@@ -27,11 +28,22 @@ class Reason(IntEnum):
     SYSTEM = 5  # the end of system text and tools
 
 
+@dataclass(frozen=True)
+class Noted:
+    """A restore point as it stands in the disk's index."""
+
+    address: Address
+    reason: Reason
+    kept: bool
+    superseded: bool
+
+
 @dataclass(eq=False, slots=True)
 class Point:
     """An offset at which every group of the model can be restored: `states` holds one state per recurrent group.
 
     `kept`: it was asked for, and outlives its unkept peers. `superseded`: a later point of this conversation took its role.
+    `noted` is what the disk knows of it, if anything.
     """
 
     offset: int
@@ -39,6 +51,7 @@ class Point:
     states: dict[Group, State] = field(default_factory=dict)
     kept: bool = False
     superseded: bool = False
+    noted: Noted | None = None
 
     @property
     def is_redundant(self) -> bool:
@@ -112,9 +125,15 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages and states that this node holds."""
-        rows = sum(page.nbytes for pages in self.pages.values() for page in pages)
-        return rows + sum(state.nbytes for point in self.points.values() for state in point.states.values())
+        """Memory that all pages and states of this node occupy, on the device and on the host."""
+        return sum(item.nbytes for item in self.items())
+
+    def items(self) -> Iterator[Page | State]:
+        """Every page and state of this node, wherever its content lies."""
+        for pages in self.pages.values():
+            yield from pages
+        for point in self.points.values():
+            yield from point.states.values()
 
     @property
     def pinned_to(self) -> int:
@@ -143,7 +162,9 @@ class Node:
         return max(offsets, default=None)
 
     def pages_between(self, group: Group, start: int, end: int) -> list[Page]:
-        """The pages of `group` in this node that hold rows of [start, end), in order."""
+        """The pages of `group` in this node that hold rows of [start, end), in order; none if that range is empty."""
+        if start >= end:
+            return []
         pages = self.pages.get(group, [])
         first = bisect_right(pages, start, key=lambda page: page.end)
         last = bisect_left(pages, end, key=lambda page: page.start)

@@ -35,6 +35,10 @@ class Live:
             return [(self.offset, self.offset)] if self.shared == self.offset else []
         return _standing_on(group, [(self.first_rows[group], self.shared)])
 
+    def can_stand(self, group: Group, offset: int) -> bool:
+        """Whether this lane can go back to `offset` by itself for one group."""
+        return any(low <= offset <= high for low, high in self.reach(group))
+
 
 def tree_reach(group: Group, path: Sequence[Node], matched: int) -> list[Interval]:
     """The offsets up to `matched` that the tree alone can restore one group to, along a path."""

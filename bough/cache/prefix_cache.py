@@ -4,8 +4,9 @@
 `record` hands what a lane holds to the tree: after each prefill chunk, and when a session ends. One thread at a time calls.
 
 Always true between calls (`check` asserts it):
-- the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts;
-- lanes and tree together stay within the budget;
+- the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, place by place;
+- lanes and tree together stay within the device's budget, and the tree within the host's and the disk's;
+- what lies on disk alone has a copy there that was saved, and is there unless it was found damaged;
 - only busy lanes pin anything, each exactly one place, at or before the lane's offset.
 """
 
@@ -13,18 +14,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bough.cache.adoption import adopt, reusable
 from bough.cache.captures import Capture, CaptureCosts
 from bough.cache.eviction import LRU, Policy
-from bough.cache.memory import Memory
-from bough.cache.node import Node, Pin, Reason
-from bough.cache.record import attach_captures, extend, fill_holes, holds_window, supersede, thin
+from bough.cache.evictor import Evictor, memory_of
+from bough.cache.memory import Item, Memory, Tiers, span
+from bough.cache.node import Node, Pin, Point, Reason
+from bough.cache.rates import Rates
+from bough.cache.record import attach_captures, extend, fill_holes, fit
+from bough.cache.rest import rest
 from bough.cache.room import Room
+from bough.cache.saving import lose_disk, save
 from bough.cache.session import Session, Slot
-from bough.cache.shadow import NEVER, Duel
-from bough.cache.state import PAGE_TOKENS, Kind, Lane, PageStore, Source
+from bough.cache.shadow import Duel
+from bough.cache.state import PAGE_TOKENS, Lane, PageStore, Place, Source
+from bough.cache.stats import Stats, stats
 from bough.cache.tokens import num_tokens, pack
 from bough.cache.trie import Trie
 from bough.errors import EngineError, LanesBusy, RequestError
@@ -32,9 +40,19 @@ from bough.types import Boundary
 
 log = logging.getLogger(__name__)
 
+EXPIRE_EVERY_S = 60.0
+
+
+@dataclass
+class LoadCounts:
+    """What could not be brought back: copies that were not what they should be, and loads without memory for them."""
+
+    misses: int = 0
+    failed_loads: int = 0
+
 
 class PrefixCache:
-    """Begins and ends sessions over one set of lanes, one budget, and one trie for each salt."""
+    """Begins and ends sessions over one set of lanes, one budget for each place, and one trie for each salt."""
 
     def __init__(
         self,
@@ -48,20 +66,75 @@ class PrefixCache:
         is_enabled: bool = True,
         can_chunk: bool = True,
         reuse_limit: int | None = None,
+        tiers: Tiers | None = None,
+        rates: Rates | None = None,
+        salt_share: float = 1.0,
+        keeps_on_device: bool = True,
+        ttl_s: float | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.groups = tuple(store.groups)
         self.page_tokens = page_tokens
         self.slots = [Slot(lane) for lane in lanes]
-        self.memory = Memory(store, page_tokens, policy or LRU, on_empty=self._forget)
+        self.tiers = tiers
+        self.memory = Memory(store, tiers)
+        pins: set[Pin] = set()
+        self.evictor = Evictor(
+            self.memory,
+            page_tokens,
+            policy or LRU,
+            pins=pins,
+            salt_share=salt_share,
+            to_wall=lambda at: wall() - (clock() - at),
+            on_empty=self._forget,
+        )
         self.duel = Duel(page_tokens)
-        self._policy = policy  # None: the duel decides
-        self.room = Room(self.memory, self.slots, budget_bytes)
+        self.policy = policy  # None: the duel decides
+        self.room = Room(self.evictor, self.slots, budget_bytes, pins)
         self.costs = CaptureCosts(self.groups, is_bounded=budget_bytes is not None)
         self.tries: dict[str, Trie] = {}
         self._can_chunk = can_chunk
         self.clock = clock
         self.is_enabled = is_enabled and can_chunk
         self._reuse_limit = reuse_limit
+        self.rates = rates or Rates(clock)
+        self.wall = wall
+        self.counts = LoadCounts()
+        self.parted: list[
+            tuple[Trie, Node]
+        ] = []  # tails of edges that were split: a page of theirs may have to be saved anew
+        self.keeps_on_device = keeps_on_device  # False: nothing but what lanes hold
+        self._ttl_s = ttl_s
+        self._expire_at = clock()
+
+    def open_trie(self, salt: str) -> Trie:
+        """The trie of a salt, made if there is none. One that an earlier run left on disk is known by its root alone."""
+        trie = self.tries.get(salt)
+        if trie is None:
+            root = self.memory.disk.root(salt) if self.memory.disk is not None else b""
+            trie = self.tries.pop(unnamed(root), None) if root else None
+            trie = trie or self.make_trie(root)
+            trie.salt = salt
+            self.tries[salt] = trie
+        return trie
+
+    def make_trie(self, disk_root: bytes) -> Trie:
+        """A trie with an account of its own, which nobody knows yet."""
+        trie = Trie(self.memory.open_account(), self.page_tokens)
+        trie.disk_root = disk_root
+        trie.on_drop = self._drop_note
+        return trie
+
+    def adopt_trie(self, trie: Trie) -> None:
+        """Take up a trie that was built from disk; its salt is not known, except that it may be the empty one."""
+        assert self.memory.disk is not None
+        if not trie.root.is_leaf:
+            is_empty_salt = trie.disk_root == self.memory.disk.root("")
+            self.tries["" if is_empty_salt else unnamed(trie.disk_root)] = trie
+
+    def _drop_note(self, point: Point) -> None:
+        if point.noted is not None and self.memory.disk is not None:
+            self.memory.disk.drop_point(point.noted.address)
 
     def begin(
         self,
@@ -83,7 +156,7 @@ class PrefixCache:
             raise RequestError("the prompt has 0 tokens, and needs at least 1")
         captures = self.costs.choose(boundaries, total)
         reuses = self._reuses(total)
-        trie = self.tries.setdefault(salt, Trie(self.memory, self.page_tokens, salt))
+        trie = self.open_trie(salt)
         try:
             adoption = adopt(self, trie, prompt, salt, total + max_new_tokens, reuses=reuses)
         except BaseException:
@@ -135,13 +208,25 @@ class PrefixCache:
         """Let go of what a lane stood on, and offer it to eviction."""
         self.room.pins.discard(pin)
         pin.node.pins.discard(pin)
-        self.memory.offer(trie, pin.node)
+        self._offer_path(trie, pin.node)
 
     def move_pin(self, trie: Trie, pin: Pin, node: Node, offset: int) -> None:
         """Move a pin, and offer the place that it leaves to eviction again."""
         left = pin.node
         pin.move(node, offset)
-        self.memory.offer(trie, left)
+        self._offer_path(trie, left)
+
+    def _offer_path(self, trie: Trie, node: Node) -> None:
+        """Offer a node; and those above it, where what they hold could be moved while a lane stands below."""
+        for each in [node] if self.tiers is None else [*node.path(), node]:
+            self.evictor.offer(trie, each)
+
+    def make_load_room(self, trie: Trie, nbytes: int) -> int:
+        """Make room for what is to be read from disk; returns how much of it will have to fit on the device."""
+        if self.tiers is None or self.tiers.load_place is Place.DEVICE:
+            return nbytes
+        self.evictor.make_host_room(nbytes, trie)
+        return 0
 
     def record(self, session: Session) -> None:
         """Bring the tree up to what the session's lane holds: rows it lacks, holes, and the captures that are due."""
@@ -153,38 +238,11 @@ class PrefixCache:
         due = [capture for capture in session.captures.values() if capture.offset <= end]
         for capture in due:
             del session.captures[capture.offset]
-        end, due = self._fit(session, end, due)
+        end, due = fit(self, session, end, due)
         extend(self, session, end)
         attach_captures(self, session, due)
         fill_holes(self, session)
-
-    def _fit(self, session: Session, end: int, due: list[Capture]) -> tuple[int, list[Capture]]:
-        """Make room for rows and captures. If not all fit, the least worthy captures are given up, then rows.
-
-        Rows without a restore point serve nobody in a model that needs those: room for one is counted in.
-        """
-        at, kept = session.pin.offset, sorted(due, key=lambda capture: capture.worth)
-        rows = (end - at) * self.costs.row_bytes
-        while True:
-            offsets = {capture.offset for capture in kept} | ({end} if self.costs.needs_points else set())
-            if self.room.make(rows + self.costs.total_bytes(offsets), spare=session.slot):
-                return end, kept
-            if not kept or offsets == {end}:
-                return self._fit_less(session, at, end)
-            kept.pop(0)
-
-    def _fit_less(self, session: Session, at: int, end: int) -> tuple[int, list[Capture]]:
-        """As many whole pages as fit, with a restore point at their end where one is needed and can still be made."""
-        row_bytes = self.costs.row_bytes
-        if not row_bytes or any(group.kind is Kind.RECURRENT for group in self.groups):
-            return at, []
-        fitting = (self.room.affordable_bytes - self.costs.point_bytes(end)) // row_bytes
-        less = max(at, min(end, at + fitting) // self.page_tokens * self.page_tokens)
-        if not less or not all(holds_window(session, group, less) for group in self.groups):
-            return at, []
-        if not self.room.make((less - at) * row_bytes + self.costs.point_bytes(less), spare=session.slot):
-            return at, []
-        return less, [Capture(less, Reason.END)] if self.costs.needs_points else []
+        save(self, session.trie, session.tokens[: session.pin.offset].tobytes(), whole_pages=True)
 
     def end(self, session: Session) -> None:
         """Close a session: a last record if its lane is whole, recency, and the lane rests."""
@@ -197,7 +255,7 @@ class PrefixCache:
             log.warning("a finished request could not be recorded: %s", error)
             self.room.clear_slot(session.slot)
         finally:
-            self._rest(session)
+            rest(self, session)
             self._forget(session.trie)
 
     def _record_last(self, session: Session) -> None:
@@ -220,89 +278,123 @@ class PrefixCache:
         slot.lane.adopt(at, {group: Source(live=at) for group in self.groups})
         slot.tokens = session.tokens.tobytes()
 
-    def _rest(self, session: Session) -> None:
-        now, path = self.clock(), session.pin.node.path()
-        session.slot.is_busy = False
-        session.slot.last_used = now
-        self.drop_pin(session.trie, session.pin)
-        for node in path:
-            node.touch(now)
-        self._note_use(session, path, now)
-        supersede(path)
-        thin(self, session.trie, path)
-        for node in reversed(path):
-            self.memory.settle(session.trie, node)
-
-    def _note_use(self, session: Session, path: Sequence[Node], now: float) -> None:
-        """Tell the duel of a request and evict by its winner; nodes that are new learn when their first page was here."""
-        before: list[float] = []
-        page_bytes = self.costs.row_bytes * self.page_tokens
-        if self.room.budget_bytes is not None and page_bytes and session.stores:
-            capacity = max(0, self.room.budget_bytes - self.room.lane_bytes) // page_bytes
-            before = self.duel.note(session.prompt, session.tokens.tobytes(), session.salt, now, capacity)
-            self.memory.use(self._policy or self.duel.policy)
-        for node in path:
-            if node.hits == 1:
-                page = node.start // self.page_tokens
-                node.previous_used = before[page] if page < len(before) else NEVER
-
     def _forget(self, trie: Trie) -> None:
         """Drop a root that holds nothing and on which nobody stands."""
-        if trie.root.is_leaf and not trie.root.pins and self.tries.get(trie.salt) is trie:
-            del self.tries[trie.salt]
+        if trie.root.is_leaf and not trie.root.pins:
+            for name in [name for name in (trie.salt, unnamed(trie.disk_root)) if self.tries.get(name) is trie]:
+                del self.tries[name]
+            self.evictor.order.forget(trie)
 
     def look(self, ids: Sequence[int] | bytes, salt: str = "") -> int:
         """How many tokens of this prompt would be reused now, changing nothing."""
         prompt = pack(ids)
         if not prompt or not self._reuses(num_tokens(prompt)):
             return 0
-        return reusable(self, self.tries.get(salt) or Trie(), prompt, salt)
+        return reusable(self, self.find_trie(salt), prompt, salt)
 
     def is_kept(self, ids: Sequence[int] | bytes, salt: str = "") -> bool:
         """Whether there is a restore point at the end of these tokens that was asked to be kept."""
-        found = (self.tries.get(salt) or Trie()).match(ids)
+        found = self.find_trie(salt).match(ids)
         point = found.node.points.get(num_tokens(pack(ids)))
         return point is not None and point.kept
 
-    def stats(self) -> dict[str, int | None]:
+    @property
+    def total_budget_bytes(self) -> int:
+        """What all places together may hold; only where the device has a budget."""
+        assert self.room.budget_bytes is not None
+        below = 0 if self.tiers is None else self.tiers.host_bytes * self.tiers.has_host
+        return self.room.budget_bytes + below + (self.memory.disk.budget_bytes if self.memory.disk is not None else 0)
+
+    def find_trie(self, salt: str) -> Trie:
+        """The trie of a salt, to look at; an empty one if there is none."""
+        disk = self.memory.disk
+        return self.tries.get(salt) or (disk and self.tries.get(unnamed(disk.root(salt)))) or Trie()
+
+    def stats(self) -> Stats:
         """Counts and bytes of everything that is kept, and what was let go so far."""
-        nodes = [node for trie in self.tries.values() for node in trie.walk() if not node.is_root]
-        counts = self.memory.counts
-        return {
-            "roots": len(self.tries),
-            "nodes": len(nodes),
-            "tokens": sum(node.end - node.start for node in nodes),
-            "pages": sum(len(pages) for node in nodes for pages in node.pages.values()),
-            "restore_points": sum(len(node.points) for node in nodes),
-            "kept": sum(point.kept for node in nodes for point in node.points.values()),
-            "tree_bytes": self.memory.tree_bytes,
-            "lane_bytes": self.room.lane_bytes,
-            "used_bytes": self.room.used_bytes,
-            "budget_bytes": self.room.budget_bytes,
-            "lanes": len(self.slots),
-            "busy_lanes": sum(slot.is_busy for slot in self.slots),
-            "evicted_points": counts.points,
-            "evicted_tokens": counts.tokens,
-        }
+        return stats(self)
 
     def clear(self) -> None:
-        """Forget everything that no busy lane stands on."""
+        """Forget everything that no busy lane stands on; what was on disk is deleted for good, all of it."""
         self.duel = Duel(self.page_tokens)
+        self._clear()
+        if self.memory.disk is not None:
+            for trie in self.tries.values():
+                lose_disk(trie)
+            self.memory.disk.clear()
+
+    def _clear(self) -> None:
         for slot in self.slots:
             if not slot.is_busy:
                 self.room.clear_slot(slot)
         for trie in list(self.tries.values()):
             trie.clear()
             for node in trie.walk():
-                self.memory.offer(trie, node)
+                self.evictor.offer(trie, node)
             self._forget(trie)
+
+    def expire(self) -> None:
+        """Forget, once a minute, what nobody used for as long as state may live."""
+        now = self.clock()
+        if self._ttl_s is None or now < self._expire_at:
+            return
+        self._expire_at = now + min(EXPIRE_EVERY_S, self._ttl_s)
+        for trie in list(self.tries.values()):
+            for node in reversed(list(trie.walk())):
+                if node.parent and node.is_leaf and not node.pins and node.last_used < now - self._ttl_s:
+                    self.evictor.remove(trie, node)
+
+    def flush(self) -> bool:
+        """Hand everything that the disk lacks to it and wait until it is written; False if that failed."""
+        disk = self.memory.disk
+        if disk is None:
+            return True
+        for trie in self.tries.values():
+            for leaf in [node for node in trie.walk() if node.is_leaf]:
+                save(self, trie, b"".join(node.edge for node in leaf.path()))
+        is_safe = disk.flush()
+        for trie in self.tries.values():
+            memory_of(trie).prune()
+        return disk.flush() and is_safe  # now without what newer copies have replaced
+
+    def close(self) -> None:
+        """Bring everything to disk, let go of it, and give all memory back. Only at the end, when no lane is busy."""
+        disk = self.memory.disk
+        if disk is not None:
+            self.flush()
+            disk.close()
+            self.memory.disk = None
+        for trie in self.tries.values():
+            memory_of(trie).disk = None
+            for item in [item for node in trie.walk() for item in node.items()]:
+                item.copies = {}
+        self._clear()
 
     def check(self) -> None:
         """Assert what the module's docstring says."""
         for trie in self.tries.values():
             trie.check()
         nodes = [node for trie in self.tries.values() for node in trie.walk()]
-        assert sum(node.nbytes for node in nodes) == self.memory.tree_bytes
+        self._check_places([item for node in nodes for item in node.items()])
         assert self.room.budget_bytes is None or self.room.used_bytes <= self.room.budget_bytes
         assert {pin for node in nodes for pin in node.pins} == self.room.pins
         assert len(self.room.pins) == sum(slot.is_busy for slot in self.slots)
+
+    def _check_places(self, items: Sequence[Item]) -> None:
+        for place in (Place.DEVICE, Place.HOST):
+            assert sum(item.nbytes for item in items if item.place is place) == self.memory.num_bytes[place]
+        for item in items:
+            is_copied = any(low <= span(item)[0] and span(item)[1] <= high for low, high in item.copies.values())
+            assert is_copied or item.place is not Place.DISK
+        copies = Counter(copy for item in items for copy in item.copies)
+        assert all(copy.num_users == number for copy, number in copies.items())
+        assert sum(copy.nbytes for copy in copies) == self.memory.num_bytes[Place.DISK]
+        if self.tiers is not None:
+            assert self.memory.num_bytes[Place.HOST] <= self.tiers.host_bytes
+        if self.memory.disk is not None:
+            assert self.memory.disk.claimed_bytes <= self.memory.disk.budget_bytes
+
+
+def unnamed(disk_root: bytes) -> str:
+    """The name of a trie whose salt nobody has told yet since the start. No salt has it: it is no valid text."""
+    return f"\udc00{disk_root.hex()}"

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bough.cache.captures import Capture
+from bough.cache.evictor import memory_of
 from bough.cache.node import Node, Reason
 from bough.cache.session import Session
 from bough.cache.state import Group, Kind, Page
@@ -17,6 +18,37 @@ from bough.cache.trie import Trie
 
 if TYPE_CHECKING:
     from bough.cache.prefix_cache import PrefixCache
+
+
+def fit(cache: PrefixCache, session: Session, end: int, due: list[Capture]) -> tuple[int, list[Capture]]:
+    """Make room for rows and captures. If not all fit, the least worthy captures are given up, then rows.
+
+    Rows without a restore point serve nobody in a model that needs those: room for one is counted in.
+    """
+    at, kept = session.pin.offset, sorted(due, key=lambda capture: capture.worth)
+    rows = (end - at) * cache.costs.row_bytes
+    while True:
+        offsets = {capture.offset for capture in kept} | ({end} if cache.costs.needs_points else set())
+        if cache.room.make(rows + cache.costs.total_bytes(offsets), spare=session.slot, trie=session.trie):
+            return end, kept
+        if not kept or offsets == {end}:
+            return _fit_less(cache, session, at, end)
+        kept.pop(0)
+
+
+def _fit_less(cache: PrefixCache, session: Session, at: int, end: int) -> tuple[int, list[Capture]]:
+    """As many whole pages as fit, with a restore point at their end where one is needed and can still be made."""
+    costs, room = cache.costs, cache.room
+    if not costs.row_bytes or any(group.kind is Kind.RECURRENT for group in cache.groups):
+        return at, []
+    fitting = (room.affordable(session.trie) - costs.point_bytes(end)) // costs.row_bytes
+    less = max(at, min(end, at + fitting) // cache.page_tokens * cache.page_tokens)
+    if not less or not all(holds_window(session, group, less) for group in cache.groups):
+        return at, []
+    needed_bytes = (less - at) * costs.row_bytes + costs.point_bytes(less)
+    if not room.make(needed_bytes, spare=session.slot, trie=session.trie):
+        return at, []
+    return less, [Capture(less, Reason.END)] if costs.needs_points else []
 
 
 def extend(cache: PrefixCache, session: Session, end: int) -> None:
@@ -29,7 +61,7 @@ def extend(cache: PrefixCache, session: Session, end: int) -> None:
         node = _place(cache, session, start, end)
     except BaseException:
         for page in pages:
-            cache.memory.release(page)
+            session.trie.store.release(page)
         raise
     for page in pages:
         session.trie.hold(node, page)
@@ -44,7 +76,8 @@ def _place(cache: PrefixCache, session: Session, start: int, end: int) -> Node:
         return node
     if start < node.end:
         tail, node = node, trie.split(node, start)
-        cache.memory.offer(trie, tail)
+        cache.evictor.offer(trie, tail)
+        cache.parted.append((trie, tail))
     return trie.append(node, tokens, node.last_used)
 
 
@@ -54,10 +87,10 @@ def _publish(cache: PrefixCache, session: Session, start: int, end: int) -> list
     try:
         for group in _full(cache):
             for low, high in page_ranges(start, end, cache.page_tokens):
-                pages.append(cache.memory.take(session.lane.publish(group, low, high)))
+                pages.append(memory_of(session.trie).take(session.lane.publish(group, low, high)))
     except BaseException:
         for page in pages:
-            cache.memory.release(page)
+            session.trie.store.release(page)
         raise
     return pages
 
@@ -76,10 +109,10 @@ def fill_holes(cache: PrefixCache, session: Session) -> None:
     if not any(node.has_holes for node in session.pin.node.path()):
         return
     needed = sum((high - low) * group.bytes_per_token for _, group, low, high in _holes(cache, session))
-    if not cache.room.make(needed, spare=session.slot):
+    if not cache.room.make(needed, spare=session.slot, trie=session.trie):
         return
     for node, group, low, high in _holes(cache, session):  # again: making room may have merged nodes
-        session.trie.hold(node, cache.memory.take(session.lane.publish(group, low, high)))
+        session.trie.hold(node, memory_of(session.trie).take(session.lane.publish(group, low, high)))
     for node in session.pin.node.path():
         node.has_holes = any(
             list(node.missing_between(group, node.start, node.end, cache.page_tokens)) for group in _full(cache)
@@ -142,7 +175,7 @@ def _holds_window(cache: PrefixCache, session: Session, node: Node, group: Group
 
 def _attach(cache: PrefixCache, session: Session, node: Node, capture: Capture) -> None:
     """Make a restore point with all it needs, or none."""
-    trie, lane, memory = session.trie, session.lane, cache.memory
+    trie, lane, memory = session.trie, session.lane, memory_of(session.trie)
     is_new = capture.offset not in node.points
     point = trie.add_point(node, capture.offset, capture.reason, kept=capture.kept)
     try:
@@ -155,7 +188,7 @@ def _attach(cache: PrefixCache, session: Session, node: Node, capture: Capture) 
         if is_new:
             trie.drop_point(node, point)
         raise
-    memory.offer(trie, node)
+    cache.evictor.offer(trie, node)
 
 
 def supersede(path: Sequence[Node]) -> None:

@@ -1,4 +1,4 @@
-"""Room: the one budget that lanes and tree share, and how room is made in it.
+"""Room: the one budget that lanes and tree share on the device, and how room is made in it.
 
 Resting lanes are cleared first, because the tree holds what they hold; then the tree evicts. Before anything goes, it is
 worked out whether that would help: a request that cannot fit takes nothing from the others.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bough.cache.memory import Memory
+from bough.cache.evictor import Evictor
+from bough.cache.memory import Item
 from bough.cache.node import Node, Pin, Point
 from bough.cache.session import Slot
-from bough.cache.state import Kind, Page
+from bough.cache.state import Kind, Page, Place
+from bough.cache.trie import Trie
 from bough.errors import DoesNotFit
 
 
 class Room:
     """What is used, what may go, and what a lane may take. Without a budget there is always room."""
 
-    def __init__(self, memory: Memory, slots: Sequence[Slot], budget_bytes: int | None) -> None:
-        self.memory = memory
+    def __init__(self, evictor: Evictor, slots: Sequence[Slot], budget_bytes: int | None, pins: set[Pin]) -> None:
+        self.evictor = evictor
         self.slots = slots
         self.budget_bytes = budget_bytes
-        self.pins: set[Pin] = set()
+        self.pins = pins
 
     @property
     def lane_bytes(self) -> int:
@@ -30,14 +32,15 @@ class Room:
 
     @property
     def used_bytes(self) -> int:
-        """Every byte that lanes and tree hold."""
-        return self.memory.tree_bytes + self.lane_bytes
+        """Every byte that lanes and tree hold on the device."""
+        return self.evictor.memory.tree_bytes + self.lane_bytes
 
-    @property
-    def affordable_bytes(self) -> int:
-        """How many bytes could be added at the most, if everything that may go went."""
+    def affordable(self, trie: Trie) -> int:
+        """How many bytes could be added to a trie at the most, if everything that may go went."""
         assert self.budget_bytes is not None
-        return self.budget_bytes - self._fixed_bytes(None)
+        fits = self.budget_bytes - self._fixed_bytes(None)
+        share = self.evictor.share_of(self.budget_bytes)
+        return min(fits, share - self._pinned_bytes(trie)) if share < self.budget_bytes else fits
 
     def shortage(self, needed_bytes: int, spare: Slot | None = None) -> int:
         """How many bytes are missing even if everything that may go went; `spare` is a resting lane that stays."""
@@ -45,20 +48,33 @@ class Room:
             return 0
         return max(0, self._fixed_bytes(spare) + needed_bytes - self.budget_bytes)
 
-    def make(self, needed_bytes: int, spare: Slot | None = None) -> bool:
-        """Bring used + needed within the budget: clear resting lanes, then evict. If it cannot be done, nothing goes."""
-        if self.budget_bytes is None or self.used_bytes + needed_bytes <= self.budget_bytes:
+    def make(self, needed_bytes: int, spare: Slot | None = None, trie: Trie | None = None) -> bool:
+        """Bring used + needed within the budget: clear resting lanes, then evict. If it cannot be done, nothing goes.
+
+        What a trie is to get has to fit into its salt's share too, in which it makes room among its own.
+        """
+        if self.budget_bytes is None:
+            return True
+        if trie is not None and not self._fits_share(trie, needed_bytes):
+            return False
+        if self.used_bytes + needed_bytes <= self.budget_bytes:
             return True
         if self.shortage(needed_bytes, spare):
             return False
         while self.used_bytes + needed_bytes > self.budget_bytes:
-            if not (self._clear_resting_lane(spare) or self.memory.evict_one()):
+            if not (self._clear_resting_lane(spare) or self.evictor.evict_one()):
                 return False
         return True
 
-    def reserve(self, slot: Slot, total_tokens: int) -> bool:
-        """Let a lane grow to hold `total_tokens`, if room can be made for that."""
-        if not self.make(self.growth(slot, total_tokens), spare=slot):
+    def _fits_share(self, trie: Trie, needed_bytes: int) -> bool:
+        assert self.budget_bytes is not None
+        if self.evictor.share_of(self.budget_bytes) - self._pinned_bytes(trie) < needed_bytes:
+            return False
+        return self.evictor.make_share(Place.DEVICE, trie, needed_bytes, self.budget_bytes)
+
+    def reserve(self, slot: Slot, total_tokens: int, extra_bytes: int = 0) -> bool:
+        """Let a lane grow to hold `total_tokens`, if room can be made for that and for what else is about to come."""
+        if not self.make(self.growth(slot, total_tokens) + extra_bytes, spare=slot):
             return False
         slot.lane.reserve(total_tokens)
         return True
@@ -84,19 +100,26 @@ class Room:
 
     def _fixed_bytes(self, spare: Slot | None) -> int:
         """Bytes that stay whatever happens: of busy lanes, of `spare`, and of what busy lanes stand on."""
-        lanes = sum(slot.lane.nbytes for slot in self.slots if slot.is_busy or slot is spare)
+        return sum(slot.lane.nbytes for slot in self.slots if slot.is_busy or slot is spare) + self._pinned_bytes(None)
+
+    def _pinned_bytes(self, trie: Trie | None) -> int:
+        """Bytes on the device that busy lanes stand on; in one trie only, if asked."""
         reached: dict[Node, int] = {}
         for pin in self.pins:
-            for node in pin.node.path():
-                reached[node] = max(reached.get(node, 0), min(pin.offset, node.end))
-        return lanes + sum(_pinned_bytes(node, at) for node, at in reached.items())
+            path = pin.node.path()
+            if trie is None or (path and path[0].parent is trie.root):
+                for node in path:
+                    reached[node] = max(reached.get(node, 0), min(pin.offset, node.end))
+        return sum(_pinned_bytes(node, at) for node, at in reached.items())
 
 
 def _pinned_bytes(node: Node, at: int) -> int:
-    """Bytes of a node that stay while a lane stands at `at` in it or beyond: rows, and points that are not redundant."""
-    pages = (page for pages in node.pages.values() for page in pages if page.start < at and _stays(page))
+    """Device memory of a node that stays while a lane stands at `at` in it or beyond: rows, and points of worth."""
+    pages = [page for pages in node.pages.values() for page in pages if page.start < at and _stays(page)]
     points = (point for point in node.points.values() if point.offset <= at and not _may_go(point))
-    return sum(page.nbytes for page in pages) + sum(state.nbytes for point in points for state in point.states.values())
+    states = [state for point in points for state in point.states.values()]
+    items: list[Item] = [*pages, *states]
+    return sum(item.nbytes for item in items if item.place is Place.DEVICE)
 
 
 def _stays(page: Page) -> bool:

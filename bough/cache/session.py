@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from bough.cache.captures import Capture
@@ -17,7 +17,7 @@ from bough.cache.node import Pin, Reason
 from bough.cache.state import Kind, Lane, Source
 from bough.cache.tokens import cut, num_tokens, unpack
 from bough.cache.trie import Trie
-from bough.types import Boundary
+from bough.types import Boundary, Loading
 
 if TYPE_CHECKING:
     from bough.cache.prefix_cache import PrefixCache
@@ -32,11 +32,14 @@ class ReuseSession(Protocol):
     def matched(self) -> int: ...
     @property
     def cached(self) -> int: ...
+    @property
+    def loading(self) -> Loading: ...
     def next_chunk(self, max_tokens: int) -> list[int]: ...
     def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]: ...
     def publish(self) -> None: ...
     def restart(self) -> None: ...
     def reserve(self, total_tokens: int) -> bool: ...
+    def note_prefill(self, seconds: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -78,6 +81,7 @@ class Adoption:
     matched: int
     offset: int
     is_branch: bool
+    loading: Loading = field(default_factory=Loading)
 
 
 class Session:
@@ -88,6 +92,7 @@ class Session:
     ) -> None:
         self.slot, self.pin = adoption.slot, adoption.pin
         self.matched, self.cached, self.is_branch = adoption.matched, adoption.offset, adoption.is_branch
+        self.loading = adoption.loading
         self.cache, self.trie, self.salt, self.prompt = cache, trie, salt, prompt
         self.stores, self.keep = stores, keep
         self.captures: dict[int, Capture] = {}
@@ -157,6 +162,10 @@ class Session:
     def reserve(self, total_tokens: int) -> bool:
         """Make room for a sequence of `total_tokens`; False if the budget does not allow it now."""
         return self.cache.room.reserve(self.slot, total_tokens)
+
+    def note_prefill(self, seconds: float) -> None:
+        """Learn from the time that computing the rest of the prompt took, up to its first token."""
+        self.cache.rates.note_prefill(self.cached, self.prompt_tokens, seconds)
 
     def close(self) -> None:
         """Record what was computed, whatever happened, and let the lane rest. A second call does nothing."""

@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, Protocol
 
+from bough.cache.disk.address import Copy
+
 PAGE_TOKENS = 256
+
+Buffer = bytes | bytearray | memoryview
+"""Plain bytes: the content of a page or state on its way to disk or back."""
+
+
+class Place(IntEnum):
+    """Where the content of a page or state lies, the fastest first. On a CPU device and host are one place: DEVICE."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
 
 
 class Kind(Enum):
@@ -54,7 +67,9 @@ class Group:
 class Page:
     """The rows [start, end) of one group, all its layers, in memory of their own; never across a page border.
 
-    `rows` is the engine's. `users` are the restore points that need a window page; the tree keeps it.
+    `rows` is the engine's, None on disk; `nbytes` is what it occupies at its place. `users` are the restore points that
+    need a window page. `copies` are the files on disk that hold rows of it, each with the range for which that is so: a
+    file may go on with another branch's rows. The tree keeps both.
     """
 
     group: Group
@@ -63,16 +78,20 @@ class Page:
     rows: Any
     nbytes: int
     users: set[Any] = field(default_factory=set)
+    place: Place = Place.DEVICE
+    copies: dict[Copy, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
 class State:
-    """The whole state of one recurrent group at one offset. `data` is the engine's."""
+    """The whole state of one recurrent group at one offset. `data` is the engine's, None on disk; the rest as in a page."""
 
     group: Group
     offset: int
     data: Any
     nbytes: int
+    place: Place = Place.DEVICE
+    copies: dict[Copy, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,7 +147,10 @@ class Lane(Protocol):
         ...
 
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
-        """Stand at `offset`, taking each group from its source. There is one source for each group, room is reserved."""
+        """Stand at `offset`, taking each group from its source. There is one source for each group, room is reserved.
+
+        Pages and states may lie on the device or on the host; they stay where they are.
+        """
         ...
 
     def publish(self, group: Group, start: int, end: int) -> Page:
@@ -165,4 +187,50 @@ class PageStore(Protocol):
 
     def release(self, item: Page | State) -> None:
         """Give the memory back. Each page and state is consumed or released exactly once."""
+        ...
+
+
+class ContentStore(PageStore, Protocol):
+    """A page store that can also move content between places and turn it into plain bytes."""
+
+    @property
+    def has_host(self) -> bool:
+        """Whether the device's memory is apart from the host's: only then is there a host place."""
+        ...
+
+    def pack(self, item: Page | State) -> Buffer | None:
+        """The content as plain bytes, from memory that nobody will change; None if the item has none any more.
+
+        The one call that another thread may make at any time.
+        """
+        ...
+
+    def packed_bytes(self, item: Page | State) -> int:
+        """How many bytes `pack` gives."""
+        ...
+
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+        """A new page at a place from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit.
+
+        `data` is the engine's from now on: it may keep it instead of copying it.
+        """
+        ...
+
+    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+        """A new state at a place from what `pack` gave; as `unpack_page`."""
+        ...
+
+    def to_host(self, item: Page | State) -> None:
+        """Move the content to host memory, in place, without waiting for the copy. Only where there is a host place.
+
+        Raises EngineError or MemoryError if there is no memory for it; the item is then as it was.
+        """
+        ...
+
+    def to_device(self, item: Page | State) -> None:
+        """Move the content back to the device, in place; as `to_host`."""
+        ...
+
+    def host_seconds_per_byte(self) -> float | None:
+        """What bringing a byte from the host to a lane took lately; None if nothing was brought yet."""
         ...

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bough.cache.node import Node, Pin, Point, Reason, needs
-from bough.cache.state import PAGE_TOKENS, Group, Kind, Page, PageStore, State
+from bough.cache.state import PAGE_TOKENS, Group, Kind, Page, PageStore, Place, State
 from bough.cache.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError
 
@@ -61,7 +61,9 @@ class Trie:
         self.store: PageStore = store or NoStore()
         self.page_tokens = page_tokens
         self.salt = salt
+        self.disk_root = b""  # what stands for the salt on disk
         self.root = Node(None, 0, b"")
+        self.on_drop: Callable[[Point], None] = lambda point: None
 
     def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
         """Find the longest known prefix of `tokens`, changing nothing.
@@ -160,13 +162,13 @@ class Trie:
         self._join_at(node, page.group, page.start)
 
     def _join_at(self, node: Node, group: Group, border: int) -> None:
-        """Join the two pages that meet at `border` inside a page; if the store cannot, they stay apart."""
+        """Join the two pages that meet at `border` inside a page; they stay apart on disk, and if the store cannot."""
         pages = node.pages[group]
         index = bisect_left(pages, border, key=_start)
         if border % self.page_tokens == 0 or not 0 < index < len(pages):
             return
         left, right = pages[index - 1], pages[index]
-        if left.end == right.start == border:
+        if left.end == right.start == border and left.place is right.place is not Place.DISK:
             try:
                 joined = self.store.join(left, right)
             except (EngineError, MemoryError):
@@ -210,6 +212,7 @@ class Trie:
     def drop_point(self, node: Node, point: Point) -> None:
         """Forget a restore point with its states, and the window rows that only it needs."""
         del node.points[point.offset]
+        self.on_drop(point)
         for state in point.states.values():
             self.store.release(state)
         for group in self.store.groups:
@@ -244,6 +247,14 @@ class Trie:
         leaf.parent = None
         leaf.stamp += 1
         return parent
+
+    def exchange(self, node: Node, old: Page | State, new: Page | State) -> None:
+        """Put a page or state with the same content into the place of another, which is void."""
+        if isinstance(old, Page) and isinstance(new, Page):
+            pages = node.pages[old.group]
+            pages[pages.index(old)] = new
+        elif isinstance(old, State) and isinstance(new, State):
+            node.points[old.offset].states[old.group] = new
 
     def lose(self, node: Node, page: Page) -> None:
         """Give up one page that failed to load: its rows are missing until somebody publishes them again."""

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from bough.bench.command import app as bench_app
+from bough.cli.cache import app as cache_app
 from bough.cli.list import list_models
 from bough.cli.pull import pull
 from bough.cli.remove import remove
@@ -89,6 +90,7 @@ app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("show")(show)
 app.command("rm")(remove)
+app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 app.command("replay")(replay)
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bough.replay.report import Report, make_table, percent, plot
+from bough.replay.report import Report, make_state_table, make_table, percent, plot
 from bough.replay.request import Trace
 from bough.replay.run import POLICIES
 from bough.replay.run import replay as replay_trace
@@ -34,6 +34,8 @@ def replay(
     for file in traces:
         reports.append(_replay_all(read_trace(file).renumbered(), policies, budgets, console))
         console.print(make_table(reports[-1]))
+        if states := make_state_table(reports[-1]):
+            console.print(states)
     if as_json:
         for report in reports:
             print(json.dumps(report.as_dict()), flush=True)

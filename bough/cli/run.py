@@ -74,6 +74,11 @@ def run(
     dtype: options.Dtype = None,
     attention: options.Attention = None,
     memory: options.Memory = None,
+    host_memory: options.HostMemory = None,
+    disk: options.Disk = None,
+    disk_free: options.DiskFree = None,
+    disk_ttl: options.DiskTTL = None,
+    salt_share: options.SaltShare = None,
     cache: options.Cache = None,
     trust_remote_code: options.TrustRemoteCode = None,
 ) -> None:
@@ -100,6 +105,11 @@ def run(
         "dtype": dtype,
         "attention": attention,
         "device_bytes": memory,
+        "host_bytes": host_memory,
+        "disk_bytes": disk,
+        "disk_free_bytes": disk_free,
+        "disk_ttl_s": disk_ttl,
+        "salt_share": salt_share,
         "cache": cache,
         "trust_remote_code": trust_remote_code,
     }

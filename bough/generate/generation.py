@@ -74,7 +74,8 @@ class Generation:
             keep=request.keep,
             store=request.store,
         )
-        self._timings = replace(self._timings, begin_s=self.clock() - self._started_s)
+        begin_s = self.clock() - self._started_s
+        self._timings = replace(self._timings, begin_s=begin_s, loading=self._session.loading)
         self._report_progress()
 
     @property
@@ -171,6 +172,7 @@ class Generation:
         else:
             so_far = self._timings.begin_s + self._timings.prefill_s
             self._timings = replace(self._timings, first_token_s=so_far + seconds)
+            self.session.note_prefill(self._timings.prefill_s + seconds)  # a device may have been behind until now
 
     def _reason_to_stop(self) -> FinishReason | None:
         if self._text.stop is not None or (self._constraint and self._constraint.is_done):

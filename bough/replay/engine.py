@@ -1,12 +1,13 @@
 """An engine for replays: its state is nothing but counts, so that only the cache's decisions matter.
 
-One token of the core stands for one block of the trace, and costs one byte. Lanes cost nothing: what a running request
-holds is charged once, to the tree.
+One token of the core stands for one block of the trace, and its rows cost one byte. A model with recurrent layers has
+states beside the rows, each worth the rows of so many blocks. Lanes cost nothing: what a running request holds is charged
+once, to the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bough.cache.state import Group, Kind, Lane, Page, Source, State
 
@@ -15,12 +16,13 @@ GROUP = Group(0, Kind.FULL, bytes_per_token=1)
 
 
 class CountingLane:
-    """A lane that knows only how far it is."""
+    """A lane that knows only how far it is; it tells of every state that is captured."""
 
     nbytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, on_capture: Callable[[State], object]) -> None:
         self.offset = 0
+        self._on_capture = on_capture
 
     def bytes_for(self, num_tokens: int) -> int:
         return 0
@@ -42,19 +44,29 @@ class CountingLane:
         return make_page(start, end)
 
     def capture(self, group: Group) -> State:
-        raise AssertionError("this engine has no recurrent group")
+        state = State(group, self.offset, None, group.state_bytes)
+        self._on_capture(state)
+        return state
 
     def clear(self) -> None:
         self.offset = 0
 
 
 class CountingEngine:
-    """Pages without content, and evaluation that only counts."""
+    """Pages and states without content, and evaluation that only counts; without `state_bytes` no recurrent group."""
 
-    groups = (GROUP,)
+    def __init__(self, state_bytes: int = 0) -> None:
+        recurrent = Group(1, Kind.RECURRENT, state_bytes=state_bytes)
+        self.groups = (GROUP, recurrent) if state_bytes else (GROUP,)
+        self.num_states_made = 0
+        self.held_state_bytes = 0
 
     def make_lane(self) -> CountingLane:
-        return CountingLane()
+        return CountingLane(self._note_capture)
+
+    def _note_capture(self, state: State) -> None:
+        self.num_states_made += 1
+        self.held_state_bytes += state.nbytes
 
     def evaluate(self, lane: Lane, num_tokens: int) -> None:
         assert isinstance(lane, CountingLane)
@@ -67,7 +79,8 @@ class CountingEngine:
         return make_page(left.start, right.end)
 
     def release(self, item: Page | State) -> None:
-        pass
+        if isinstance(item, State):
+            self.held_state_bytes -= item.nbytes
 
 
 def make_page(start: int, end: int) -> Page:

@@ -11,13 +11,16 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 from bough.errors import RequestError
 from bough.replay.request import Request, Trace
+from bough.types import Boundary, Mark
 
 BLOCK_TOKENS = 16
 CHARS_PER_TOKEN = 4
+BLOCK_CHARS = BLOCK_TOKENS * CHARS_PER_TOKEN
 REPLY_TOKENS_PER_S = 40
 SECONDS_BETWEEN_RUNS = 20
 SEED = 1
@@ -91,15 +94,26 @@ class _Blocks:
         self._ids: dict[bytes, int] = {}
 
     def of(self, text: str) -> list[int]:
-        size, digest, found = BLOCK_TOKENS * CHARS_PER_TOKEN, b"", []
-        for end in range(size, len(text) + 1, size):
-            digest = blake2b(digest + text[end - size : end].encode(), digest_size=8).digest()
+        digest, found = b"", []
+        for end in range(BLOCK_CHARS, len(text) + 1, BLOCK_CHARS):
+            digest = blake2b(digest + text[end - BLOCK_CHARS : end].encode(), digest_size=8).digest()
             found.append(self._ids.setdefault(digest, len(self._ids)))
         return found
 
 
 def _request(at: _Arrival, chat: Sequence[Message], blocks: _Blocks) -> Request:
-    prompt = TOOLS + "".join(message.rendered for message in chat[: at.index])
+    asked = chat[: at.index]
+    prompt = TOOLS + "".join(message.rendered for message in asked)
     stored = blocks.of(prompt + chat[at.index].rendered)
-    tokens = len(prompt) // CHARS_PER_TOKEN
-    return Request(at.time_s, tokens, stored[: len(prompt) // (BLOCK_TOKENS * CHARS_PER_TOKEN)], stored)
+    tokens, num_blocks = len(prompt) // CHARS_PER_TOKEN, len(prompt) // BLOCK_CHARS
+    return Request(at.time_s, tokens, stored[:num_blocks], stored, _boundaries(asked))
+
+
+def _boundaries(chat: Sequence[Message]) -> tuple[Boundary, ...]:
+    """Where the system part ends, the last user message begins, and messages of users and tools end, in blocks."""
+    ends = list(accumulate((len(message.rendered) for message in chat), initial=len(TOOLS)))
+    first = next((i for i, message in enumerate(chat) if message.role != "system"), len(chat))
+    users = [i for i, message in enumerate(chat) if message.role == "user"]
+    cuts = [(ends[first], Mark.SYSTEM_END), *((ends[i], Mark.LAST_USER_START) for i in users[-1:])]
+    cuts += [(ends[i + 1], Mark.MESSAGE_END) for i, message in enumerate(chat) if message.role in ("user", "tool")]
+    return tuple(Boundary(position // BLOCK_CHARS, mark) for position, mark in cuts)

@@ -36,6 +36,8 @@ class Future:
 class OfflineTree:
     """The real cache, evicting by what the trace still holds."""
 
+    state_costs = None
+
     def __init__(self, budget: int, trace: Trace) -> None:
         self._future = Future(trace)
         self._tree = Tree(budget, Policy(self._future.leaf_belady))

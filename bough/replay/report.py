@@ -21,6 +21,11 @@ NAMES = {
     "copies": "copy per conversation",
     "single": "single entry",
     "belady": "offline reference (leaf Belady)",
+    "placed": "recurrent: ends, branches, system",
+    "placed-chat": "recurrent: those and messages",
+    "spaced-512": "recurrent: every 512 tokens",
+    "spaced-2048": "recurrent: every 2,048 tokens",
+    "spaced-8192": "recurrent: every 8,192 tokens",
 }
 
 
@@ -32,7 +37,7 @@ class Report:
     results: list[Result]
 
     def as_dict(self) -> dict[str, Any]:
-        results = [asdict(result) for result in self.results]
+        results = [_known_fields(result) for result in self.results]
         return {"trace": self.trace.name, "requests": len(self.trace.requests), "results": results}
 
     def by_policy(self) -> dict[str, list[Result]]:
@@ -43,6 +48,11 @@ class Report:
         return {policy: found[policy] for policy in dict.fromkeys(result.policy for result in self.results)}
 
 
+def _known_fields(result: Result) -> dict[str, Any]:
+    """The fields of a result, without those of states where the model has none."""
+    return {name: value for name, value in asdict(result).items() if value is not None}
+
+
 def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
@@ -51,15 +61,31 @@ def make_table(report: Report) -> Table:
     """One row for each policy, one column for each budget; and what a cache without a limit would reuse."""
     trace, rows = report.trace, report.by_policy()
     caption = f"{len(trace.requests):,} requests, {trace.num_blocks:,} blocks of {trace.block_tokens} tokens"
-    table = Table(title=f"{trace.name}: prompt tokens reused, by budget", title_justify="left", caption=caption)
-    table.add_column("policy")
-    budgets = [result.budget for result in next(iter(rows.values()), [])]
-    for budget in budgets:
-        table.add_column(percent(budget), justify="right")
+    table = _table_by_budget(f"{trace.name}: prompt tokens reused, by budget", rows, caption)
     for policy, results in rows.items():
         table.add_row(NAMES[policy], *(f"{result.reused_share:.1%}" for result in results))
     table.add_section()
-    table.add_row("no limit", *[f"{trace.unlimited_share():.1%}"] * len(budgets))
+    table.add_row("no limit", *[f"{trace.unlimited_share():.1%}"] * (len(table.columns) - 1))
+    return table
+
+
+def make_state_table(report: Report) -> Table | None:
+    """What recurrent states cost, laid out as the reuse is; None if no policy has any."""
+    rows = {policy: results for policy, results in report.by_policy().items() if results[0].states is not None}
+    if not rows:
+        return None
+    table = _table_by_budget(f"{report.trace.name}: bytes held that are states (states made), by budget", rows)
+    for policy, results in rows.items():
+        table.add_row(NAMES[policy], *(f"{result.state_share:.1%} ({result.states:,})" for result in results))
+    return table
+
+
+def _table_by_budget(title: str, rows: dict[str, list[Result]], caption: str | None = None) -> Table:
+    """An empty table with a column for each budget."""
+    table = Table(title=title, title_justify="left", caption=caption)
+    table.add_column("policy")
+    for result in next(iter(rows.values()), []):
+        table.add_column(percent(result.budget), justify="right")
     return table
 
 

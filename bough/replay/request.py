@@ -7,17 +7,23 @@ of a prompt always misses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from bough.types import Boundary
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request: the ids of the prompt's full blocks, and of those that are stored when the reply is there."""
+    """One request: the ids of the prompt's full blocks, and of those that are stored when the reply is there.
+
+    `boundaries` are in blocks, each before the block that holds it; there are none where the trace does not tell.
+    """
 
     time_s: float
     prompt_tokens: int
     prompt: list[int]
     stored: list[int]
+    boundaries: tuple[Boundary, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,7 @@ class Trace:
         """The same trace with ids that count from 0, as they first appear."""
         ids: dict[int, int] = {}
         requests = [
-            Request(each.time_s, each.prompt_tokens, _renumber(each.prompt, ids), _renumber(each.stored, ids))
-            for each in self.requests
+            replace(each, prompt=_renumber(each.prompt, ids), stored=_renumber(each.stored, ids)) for each in self.requests
         ]
         return Trace(self.name, self.block_tokens, requests)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bough.cache.eviction import LRU, LRU2, WHOLE_NODES
 from bough.replay.offline import OfflineTree
+from bough.replay.placement import PlacedTree, SpacedTree
 from bough.replay.request import Trace
 from bough.replay.strategies import Copies, SingleEntry, Strategy, Tree
+from bough.types import Mark
 
 POLICIES: dict[str, Callable[[Trace, int], Strategy]] = {
     "duel": lambda trace, budget: Tree(budget),
@@ -18,18 +20,32 @@ POLICIES: dict[str, Callable[[Trace, int], Strategy]] = {
     "copies": lambda trace, budget: Copies(budget),
     "single": lambda trace, budget: SingleEntry(budget),
     "belady": lambda trace, budget: OfflineTree(budget, trace),
+    "placed": lambda trace, budget: PlacedTree(trace, budget),
+    "placed-chat": lambda trace, budget: PlacedTree(trace, budget, marks=tuple(Mark)),
+    "spaced-512": lambda trace, budget: SpacedTree(trace, budget, 512),
+    "spaced-2048": lambda trace, budget: SpacedTree(trace, budget, 2048),
+    "spaced-8192": lambda trace, budget: SpacedTree(trace, budget, 8192),
 }
-"""How to make each strategy for a trace and a budget in blocks. The first is what the library does."""
+"""How to make each strategy for a trace and a budget in blocks. The first is what the library does.
+
+From `placed` on the model has recurrent layers beside full attention. For those the library does what `placed` does when it
+is given ids, and what `placed-chat` does when it is given messages.
+"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one replay came to: the share of all prompt tokens that was reused, and how many blocks were let go."""
+    """What one replay came to: the share of all prompt tokens that was reused, and how many blocks were let go.
+
+    For a model with recurrent layers also how many states were made, and which share of the held bytes they were.
+    """
 
     policy: str
     budget: float
     reused_share: float
     evictions: int
+    states: int | None = None
+    state_share: float | None = None
 
 
 def replay(trace: Trace, policy: str, budget: float, on_request: Callable[[], object] = lambda: None) -> Result:
@@ -40,4 +56,5 @@ def replay(trace: Trace, policy: str, budget: float, on_request: Callable[[], ob
         reused += strategy.serve(request)
         on_request()
     share = reused * trace.block_tokens / max(1, trace.prompt_tokens)
-    return Result(policy, budget, share, strategy.num_evicted)
+    result, costs = Result(policy, budget, share, strategy.num_evicted), strategy.state_costs
+    return result if costs is None else replace(result, states=costs.num_made, state_share=costs.share)

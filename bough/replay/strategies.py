@@ -1,20 +1,33 @@
 """Ways of remembering, behind one small interface: the real cache with any policy, and two simpler ways for comparison.
 
-All have the same budget, in blocks. What they let go is counted in blocks too.
+All have the same budget, in blocks. What they let go is counted in blocks too: rows, not states of recurrent layers.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from bough.cache.eviction import Policy
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.session import Session
 from bough.cache.tokens import common_prefix, num_tokens, pack
 from bough.replay.engine import PAGE_TOKENS, CountingEngine
 from bough.replay.request import Request
 
 NEXT_TOKEN = -1
 """Stands for what a prompt has beyond its full blocks. It is never stored: every full block of a prompt can be reused."""
+
+
+@dataclass(frozen=True)
+class StateCosts:
+    """What the states of recurrent layers cost: how many were made, and their share of the held bytes after each request.
+
+    The share is the mean over all requests.
+    """
+
+    num_made: int
+    share: float
 
 
 class Strategy(Protocol):
@@ -25,16 +38,24 @@ class Strategy(Protocol):
         """Blocks that were let go so far."""
         ...
 
+    @property
+    def state_costs(self) -> StateCosts | None:
+        """What recurrent states cost so far; None for a model that has none."""
+        ...
+
     def serve(self, request: Request) -> int:
         """Serve a request; returns how many blocks of its prompt were reused."""
         ...
 
 
 class Tree:
-    """The cache that the library runs, over an engine that only counts. Without a policy, the duel decides."""
+    """The cache that the library runs, over an engine that only counts. Without a policy, the duel decides.
 
-    def __init__(self, budget: int, policy: Policy | None = None) -> None:
-        self._engine = CountingEngine()
+    The engine is that of a model of full attention alone, unless another is given.
+    """
+
+    def __init__(self, budget: int, policy: Policy | None = None, engine: CountingEngine | None = None) -> None:
+        self._engine = engine or CountingEngine()
         self._now = 0.0
         self.cache = PrefixCache(
             self._engine,
@@ -47,21 +68,38 @@ class Tree:
 
     @property
     def num_evicted(self) -> int:
-        return self.cache.memory.counts.tokens
+        return self.cache.evictor.counts.tokens
+
+    @property
+    def state_costs(self) -> StateCosts | None:
+        return None
 
     def serve(self, request: Request) -> int:
         self._now = request.time_s
-        max_new_tokens = len(request.stored) - len(request.prompt)
-        with self.cache.begin([*request.prompt, NEXT_TOKEN], max_new_tokens=max_new_tokens) as session:
-            rest = request.stored[session.cached :]
-            with session.feeding(rest):
-                self._engine.evaluate(session.lane, len(rest))
+        prompt, num_new = [*request.prompt, NEXT_TOKEN], len(request.stored) - len(request.prompt)
+        with self.cache.begin(prompt, boundaries=request.boundaries, max_new_tokens=num_new) as session:
+            self.feed(session, request)
         self.cache.room.clear_slot(session.slot)  # a lane that costs nothing must not remember anything
         return session.cached
+
+    def feed(self, session: Session, request: Request) -> None:
+        """Evaluate what is not reused, up to each capture that the cache has scheduled, and on to the end."""
+        for end in sorted(session.captures):
+            self.evaluate(session, request, end)
+            session.publish()
+        self.evaluate(session, request, len(request.stored))
+
+    def evaluate(self, session: Session, request: Request, end: int) -> None:
+        """Let the session's lane go on to `end`."""
+        blocks = request.stored[session.offset : end]
+        with session.feeding(blocks):
+            self._engine.evaluate(session.lane, len(blocks))
 
 
 class SingleEntry:
     """The last sequence alone, as far as the budget reaches: what a plain runner does."""
+
+    state_costs = None
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -81,6 +119,8 @@ class Copies:
 
     A sequence that continues a copy takes its place. One that is larger than the budget is cut.
     """
+
+    state_costs = None
 
     def __init__(self, budget: int) -> None:
         self._budget = budget

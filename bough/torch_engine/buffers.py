@@ -6,6 +6,7 @@ was never reserved, or was freed, occupies nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,9 +86,9 @@ class RowBuffer:
             self._move(self._planes, first, offset)
             self.base = first
 
-    def write(self, page: Page, start: int, end: int) -> None:
-        """Copy rows [start, end) of a page in."""
-        pieces = self.layout.split(page.rows, page.end - page.start)
+    def write(self, page: Page, content: Tensor, start: int, end: int) -> None:
+        """Copy rows [start, end) of a page in, whose content on the device is given: one copy for each plane."""
+        pieces = self.layout.split(content, page.end - page.start)
         for plane, piece in zip(self._planes, pieces, strict=True):
             plane[:, :, start - self.base : end - self.base].copy_(piece[:, :, start - page.start : end - page.start])
 
@@ -150,10 +151,10 @@ class StateBuffer:
             self._flat.zero_()
         self._mark(False)
 
-    def write(self, flat: Tensor) -> None:
-        """Take a whole state in."""
+    def write(self, fill: Callable[[Tensor], None]) -> None:
+        """Take a whole state in, which `fill` puts into the bytes it is given."""
         assert self._flat is not None, "adopt before reserve"
-        self._flat.copy_(flat)
+        fill(self._flat)
         self._mark(True)
 
     def read(self) -> Tensor:

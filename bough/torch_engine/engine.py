@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from bough.cache.state import Group, Lane, Page, State
+from bough.cache.state import Buffer, Group, Lane, Page, Place, State
 from bough.config import Settings
 from bough.engine import Capabilities
 from bough.errors import SettingsError
@@ -93,6 +93,7 @@ class TorchEngine:
                 self._verdict.way, "none: recomputed"
             ),
             "batching": "together" if self._verdict.can_batch else "one by one",
+            **({"host": self._pages.transfers.describe()} if self._pages.transfers else {}),
             "parameters": f"{sum(parameters.values()):,}",
             "threads": str(torch.get_num_threads()),
             "torch": torch.__version__,
@@ -130,20 +131,38 @@ class TorchEngine:
     def release(self, item: Page | State) -> None:
         self._pages.release(item)
 
-    def pack(self, item: Page | State) -> bytes:
+    @property
+    def has_host(self) -> bool:
+        return self._pages.transfers is not None
+
+    def host_bytes(self) -> int:
+        return self._pages.transfers.pool.total_bytes if self._pages.transfers else 0
+
+    def limit_host(self, budget_bytes: int) -> None:
+        """Take no more host memory than this from now on; nothing happens where there is no host place."""
+        if self._pages.transfers is not None:
+            self._pages.transfers.pool.limit(budget_bytes)
+
+    def pack(self, item: Page | State) -> Buffer | None:
         return self._pages.pack(item)
 
-    def unpack_page(self, group: Group, start: int, end: int, data: bytes) -> Page:
-        return self._pages.unpack_page(group, start, end, data)
+    def packed_bytes(self, item: Page | State) -> int:
+        return (item.end - item.start) * item.group.bytes_per_token if isinstance(item, Page) else item.group.state_bytes
 
-    def unpack_state(self, group: Group, offset: int, data: bytes) -> State:
-        return self._pages.unpack_state(group, offset, data)
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+        return self._pages.unpack_page(group, start, end, data, place)
+
+    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+        return self._pages.unpack_state(group, offset, data, place)
 
     def to_host(self, item: Page | State) -> None:
         self._pages.to_host(item)
 
     def to_device(self, item: Page | State) -> None:
         self._pages.to_device(item)
+
+    def host_seconds_per_byte(self) -> float | None:
+        return self._pages.transfers.speed.seconds_per_byte() if self._pages.transfers else None
 
     def synchronize(self) -> None:
         if self._forward.device.type == "cuda":
@@ -154,6 +173,9 @@ class TorchEngine:
     def close(self) -> None:
         """Give the model's memory back; the engine cannot be used afterwards."""
         is_cuda = self._forward.device.type == "cuda"
+        if self._pages.transfers is not None:
+            self.synchronize()
+            self._pages.transfers.close()
         del self._compute, self._forward
         if is_cuda:
             torch.cuda.empty_cache()

@@ -1,12 +1,14 @@
 """A lane on PyTorch: one live sequence in straight buffers.
 
-Adopting copies pages in, publishing copies rows out. A run that fails writes only beyond `offset` in row groups, so these
+Adopting copies pages in, from the device or page by page from the host, and publishing copies rows out. Nothing here waits
+for a copy. A run that fails writes only beyond `offset` in row groups, so these
 still stand where they were; a recurrent state may be damaged, and then it can only be replaced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,7 +118,7 @@ class TorchLane:
     def _adopt_full(self, rows: RowBuffer, offset: int, source: Source) -> None:
         held = min(source.live, offset)
         assert held <= self._offset, f"the lane holds {self._offset} rows, not {held}"
-        _copy_pages(rows, held, offset, source)
+        self._copy_pages(rows, held, offset, source)
 
     def _adopt_window(self, rows: RowBuffer, offset: int, source: Source) -> None:
         first = rows.group.first_needed(offset)
@@ -124,12 +126,23 @@ class TorchLane:
             assert rows.base <= first and offset <= self._offset, f"[{rows.base}, {self._offset}) lacks [{first}, {offset})"
             return
         rows.base = first
-        _copy_pages(rows, first, offset, source)
+        self._copy_pages(rows, first, offset, source)
+
+    def _copy_pages(self, rows: RowBuffer, first: int, end: int, source: Source) -> None:
+        """Copy rows [first, end) in; pages may hold more on both sides."""
+        for page in source.pages:
+            stop = min(page.end, end)
+            if stop > first:
+                assert page.start <= first, f"rows from {first} on, and a page of [{page.start}, {page.end})"
+                with self._pages.on_device(page) as content:
+                    rows.write(page, content, first, stop)
+                first = stop
+        assert first == end, f"the source reaches {first}, not {end}"
 
     def _adopt_state(self, state: StateBuffer, offset: int, source: Source) -> None:
         if source.state is not None:
             assert source.state.offset == offset, f"a state at {source.state.offset} is none at {offset}"
-            state.write(source.state.data)
+            state.write(partial(self._pages.read_state, source.state))
         elif offset == 0:
             state.reset()
         else:
@@ -148,17 +161,6 @@ class TorchLane:
         if num_states is None:
             return RowLayer(self, self._rows[group], position)
         return StateAndRowLayer(num_states, self, self._rows[group], position)
-
-
-def _copy_pages(rows: RowBuffer, first: int, end: int, source: Source) -> None:
-    """Copy rows [first, end) in; pages may hold more on both sides."""
-    for page in source.pages:
-        stop = min(page.end, end)
-        if stop > first:
-            assert page.start <= first, f"rows from {first} on, and a page of [{page.start}, {page.end})"
-            rows.write(page, first, stop)
-            first = stop
-    assert first == end, f"the source reaches {first}, not {end}"
 
 
 def has_started(lanes: Sequence[TorchLane]) -> bool:

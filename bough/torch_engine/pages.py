@@ -1,43 +1,54 @@
 """Pages and states that have left their lane: made, cut, joined, moved, packed, released.
 
-Each holds one piece of memory that belongs to it alone. `held_bytes` counts what was made and not yet given back.
+Each holds one piece of memory that belongs to it alone: a tensor on the device, or a piece of the host pool. It does not
+change once it was made. `held_bytes` counts what was made and not yet given back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
-from bough.cache.state import PAGE_TOKENS, Group, Page, State
+from bough.cache.state import PAGE_TOKENS, Buffer, Group, Page, Place, State
 from bough.torch_engine.failures import as_engine_errors
+from bough.torch_engine.host_pool import Piece
 from bough.torch_engine.layout import Layout
+from bough.torch_engine.transfer import Transfers, make_transfers
+
+Content = Tensor | Piece
+_ALIGNMENT = 16  # what a bytearray has
 
 
 class Pages:
-    """Looks after every page and state of one model."""
+    """Looks after every page and state of one model. `transfers` is None where there is no host place."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, device: torch.device, transfers: Transfers | None = None) -> None:
         self.held_bytes = 0
+        self.transfers = transfers or make_transfers(layout, device)
         self._layout = layout
         self._device = device
 
-    def make_page(self, group: Group, start: int, end: int, rows: Tensor) -> Page:
+    def make_page(self, group: Group, start: int, end: int, rows: Content) -> Page:
         """A page over `rows`, which nobody else refers to."""
         assert start < end and start // PAGE_TOKENS == (end - 1) // PAGE_TOKENS, f"rows [{start}, {end}) are no page"
         self.held_bytes += rows.nbytes
-        return Page(group, start, end, rows, rows.nbytes)
+        return Page(group, start, end, rows, rows.nbytes, place=_place(rows))
 
-    def make_state(self, group: Group, offset: int, data: Tensor) -> State:
+    def make_state(self, group: Group, offset: int, data: Content) -> State:
         """A state over `data`, which nobody else refers to."""
         self.held_bytes += data.nbytes
-        return State(group, offset, data, data.nbytes)
+        return State(group, offset, data, data.nbytes, place=_place(data))
 
     @as_engine_errors("cutting a page")
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         """Rows [start, at) and [at, end) as two new pages. The given page is consumed."""
         assert page.start < at < page.end, f"{at} is not inside [{page.start}, {page.end})"
-        left = self.make_page(page.group, page.start, at, self._slice(page, page.start, at))
-        right = self.make_page(page.group, at, page.end, self._slice(page, at, page.end))
+        first, second = self._slice(page, page.start, at), self._slice(page, at, page.end)
+        left = self.make_page(page.group, page.start, at, first)
+        right = self.make_page(page.group, at, page.end, second)
         self.release(page)
         return left, right
 
@@ -47,11 +58,12 @@ class Pages:
         assert left.group == right.group and left.end == right.start, (
             f"[.., {left.end}) and [{right.start}, ..) do not meet"
         )
-        layout = self._layout.rows[left.group]
-        rows = layout.empty(right.end - left.start, left.rows.device)
+        assert left.place is right.place, f"a page on the {left.place.name} and one on the {right.place.name}"
+        rows = self._empty_like(left, right.end - left.start)
         at = left.end - left.start
-        parts = [layout.split(each.rows, each.end - each.start) for each in (left, right)]
-        for whole, first, second in zip(layout.split(rows, right.end - left.start), *parts, strict=True):
+        for whole, first, second in zip(
+            self._split(left.group, rows, right.end - left.start), self._planes(left), self._planes(right), strict=True
+        ):
             whole[:, :, :at].copy_(first)
             whole[:, :, at:].copy_(second)
         page = self.make_page(left.group, left.start, right.end, rows)
@@ -65,50 +77,126 @@ class Pages:
         self.held_bytes -= item.nbytes
         _set_content(item, None)
 
-    def pack(self, item: Page | State) -> bytes:
-        """The content as plain bytes, bit for bit."""
-        content = _content(item)
-        assert content is not None, "a released item has no content"
-        return bytes(content.cpu().view(torch.uint8).numpy().data)
+    @as_engine_errors("reading content out")
+    def pack(self, item: Page | State) -> memoryview | None:
+        """The content as plain bytes, bit for bit; None if it was released. Any thread may call this at any time.
 
-    def unpack_page(self, group: Group, start: int, end: int, data: bytes) -> Page:
+        The bytes stay as they are for as long as somebody refers to them, whatever becomes of the item.
+        """
+        content = _content(item)  # looked at once: another thread may move or release the item meanwhile
+        if content is None:
+            return None
+        return self._bytes(content).numpy().data.toreadonly()
+
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
         """A new page from what `pack` gave."""
         _check_size(f"a page of rows [{start}, {end})", len(data), (end - start) * group.bytes_per_token)
-        rows = _tensor(data).view(self._layout.rows[group].dtype).to(self._device)
-        return self.make_page(group, start, end, rows)
+        return self.make_page(group, start, end, self._take_in(data, self._layout.rows[group].dtype, place))
 
-    def unpack_state(self, group: Group, offset: int, data: bytes) -> State:
+    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
         """A new state from what `pack` gave."""
         _check_size(f"a state at {offset}", len(data), group.state_bytes)
-        return self.make_state(group, offset, _tensor(data).to(self._device))
+        return self.make_state(group, offset, self._take_in(data, torch.uint8, place))
 
+    @as_engine_errors("moving content to the host")
     def to_host(self, item: Page | State) -> None:
-        """Move the content to pinned host memory; nothing happens on a CPU."""
+        """Move the content to pinned host memory; nobody waits for the copy."""
         content = _content(item)
-        if self._device.type == "cpu" or content.device.type == "cpu":
-            return
-        host = torch.empty(content.shape, dtype=content.dtype, pin_memory=self._device.type == "cuda")
-        _set_content(item, host.copy_(content))
+        assert self.transfers is not None, "this device has no host place"
+        assert isinstance(content, Tensor), f"{type(item).__name__} of group {item.group.index} is not on the device"
+        self._move(item, self.transfers.to_host(content))
 
+    @as_engine_errors("moving content to the device")
     def to_device(self, item: Page | State) -> None:
-        """Move the content back to the device."""
-        _set_content(item, _content(item).to(self._device))
+        """Move the content back to the device; nobody waits for the copy."""
+        content = _content(item)
+        assert self.transfers is not None, "this device has no host place"
+        assert isinstance(content, Piece), f"{type(item).__name__} of group {item.group.index} is not on the host"
+        self._move(item, self.transfers.to_device(content, self._dtype(item)))
 
-    def _slice(self, page: Page, start: int, end: int) -> Tensor:
-        layout = self._layout.rows[page.group]
-        rows = layout.empty(end - start, page.rows.device)
-        pieces = zip(layout.split(rows, end - start), layout.split(page.rows, page.end - page.start), strict=True)
-        for piece, whole in pieces:
+    @contextmanager
+    def on_device(self, page: Page) -> Iterator[Tensor]:
+        """The rows of a page on the device, wherever it lies, for what is computed within the context."""
+        content = _content(page)
+        if isinstance(content, Piece):
+            assert self.transfers is not None
+            with self.transfers.staged(content) as staged:
+                yield staged.view(self._dtype(page))
+        else:
+            assert content is not None, f"a page of [{page.start}, {page.end}) without rows"
+            yield content
+
+    def read_state(self, state: State, target: Tensor) -> None:
+        """Copy a state, wherever it lies, to bytes on the device."""
+        content = _content(state)
+        if isinstance(content, Piece):
+            assert self.transfers is not None
+            self.transfers.bring(content, target)
+        else:
+            assert content is not None, f"a state at {state.offset} without data"
+            target.copy_(content)
+
+    def _move(self, item: Page | State, content: Content) -> None:
+        self.held_bytes += content.nbytes - item.nbytes
+        _set_content(item, content)
+        item.place, item.nbytes = _place(content), content.nbytes
+
+    @as_engine_errors("taking content in")
+    def _take_in(self, data: Buffer, dtype: torch.dtype, place: Place) -> Content:
+        assert place is not Place.DISK, "an engine has no disk"
+        content = _tensor(data)
+        if place is Place.HOST and self.transfers is not None:
+            return self.transfers.take_in(content)
+        return content.view(dtype).to(self._device)
+
+    def _bytes(self, content: Content) -> Tensor:
+        """The content as bytes that the processor can read now."""
+        if isinstance(content, Piece):
+            content.wait()
+            return content.memory
+        if self.transfers is not None:
+            return self.transfers.read(content)
+        return content.cpu().view(torch.uint8)
+
+    def _slice(self, page: Page, start: int, end: int) -> Content:
+        rows = self._empty_like(page, end - start)
+        for piece, whole in zip(self._split(page.group, rows, end - start), self._planes(page), strict=True):
             piece.copy_(whole[:, :, start - page.start : end - page.start])
         return rows
 
+    def _empty_like(self, page: Page, num_rows: int) -> Content:
+        """Memory for that many rows, where the page lies."""
+        layout = self._layout.rows[page.group]
+        if isinstance(page.rows, Piece):
+            assert self.transfers is not None
+            return self.transfers.pool.take(num_rows * layout.row_bytes)
+        return layout.empty(num_rows, self._device)
 
-def _content(item: Page | State) -> Tensor:
-    content: Tensor = item.rows if isinstance(item, Page) else item.data
+    def _planes(self, page: Page) -> list[Tensor]:
+        return self._split(page.group, page.rows, page.end - page.start)
+
+    def _split(self, group: Group, content: Content, num_rows: int) -> list[Tensor]:
+        """The planes of rows, to be read or written now: on the host, once the device has done with them."""
+        layout = self._layout.rows[group]
+        if isinstance(content, Piece):
+            content.wait()
+            content = content.memory.view(layout.dtype)
+        return layout.split(content, num_rows)
+
+    def _dtype(self, item: Page | State) -> torch.dtype:
+        return self._layout.rows[item.group].dtype if isinstance(item, Page) else torch.uint8
+
+
+def _place(content: Content) -> Place:
+    return Place.HOST if isinstance(content, Piece) else Place.DEVICE
+
+
+def _content(item: Page | State) -> Content | None:
+    content: Content | None = item.rows if isinstance(item, Page) else item.data
     return content
 
 
-def _set_content(item: Page | State, content: Tensor | None) -> None:
+def _set_content(item: Page | State, content: Content | None) -> None:
     if isinstance(item, Page):
         item.rows = content
     else:
@@ -120,5 +208,7 @@ def _check_size(what: str, found: int, wanted: int) -> None:
         raise ValueError(f"{what} has {wanted:,} bytes, and {found:,} were given")
 
 
-def _tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+def _tensor(data: Buffer) -> Tensor:
+    """The bytes as they lie in `data`, which is kept; copied if others may still look at them, or they lie askew."""
+    tensor = torch.frombuffer(bytearray(data) if memoryview(data).readonly else data, dtype=torch.uint8)
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bough.cache.eviction import LRU2, WHOLE_NODES, Class, classify, leaf_lru, leaf_lru2, redundant_point, tail_start
+from bough.cache.evictor import Evictor
 from bough.cache.memory import Memory
 from bough.cache.node import Node, Pin, Point, Reason
 from bough.cache.trie import Trie
@@ -78,8 +79,8 @@ def test_another_policy_sorts_what_is_there_already() -> None:
     for prompt in ([1, 2], [1, 2], [5, 6]):
         w.run(prompt)
 
-    w.cache.memory.use(LRU2)
-    w.cache.memory.evict_one()
+    w.cache.evictor.order.use(LRU2)
+    w.cache.evictor.evict_one()
 
     assert w.known([1, 2]) == 2
     assert w.known([5, 6]) == 0
@@ -87,31 +88,32 @@ def test_another_policy_sorts_what_is_there_already() -> None:
 
 def test_a_policy_of_whole_nodes_takes_a_leaf_at_once_and_spares_what_is_pinned() -> None:
     w = World(MODELS["full"], 4)
-    w.cache.memory.use(WHOLE_NODES)
+    w.cache.evictor.order.use(WHOLE_NODES)
     w.run(list(range(1, 15)))
     session = w.begin([1, 2, 3, 99])
 
-    assert w.cache.memory.evict_one()
+    assert w.cache.evictor.evict_one()
     assert w.known(list(range(1, 15))) == 3
     w.close(session)
-    assert w.cache.memory.evict_one()
+    assert w.cache.evictor.evict_one()
     assert w.known([1]) == 0
 
 
 def test_the_heap_forgets_stale_entries() -> None:
-    memory = Memory(FakeEngine(), 4)
+    memory = Memory(FakeEngine())
+    evictor = Evictor(memory, 4)
     trie = Trie(memory, 4)
     node = trie.append(trie.root, list(range(8)))
     for _ in range(10_000):
-        memory.offer(trie, node)
-    assert len(memory._heap) < 200
+        evictor.offer(trie, node)
+    assert len(evictor.order) < 200
 
 
 def test_a_leaf_goes_page_by_page_not_as_a_whole() -> None:
     w = World(MODELS["full"], 4)
     w.run(list(range(1, 15)))
     known = []
-    while w.cache.memory.evict_one():
+    while w.cache.evictor.evict_one():
         w.check()
         known.append(w.known(list(range(1, 15))))
     assert known == [12, 8, 4, 0]
@@ -121,7 +123,7 @@ def test_a_parent_goes_only_after_its_last_child() -> None:
     w = World(MODELS["full"], 4)
     w.run([1, 2, 3, 4, 5, 6])
     w.run([1, 2, 3, 4, 7, 8])
-    w.cache.memory.evict_one()
+    w.cache.evictor.evict_one()
     assert w.known([1, 2, 3, 4, 5, 6]) == 4
     assert w.known([1, 2, 3, 4, 7, 8]) == 6
 
@@ -134,8 +136,8 @@ def test_rows_that_no_restore_point_needs_go_together_up_through_the_parents() -
     trie.split(node, 3)
     for point in list(node.points.values()):
         trie.drop_point(node, point)
-    w.cache.memory.offer(trie, node)
+    w.cache.evictor.offer(trie, node)
 
-    w.cache.memory.evict_one()
+    w.cache.evictor.evict_one()
 
     assert trie.root.is_leaf

@@ -136,7 +136,7 @@ def test_the_same_requests_twice_leave_the_same_tree() -> None:
 def test_rows_that_come_back_after_they_were_let_go_count_as_returned() -> None:
     w = bounded(8)
     w.run([1, 2, 3, 4])
-    while w.cache.memory.evict_one():
+    while w.cache.evictor.evict_one():
         pass
     assert w.known([1, 2, 3, 4]) == 0
 

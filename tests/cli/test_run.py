@@ -130,6 +130,15 @@ def test_flags_reach_the_settings(invoke, loads):
     assert loads == [{"name": "tiny", "context": 512, "device_bytes": "2GB", "cache": False, "device": "cpu"}]
 
 
+def test_flags_of_the_places_reach_the_settings(invoke, loads):
+    flags = ["--host-memory", "auto", "--disk", "0", "--disk-free", "5GB", "--disk-ttl", "7d", "--salt-share", "0.5"]
+
+    invoke("run", "-m", "tiny", "Hello", "--max-tokens", "1", *flags)
+
+    places = {"host_bytes": "auto", "disk_bytes": "0", "disk_free_bytes": "5GB", "disk_ttl_s": "7d", "salt_share": 0.5}
+    assert loads == [{"name": "tiny", **places}]
+
+
 def test_sampling_flags_reach_the_request(invoke, loads, tmp_path):
     chosen = {"max_tokens": 6, "temperature": 2.0, "seed": 7, "top_k": 50, "repeat_penalty": 1.5}
     expected = make_runner(tmp_path).generate(HELLO, **chosen).text

@@ -1,10 +1,12 @@
-"""The engines that the contract suite runs over. A new engine adds one entry to `FACTORIES`."""
+"""The engines that the contract suite runs over. A new engine adds one entry to `FACTORIES`, and to `WITH_HOST`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from bough.cache.state import Page
 from bough.config import Settings
 from bough.engine import Engine
 from bough.torch_engine import TorchEngine
+from tests.contract.lagging import make_lagging_transfers
 from tests.fakes import MODELS, FakeEngine
 from tests.tiny_models import make_model
 
@@ -29,9 +32,9 @@ class Subject:
     storage_bytes: Callable[[Page], int]
 
 
-def _fake(name: str) -> Callable[[Path], Subject]:
+def _fake(name: str, *, has_host: bool = False) -> Callable[[Path], Subject]:
     def make(folder: Path) -> Subject:
-        engine = FakeEngine(MODELS[name])
+        engine = FakeEngine(MODELS[name], has_host=has_host)
         return Subject(engine, lambda: len(engine.live), lambda page: page.nbytes)
 
     return make
@@ -42,6 +45,14 @@ def _torch(name: str, device: str = "cpu") -> Callable[[Path], Subject]:
         torch.set_num_threads(1)
         engine = TorchEngine(make_model(name).to(device), Settings(cache_folder=folder))
         return Subject(engine, lambda: engine.held_bytes, lambda page: page.rows.untyped_storage().nbytes())
+
+    return make
+
+
+def _lagging(name: str) -> Callable[[Path], Subject]:
+    def make(folder: Path) -> Subject:
+        with patch("bough.torch_engine.pages.make_transfers", make_lagging_transfers):
+            return _torch(name)(folder)
 
     return make
 
@@ -61,11 +72,19 @@ FACTORIES: dict[str, Callable[[Path], Subject]] = {
     **{f"cuda-{kind}": _torch(name, "cuda") for kind, name in _KINDS.items() if torch.cuda.is_available()},
 }
 
+WITH_HOST: dict[str, Callable[[Path], Subject]] = {
+    **{f"fake-{name}": _fake(name, has_host=True) for name in MODELS},
+    **{f"lagging-{kind}": _lagging(name) for kind, name in _KINDS.items()},
+    **{name: factory for name, factory in FACTORIES.items() if name.startswith("cuda")},
+}
 
-_PARAMS = [pytest.param(name, marks=[pytest.mark.cuda] if name.startswith("cuda") else []) for name in FACTORIES]
+
+def as_params(names: Iterable[str]) -> list[Any]:
+    """Engines as parameters of a fixture."""
+    return [pytest.param(name, marks=[pytest.mark.cuda] if name.startswith("cuda") else []) for name in names]
 
 
-@pytest.fixture(scope="module", params=_PARAMS)
+@pytest.fixture(scope="module", params=as_params(FACTORIES))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return FACTORIES[request.param](tmp_path_factory.mktemp("verdicts"))
 

@@ -260,22 +260,6 @@ def test_packed_content_of_another_size_is_refused_with_the_numbers(subject: Sub
     give_back(engine, kept)
 
 
-def test_moving_to_the_host_and_back_keeps_the_content(subject: Subject) -> None:
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, make_ids(subject.engine, LENGTH), [60])
-    kept = keep(subject.engine, lane)
-    before = [subject.engine.pack(item) for item in items(kept)]
-
-    for item in items(kept):
-        subject.engine.to_host(item)
-    on_host = [subject.engine.pack(item) for item in items(kept)]
-    for item in items(kept):
-        subject.engine.to_device(item)
-
-    assert on_host == [subject.engine.pack(item) for item in items(kept)] == before
-    give_back(subject.engine, kept)
-
-
 def test_states_and_pages_have_the_size_that_their_group_tells(subject: Subject) -> None:
     lane = new_lane(subject.engine, LENGTH)
     run(subject.engine, lane, make_ids(subject.engine, LENGTH), [LENGTH])

@@ -43,6 +43,24 @@ def test_it_ends_with_one_line_of_json(trace: Path) -> None:
     }
 
 
+def test_results_of_recurrent_models_tell_what_their_states_cost(trace: Path) -> None:
+    done = replay(trace, "--budget", "100%", "--policy", "lru,placed,spaced-512", "--json")
+    # A state is worth three blocks, and there is room for seven.
+    # placed   123|   1|, and no room for 45|   1 reused, no room for 23|   67|, and 1| goes   123|, and 67| goes
+    # spaced   1|     1 reused, no room         1 reused, no room           6|, and 1| goes    1|, and 6| goes
+    assert json.loads(done.stdout)["results"] == [
+        {"policy": "lru", "budget": 1.0, "reused_share": 7 / 14, "evictions": 0},
+        {"policy": "placed", "budget": 1.0, "reused_share": 1 / 14, "evictions": 5, "states": 4, "state_share": 0.62},
+        {"policy": "spaced-512", "budget": 1.0, "reused_share": 2 / 14, "evictions": 2, "states": 3, "state_share": 0.75},
+    ]
+
+
+def test_a_second_table_tells_what_states_cost(trace: Path) -> None:
+    done = replay(trace, "--budget", "100%", "--policy", "duel,placed")
+    assert "bytes held that are states" in done.stdout
+    assert "bytes held that are states" not in replay(trace, "--policy", "duel").stdout
+
+
 def test_several_traces_give_a_line_each_and_nothing_else_on_standard_output(trace: Path) -> None:
     done = replay(trace, trace, "--json")
     assert [json.loads(line)["trace"] for line in done.stdout.splitlines()] == ["hand.jsonl"] * 2

@@ -77,7 +77,7 @@ def drawn(num_requests: int = 300) -> Trace:
         chat = [*chance.choice(chats[-12:])[: chance.randrange(2, 9)], 2 * number + 2, 2 * number + 3]
         chats.append(chat)
         prompts.append(chat)
-    return trace_of(*prompts, reply=1)
+    return trace_of(*prompts, reply=1, block_tokens=512)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -14,6 +14,7 @@ from bough.errors import RequestError
 from bough.replay.messages import TOOLS
 from bough.replay.request import Request, Trace
 from bough.replay.trace import read_trace
+from bough.types import Boundary, Mark
 
 
 def row(timestamp: int, input_length: int, output_length: int, hash_ids: list[int]) -> str:
@@ -78,6 +79,29 @@ def test_a_message_list_has_a_request_for_each_assistant_message(tmp_path: Path)
     assert len(second.stored) == (prompt + len("<assistant><user><assistant>") + 200 + len(json.dumps(calls))) // 64
 
 
+def test_a_message_list_tells_where_its_system_part_and_its_messages_end_in_blocks(tmp_path: Path) -> None:
+    system, question, answer = ("system", "s" * 200), ("user", "q" * 100), ("assistant", "a" * 100)
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps([run(system, question, answer, ("tool", "t" * 90), answer)]))
+
+    first, second = read_trace(file).requests
+
+    system_end = len(TOOLS) + len("<system>") + 200
+    question_end = system_end + len("<user>") + 100
+    tool_end = question_end + len("<assistant><tool>") + 190
+    marks = [Boundary(system_end // 64, Mark.SYSTEM_END), Boundary(system_end // 64, Mark.LAST_USER_START)]
+    asked = Boundary(question_end // 64, Mark.MESSAGE_END)
+    assert list(first.boundaries) == [*marks, asked]
+    assert list(second.boundaries) == [*marks, asked, Boundary(tool_end // 64, Mark.MESSAGE_END)]
+
+
+def test_without_a_system_message_the_system_part_is_the_tools(tmp_path: Path) -> None:
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps([run(("assistant", "hello"))]))
+    (only,) = read_trace(file).requests
+    assert only.boundaries == (Boundary(len(TOOLS) // 64, Mark.SYSTEM_END),)
+
+
 def test_runs_arrive_at_times_drawn_from_one_seed(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     chats = [run(("user", "hello"), ("assistant", "b" * 400)), run(("tool", "x"), ("assistant", "c"))]
@@ -101,10 +125,12 @@ def test_all_runs_share_the_stand_in_for_tools(tmp_path: Path) -> None:
 
 
 def test_renumbering_keeps_what_is_equal_and_counts_from_0() -> None:
-    trace = Trace("t", 4, [Request(0.0, 8, [70, 80], [70, 80, 10**12]), Request(1.0, 8, [70, 90], [70, 90])])
+    marks = (Boundary(1, Mark.SYSTEM_END),)
+    trace = Trace("t", 4, [Request(0.0, 8, [70, 80], [70, 80, 10**12]), Request(1.0, 8, [70, 90], [70, 90], marks)])
     first, second = trace.renumbered().requests
     assert (first.prompt, first.stored) == ([0, 1], [0, 1, 2])
     assert second.stored == [0, 3]
+    assert (first.boundaries, second.boundaries) == ((), marks)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_kept_prefix_outlives_everything_else(model: str) -> None:
     for chat in range(12):
         w.run([20 + chat, *range(40, 58)], reply=[1, 2])
 
-    assert w.cache.memory.counts.tokens > 0 or w.cache.memory.counts.points > 0  # there was pressure
+    assert w.cache.evictor.counts.tokens > 0 or w.cache.evictor.counts.points > 0  # there was pressure
     assert w.run([*kept, 60]).cached == len(kept)
 
 

@@ -148,7 +148,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def evict(self) -> None:
         with suppress(EngineError, MemoryError):
-            self.world.cache.memory.evict_one()
+            self.world.cache.evictor.evict_one()
 
     @rule(pick=st.integers(0, 1000))
     def lose_a_page(self, pick: int) -> None:

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bough.cache.memory import Tiers
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.rates import Rates
+from bough.cache.restore import restore
 from bough.cache.session import Session
 from bough.cache.state import Group, Kind
 from bough.types import Boundary
@@ -42,8 +45,14 @@ class World:
         budget_bytes: int | None = None,
         chunk: int = CHUNK,
         engine: Any = None,
+        host_bytes: int = 0,
+        disk: Any = None,
+        rates: Rates | None = None,
+        salt_share: float = 1.0,
+        keeps_on_device: bool = True,
+        ttl_s: float | None = None,
     ) -> None:
-        self.engine: Any = engine or FakeEngine(groups)
+        self.engine: Any = engine or FakeEngine(groups, has_host=host_bytes > 0)
         ticks = itertools.count(1)
         self.cache = PrefixCache(
             self.engine,
@@ -51,7 +60,15 @@ class World:
             budget_bytes=budget_bytes,
             page_tokens=page_tokens,
             clock=lambda: float(next(ticks)),
+            wall=lambda: float(next(ticks)),
+            tiers=Tiers(self.engine, host_bytes, disk) if host_bytes or disk is not None else None,
+            rates=rates,
+            salt_share=salt_share,
+            keeps_on_device=keeps_on_device,
+            ttl_s=ttl_s,
         )
+        if disk is not None:
+            restore(self.cache)
         self.chunk = chunk
         self.sessions: list[Session] = []
 

@@ -1,0 +1,44 @@
+"""What a file on disk is of, and what the tree knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+POINT = -1
+"""The group of an address that is of a restore point itself, which has no content."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """The place in a tree that a page, a state or a restore point belongs to.
+
+    `root` stands for the salt. `before` is the digest of all tokens up to the last page border below `end`, `tokens` are
+    the packed tokens from that border up to `end`: together they name the whole prefix. A page holds rows [start, end); a
+    state and a restore point have start == end, their offset.
+    """
+
+    root: bytes
+    before: bytes
+    tokens: bytes
+    group: int
+    start: int
+    end: int
+
+
+@dataclass(eq=False, slots=True)
+class Copy:
+    """One file on disk, or one that is to be written. Pages that were cut from one page share its copy.
+
+    `is_saved` turns True when file and index are safely written, `has_failed` when they could not be; both are set by the
+    writer. `nbytes` is the size of the file. `num_users` counts the pages and states that refer to it.
+    """
+
+    address: Address
+    nbytes: int
+    last_used: float = 0.0
+    is_saved: bool = False
+    has_failed: bool = False
+    num_users: int = field(default=1)
+
+    def covers(self, start: int, end: int) -> bool:
+        return self.address.start <= start and end <= self.address.end

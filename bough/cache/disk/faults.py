@@ -1,0 +1,53 @@
+"""What can go wrong with a tree on disk, as errors, and warnings that do not repeat themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bough.errors import BoughError
+
+MISSING, UNREADABLE, TRUNCATED, DAMAGED, FOREIGN = "missing", "unreadable", "truncated", "damaged", "foreign"
+REASONS = (MISSING, UNREADABLE, TRUNCATED, DAMAGED, FOREIGN)
+WARN_EVERY_S = 60.0
+
+
+class DiskError(BoughError):
+    """A tree on disk cannot be opened, cleared, exported or imported; the message names the path and the reason."""
+
+
+class DiskBusy(DiskError):
+    """Another process, or another store of this process, has the tree's folder open."""
+
+    def __init__(self, folder: Path, pid: int | None) -> None:
+        owner = f"process {pid}" if pid is not None else "another process"
+        super().__init__(
+            f"the tree in {folder} is in use by {owner}; stop that process, or run this one without a disk or with "
+            "another cache folder"
+        )
+        self.folder = folder
+        self.pid = pid
+
+
+class DiskMiss(BoughError):
+    """A copy could not be loaded: it is missing, unreadable, truncated, damaged, or another page's. It has been dropped."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"a copy on disk is {reason}" + (f": {detail}" if detail else ""))
+        self.reason = reason
+        self.detail = detail
+
+
+class Warnings:
+    """Passes a warning on if none of its kind was passed on within the last minute."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._warned_at: dict[str, float] = {}
+
+    def say(self, kind: str, message: str) -> None:
+        now = time.monotonic()
+        if now - self._warned_at.get(kind, -WARN_EVERY_S) >= WARN_EVERY_S:
+            self._warned_at[kind] = now
+            self._warn(message)

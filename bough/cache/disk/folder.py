@@ -1,0 +1,111 @@
+"""A tree's folder: made private, owned by one process, with its secret; set aside when what lies in it must not be used."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bough.cache.disk.address import Copy
+from bough.cache.disk.faults import DiskError
+from bough.cache.disk.files import PAGES, TEMPORARY, PageFiles, make_private_folder, write_private
+from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, PointRecord, Unfit
+from bough.cache.disk.keys import SECRET_BYTES, Keys
+from bough.cache.disk.lock import FolderLock
+
+SECRET = "secret"
+SET_ASIDE = ".set-aside-"
+CONTENT = (*INDEX_FILES, PAGES, TEMPORARY, SECRET, f"{SECRET}.tmp")  # the index goes first: without it nothing is believed
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A folder that is ours, and everything that its index knows. `set_aside` says why older content was moved away."""
+
+    lock: FolderLock
+    keys: Keys
+    files: PageFiles
+    index: Index
+    copies: dict[bytes, Copy]
+    points: dict[bytes, PointRecord]
+    set_aside: str
+
+
+def open_folder(folder: Path, fingerprint: str, model: str, page_tokens: int) -> Opened:
+    """Take a folder, or raise DiskBusy or DiskError. What is damaged, or another model's, is moved beside it first."""
+    with translated(folder):
+        lock = lock_folder(folder)
+        try:
+            try:
+                return _open(folder, lock, fingerprint, model, page_tokens, set_aside="")
+            except Unfit as reason:
+                moved = move_aside(folder)
+                message = f"the tree in {folder} cannot be used: {reason}; it was set aside as {moved.name}"
+                return _open(folder, lock, fingerprint, model, page_tokens, set_aside=message)
+        except BaseException:
+            lock.release()
+            raise
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Failures of the system and of SQLite become DiskError, with the path and the reason."""
+    try:
+        yield
+    except (OSError, sqlite3.Error, Unfit) as error:
+        raise DiskError(f"{path}: {error}") from error
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """Make the folder if need be, and take its lock."""
+    while True:
+        make_private_folder(folder)
+        try:
+            return FolderLock(folder)
+        except FileNotFoundError:
+            continue  # somebody removed the folder just now
+
+
+def read_secret(folder: Path) -> bytes | None:
+    """The secret of a tree, or None if it has none; raises Unfit if it is not one."""
+    try:
+        secret = (folder / SECRET).read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(secret) != SECRET_BYTES:
+        raise Unfit(f"its secret has {len(secret)} bytes")
+    return secret
+
+
+def move_aside(folder: Path) -> Path:
+    """Move what lies in a locked folder into a new one beside it."""
+    number = 1
+    while (target := folder.with_name(f"{folder.name}{SET_ASIDE}{number}")).exists():
+        number += 1
+    make_private_folder(target)
+    for name in CONTENT:
+        if (folder / name).exists():
+            (folder / name).rename(target / name)
+    return target
+
+
+def _open(folder: Path, lock: FolderLock, fingerprint: str, model: str, page_tokens: int, *, set_aside: str) -> Opened:
+    secret = read_secret(folder)
+    if secret is None:
+        if (folder / INDEX).exists() and (folder / INDEX).stat().st_size:
+            raise Unfit("its secret is missing")
+        secret = secrets.token_bytes(SECRET_BYTES)
+        write_private(folder / SECRET, secret)
+    (folder / SECRET).chmod(0o600)
+    keys = Keys(secret, fingerprint, page_tokens)
+    files = PageFiles(folder, fingerprint)
+    files.prepare()
+    index = Index.open(folder / INDEX, Identity(fingerprint, model, page_tokens, keys.proof()))
+    try:
+        return Opened(lock, keys, files, index, index.copies(), index.points(), set_aside)
+    except BaseException:
+        index.close()
+        raise

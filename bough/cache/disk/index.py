@@ -1,0 +1,300 @@
+"""The index of a tree on disk: which files there are, of what, and when each was last used. SQLite.
+
+Every change is one transaction, safe on the disk when `apply` returns. A row is written after its file and removed before
+it, so that a row always has its file. The rows of `copies` are large (they hold tokens) and never change; when a copy was
+last used stands apart, in `uses`, so that noting it writes little. `secure_delete` overwrites what is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from bough.cache.disk.address import POINT, Address, Copy
+
+FORMAT = 1
+INDEX = "index.sqlite"
+INDEX_FILES = (f"{INDEX}-wal", f"{INDEX}-shm", INDEX)
+APPLICATION_ID = 0x426F7567  # "Boug", in the header of the SQLite file
+
+_SCHEMA = (
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE copies (id INTEGER PRIMARY KEY, name BLOB UNIQUE NOT NULL, root BLOB NOT NULL, before BLOB NOT NULL, "
+    "tokens BLOB NOT NULL, group_index INTEGER NOT NULL, start_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, "
+    "nbytes INTEGER NOT NULL)",
+    "CREATE TABLE uses (id INTEGER PRIMARY KEY, last_used REAL NOT NULL)",
+    "CREATE TABLE points (name BLOB PRIMARY KEY, root BLOB NOT NULL, before BLOB NOT NULL, tokens BLOB NOT NULL, "
+    "end_offset INTEGER NOT NULL, reason INTEGER NOT NULL, is_kept INTEGER NOT NULL, is_superseded INTEGER NOT NULL, "
+    "last_used REAL NOT NULL)",
+)
+_FAILURES = {  # of the system, not of the index: moving the index away would not help
+    getattr(sqlite3, f"SQLITE_{name}") for name in ("PERM", "BUSY", "LOCKED", "NOMEM", "READONLY", "FULL", "CANTOPEN")
+}
+
+
+class Unfit(Exception):
+    """The index is damaged, or of another format, model or secret: it must not be used as it is."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What an index must agree on with whoever opens it (`model` is only a name, for people)."""
+
+    fingerprint: str
+    model: str
+    page_tokens: int
+    proof: str
+
+
+@dataclass(frozen=True)
+class PointRecord:
+    """A restore point as the index keeps it."""
+
+    address: Address
+    reason: int
+    is_kept: bool
+    is_superseded: bool
+    last_used: float
+
+
+@dataclass
+class Changes:
+    """What one transaction does: removals first, then additions, then uses."""
+
+    removed: Sequence[bytes] = ()
+    saved: Sequence[tuple[bytes, Copy]] = ()
+    points: Mapping[bytes, PointRecord | None] = field(default_factory=dict)
+    used: Sequence[tuple[bytes, float]] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.saved or self.points or self.used)
+
+
+class Index:
+    """An open index. One thread at a time uses it."""
+
+    def __init__(self, file: Path, identity: Identity, connection: sqlite3.Connection) -> None:
+        self.file = file
+        self.identity = identity
+        self._connection = connection
+
+    @classmethod
+    def open(cls, file: Path, identity: Identity) -> Index:
+        """Open or begin an index; raises Unfit if it must not be used, sqlite3.Error or OSError if the system fails."""
+        index = cls(file, identity, _connect(file))
+        try:
+            with _unfit_if_damaged():
+                index._prepare()
+        except BaseException:
+            index._connection.close()
+            raise
+        return index
+
+    @property
+    def nbytes(self) -> int:
+        return index_bytes(self.file.parent)
+
+    def copies(self) -> dict[bytes, Copy]:
+        """Every copy by its name, as saved and used by nobody; raises Unfit if they cannot be read."""
+        with _unfit_if_damaged(), _uncollected():
+            return dict(_read_copies(self._connection))
+
+    def points(self) -> dict[bytes, PointRecord]:
+        """Every restore point by its name; raises Unfit if they cannot be read."""
+        with _unfit_if_damaged():
+            return dict(_read_points(self._connection))
+
+    def apply(self, changes: Changes) -> None:
+        """Make all the changes, or none and raise sqlite3.Error."""
+        with self._transaction() as connection:
+            _remove(connection, changes.removed)
+            _add(connection, changes.saved)
+            _change_points(connection, changes.points)
+            connection.executemany(
+                "INSERT INTO uses SELECT id, ? FROM copies WHERE name = ? "
+                "ON CONFLICT (id) DO UPDATE SET last_used = excluded.last_used",
+                ((last_used, name) for name, last_used in changes.used),
+            )
+
+    def clear(self, root: bytes | None) -> None:
+        """Remove every row, or every row of one root, so that nothing of them remains in the index or its log."""
+        with self._transaction() as connection:
+            if root is None:
+                for table in ("uses", "copies", "points"):
+                    connection.execute(f"DELETE FROM {table}")
+            else:
+                connection.execute("DELETE FROM uses WHERE id IN (SELECT id FROM copies WHERE root = ?)", (root,))
+                connection.execute("DELETE FROM copies WHERE root = ?", (root,))
+                connection.execute("DELETE FROM points WHERE root = ?", (root,))
+        self.checkpoint()
+        self._connection.execute("VACUUM")
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Move everything from the log into the index itself and empty the log."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def problems(self) -> list[str]:
+        """What SQLite itself finds wrong with the file."""
+        found = [str(row[0]) for row in self._connection.execute("PRAGMA integrity_check(20)")]
+        return [] if found == ["ok"] else found
+
+    def _prepare(self) -> None:
+        identity = self.identity
+        for pragma in ("page_size = 8192", "journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
+            self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        wanted = {
+            "format": str(FORMAT),
+            "fingerprint": identity.fingerprint,
+            "page_tokens": str(identity.page_tokens),
+            "proof": identity.proof,
+        }
+        if _scalar(self._connection, "SELECT count(*) FROM sqlite_master") == 0:
+            self._begin(wanted)
+        found = read_meta(self._connection)
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise Unfit(f"its {key} is {found.get(key)!r}, and {value!r} is wanted")
+        if found.get("model") != identity.model:
+            with self._transaction() as connection:
+                connection.execute("INSERT OR REPLACE INTO meta VALUES ('model', ?)", (identity.model,))
+
+    def _begin(self, meta: Mapping[str, str]) -> None:
+        with self._transaction() as connection:
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+@contextlib.contextmanager
+def look(folder: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that only reads and takes no lock of ours, while an owner may be writing; raises sqlite3.Error.
+
+    Without a log nobody is writing, and the file can be read as it is; otherwise the log is read as well.
+    """
+    log = folder / f"{INDEX}-wal"
+    mode = "mode=ro&readonly_shm=1" if log.exists() and log.stat().st_size else "immutable=1"
+    connection = sqlite3.connect(f"file:{quote(str(folder.absolute() / INDEX))}?{mode}", uri=True, isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
+    """What the index says of itself; raises Unfit if it is not one of ours."""
+    if _scalar(connection, "PRAGMA application_id") != APPLICATION_ID:
+        raise Unfit("it was not written by Bough")
+    return {str(key): str(value) for key, value in connection.execute("SELECT key, value FROM meta")}
+
+
+def index_bytes(folder: Path) -> int:
+    """What the index and its log occupy."""
+    total = 0
+    for name in INDEX_FILES:
+        with contextlib.suppress(OSError):
+            total += (folder / name).stat().st_size
+    return total
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    """SQLite gives the files beside the index the mode of the index itself, so that is made first."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+    return sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=5.0)
+
+
+@contextlib.contextmanager
+def _unfit_if_damaged() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _FAILURES:
+            raise
+        raise Unfit(f"SQLite says: {error}") from error
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let no garbage be collected meanwhile: among many new objects that all stay, looking for it costs half the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _scalar(connection: sqlite3.Connection, query: str) -> int:
+    (value,) = connection.execute(query).fetchone()
+    return int(value)
+
+
+def _read_copies(connection: sqlite3.Connection) -> Iterator[tuple[bytes, Copy]]:
+    roots: dict[bytes, bytes] = {}
+    last_used: dict[int, float] = dict(connection.execute("SELECT id, last_used FROM uses"))
+    query = "SELECT id, name, root, before, tokens, group_index, start_offset, end_offset, nbytes FROM copies"
+    for row_id, name, root, before, tokens, group, start, end, nbytes in connection.execute(query):
+        address = Address(roots.setdefault(root, root), before, tokens, group, start, end)
+        yield name, Copy(address, nbytes, last_used.get(row_id, 0.0), True, False, 0)
+
+
+def _read_points(connection: sqlite3.Connection) -> Iterator[tuple[bytes, PointRecord]]:
+    query = "SELECT name, root, before, tokens, end_offset, reason, is_kept, is_superseded, last_used FROM points"
+    for name, root, before, tokens, end, reason, is_kept, is_superseded, last_used in connection.execute(query):
+        address = Address(root, before, tokens, POINT, end, end)
+        yield name, PointRecord(address, reason, bool(is_kept), bool(is_superseded), last_used)
+
+
+def _remove(connection: sqlite3.Connection, names: Sequence[bytes]) -> None:
+    keys = [(name,) for name in names]
+    connection.executemany("DELETE FROM uses WHERE id = (SELECT id FROM copies WHERE name = ?)", keys)
+    connection.executemany("DELETE FROM copies WHERE name = ?", keys)
+
+
+def _add(connection: sqlite3.Connection, saved: Iterable[tuple[bytes, Copy]]) -> None:
+    for name, copy in saved:
+        address = copy.address
+        connection.execute(
+            "INSERT INTO copies VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET nbytes = excluded.nbytes",
+            (name, address.root, address.before, address.tokens, address.group, address.start, address.end, copy.nbytes),
+        )
+        connection.execute("INSERT OR REPLACE INTO uses SELECT id, ? FROM copies WHERE name = ?", (copy.last_used, name))
+
+
+def _change_points(connection: sqlite3.Connection, points: Mapping[bytes, PointRecord | None]) -> None:
+    for name, record in points.items():
+        if record is None:
+            connection.execute("DELETE FROM points WHERE name = ?", (name,))
+            continue
+        address, numbers = record.address, (record.reason, record.is_kept, record.is_superseded, record.last_used)
+        connection.execute(
+            "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (name, address.root, address.before, address.tokens, address.end, *numbers),
+        )

@@ -1,0 +1,349 @@
+"""The ledger: which copies are live, which of them wait to be written, and which wait to be deleted.
+
+The engine's thread and the writer both use it, each under `changed`. A copy is live from `put` (or from the start, for
+those that the index knew) until nobody uses it or it turns out to be lost.
+
+Always true between calls (`check` asserts it):
+- every pending write is of a live copy, and a live copy that is neither saved nor pending is being indexed just now;
+- a name that is both live and dying is of a lost copy and of one that is to be written in its place;
+- `claimed_bytes` is what all live copies take, `pending_bytes` what the pending ones among them will take.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bough.cache.disk.address import Address, Copy
+from bough.cache.disk.faults import REASONS
+from bough.cache.disk.files import Buffer
+from bough.cache.disk.index import Changes, PointRecord
+from bough.cache.disk.keys import Keys
+
+
+@dataclass
+class Counts:
+    """What the store has done since it was opened."""
+
+    saved: int = 0
+    saved_bytes: int = 0
+    loaded: int = 0
+    loaded_bytes: int = 0
+    failed_writes: int = 0
+    misses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    dropped: int = 0
+    set_aside: int = 0
+    orphans: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Write:
+    """A copy to be written, where its content comes from, and the copies that it takes the place of."""
+
+    name: bytes
+    copy: Copy
+    read: Callable[[], Buffer | None]
+    replaces: list[Copy]
+    is_urgent: bool = False
+    is_taken: bool = False
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What one batch comes to: a transaction, the files that go after it, and how to take it back if it fails."""
+
+    changes: Changes
+    saved: Sequence[Write]
+    removed: dict[bytes, Copy]
+    released: Sequence[Copy]
+    cancelled: Sequence[bytes]
+    touched: dict[Copy, None]
+
+
+class Ledger:
+    """What is to be done, and what is there. Every method may be called by either thread."""
+
+    def __init__(self, keys: Keys, copies: dict[bytes, Copy], points: dict[bytes, PointRecord]) -> None:
+        self.changed = threading.Condition()
+        self.counts = Counts()
+        self.live = copies
+        self.points = points
+        self.pending: dict[bytes, Write] = {}
+        self.dying: dict[bytes, Copy] = {}
+        self.claimed_bytes = sum(copy.nbytes for copy in copies.values())
+        self.pending_bytes = 0
+        self.leaving_bytes = 0
+        self.refused_until = 0.0
+        self.touched_at = 0.0
+        self._keys = keys
+        self._queue: deque[Write] = deque()
+        self._urgent: deque[Write] = deque()
+        self._releases: list[tuple[Copy, Sequence[Copy]]] = []
+        self._touched: dict[Copy, None] = {}
+        self._changed_points: dict[bytes, PointRecord | None] = {}
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether writing rests after a failure."""
+        return time.monotonic() < self.refused_until
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything but recency waits for the writer."""
+        return bool(self.pending or self.dying or self._releases or self._changed_points)
+
+    @property
+    def has_touched(self) -> bool:
+        return bool(self._touched)
+
+    def put(self, address: Address, read: Callable[[], Buffer | None], copy: Copy, replaces: Sequence[Copy]) -> Copy:
+        """Queue a write. A copy of the same address that exists is used instead, also one that was about to be deleted."""
+        name = self._keys.name(address)
+        with self.changed:
+            known = self.live.get(name) or self._revive(name)
+            if known is not None:
+                known.num_users += copy.num_users
+                known.last_used = max(known.last_used, copy.last_used)
+                self._replace(name, known, replaces)
+                return known
+            if self.is_refusing:
+                copy.has_failed = True
+                return copy
+            write = Write(name, copy, read, list(replaces))
+            self.live[name] = copy
+            self.pending[name] = write
+            self.claimed_bytes += copy.nbytes
+            self.pending_bytes += copy.nbytes
+            self._queue.append(write)
+            self.changed.notify_all()
+            return copy
+
+    def share(self, copy: Copy) -> bool:
+        """Count one user more, unless the copy is gone."""
+        with self.changed:
+            if not self.is_live(copy):
+                return False
+            copy.num_users += 1
+            return True
+
+    def drop(self, copy: Copy) -> None:
+        """Count one user less; without users the copy is no longer live."""
+        with self.changed:
+            copy.num_users = max(0, copy.num_users - 1)
+            if copy.num_users == 0 and self._forget(copy):
+                self.counts.dropped += 1
+                self.changed.notify_all()
+
+    def lose(self, copy: Copy, reason: str) -> None:
+        """Give up a copy whose file is not what it should be, whoever uses it."""
+        with self.changed:
+            self.counts.misses[reason] += 1
+            copy.is_saved, copy.has_failed = False, True
+            self._forget(copy)
+            self.changed.notify_all()
+
+    def expire(self, before: float) -> None:
+        """Let every copy and point die that was last used before this time."""
+        with self.changed:
+            for copy in [copy for copy in self.live.values() if copy.last_used < before]:
+                self._forget(copy)
+                self.counts.dropped += 1
+            for name in [name for name, record in self.points.items() if record.last_used < before]:
+                self.drop_point(name)
+
+    def put_point(self, name: bytes, record: PointRecord) -> None:
+        with self.changed:
+            self.points[name] = self._changed_points[name] = record
+            self.changed.notify_all()
+
+    def drop_point(self, name: bytes) -> None:
+        with self.changed:
+            if self.points.pop(name, None) is not None:
+                self._changed_points[name] = None
+                self.changed.notify_all()
+
+    def touch(self, copies: Iterable[Copy], last_used: float) -> None:
+        """Note that copies were used; the writer writes it down with other changes, or a little later."""
+        with self.changed:
+            was_empty = not self._touched
+            for copy in copies:
+                copy.last_used = last_used
+                self._touched[copy] = None
+            if was_empty and self._touched:
+                self.touched_at = time.monotonic()
+                self.changed.notify_all()
+
+    def is_live(self, copy: Copy) -> bool:
+        return self.live.get(self._keys.name(copy.address)) is copy
+
+    def is_settled(self, copy: Copy) -> bool:
+        """Whether nothing more happens to a copy by itself."""
+        return copy.is_saved or copy.has_failed or not self.is_live(copy)
+
+    def write_of(self, copy: Copy) -> Write | None:
+        """The pending write of a copy, if there is one."""
+        with self.changed:
+            write = self.pending.get(self._keys.name(copy.address))
+            return write if write is not None and write.copy is copy else None
+
+    def hurry(self, copy: Copy) -> None:
+        """Put a pending copy ahead of all else."""
+        with self.changed:
+            if (write := self.write_of(copy)) is not None and not write.is_urgent:
+                write.is_urgent = True
+                self._urgent.append(write)
+                self.changed.notify_all()
+
+    def next_write(self, *, urgent_only: bool) -> Write | None:
+        """Take the next write that was not cancelled; an urgent one always comes first."""
+        with self.changed:
+            for queue in (self._urgent,) if urgent_only else (self._urgent, self._queue):
+                while queue:
+                    write = queue.popleft()
+                    if self.pending.get(write.name) is write and not write.is_taken:  # an urgent one stands in both queues
+                        write.is_taken = True
+                        return write
+            return None
+
+    def fail(self, writes: Iterable[Write]) -> None:
+        """Give up writes that cannot be made; whoever uses their copies sees `has_failed`."""
+        with self.changed:
+            for write in writes:
+                write.copy.has_failed = True
+                if self.pending.get(write.name) is write:
+                    self._forget(write.copy)
+            self.changed.notify_all()
+
+    def refuse(self, seconds: float) -> None:
+        """Take no writes for a while, and give up those that wait."""
+        with self.changed:
+            self.refused_until = time.monotonic() + seconds
+            self.fail(list(self.pending.values()))
+
+    def settle(self, written: Sequence[Write]) -> Settled:
+        """Decide what the next transaction does, now that the files of these writes are safe."""
+        with self.changed:
+            saved = [write for write in written if self.pending.get(write.name) is write]
+            names = {write.name for write in saved}  # a write may have been cancelled and made again within one batch
+            cancelled = [write.name for write in written if write.name not in names]
+            for write in saved:
+                del self.pending[write.name]
+                self.pending_bytes -= write.copy.nbytes
+            released = [old for write in saved for old in write.replaces] + self._take_releases()
+            for old in released:
+                old.num_users = max(0, old.num_users - 1)
+                if old.num_users == 0 and self._forget(old):
+                    self.counts.dropped += 1
+            removed, self.dying = self.dying, {}
+            touched, self._touched = self._touched, {}
+            points, self._changed_points = self._changed_points, {}
+            saved_rows = [(write.name, write.copy) for write in saved if self.live.get(write.name) is write.copy]
+            used = [(self._keys.name(copy.address), copy.last_used) for copy in touched]
+            changes = Changes(list(removed), saved_rows, points, used)
+            return Settled(changes, saved, removed, released, cancelled, touched)
+
+    def finish(self, settled: Settled) -> None:
+        """The transaction is safe: its copies are saved."""
+        with self.changed:
+            for _, copy in settled.changes.saved:
+                copy.is_saved = True
+                self.counts.saved += 1
+                self.counts.saved_bytes += copy.nbytes
+            self.changed.notify_all()
+
+    def gone(self, copies: Iterable[Copy]) -> None:
+        """The files of these copies no longer take room."""
+        with self.changed:
+            self.leaving_bytes -= sum(copy.nbytes for copy in copies)
+
+    def take_back(self, settled: Settled) -> None:
+        """The transaction failed: its copies have failed, and all else is to be done again."""
+        with self.changed:
+            for write in settled.saved:
+                write.copy.has_failed = True
+                if self.live.get(write.name) is write.copy:
+                    del self.live[write.name]
+                    self.claimed_bytes -= write.copy.nbytes
+            for old in settled.released:
+                old.num_users += 1
+            written = {write.name for write in settled.saved}
+            for name, copy in settled.removed.items():
+                if name not in self.live and name not in written:
+                    self.dying[name] = copy
+                    if copy.num_users:
+                        self._revive(name)
+                else:
+                    self.leaving_bytes -= copy.nbytes
+            for old in settled.released:
+                old.has_failed |= not self.is_live(old)  # a write that was cancelled for good
+            self._changed_points = {**settled.changes.points, **self._changed_points}
+            self._touched = {**settled.touched, **self._touched}
+            self.changed.notify_all()
+
+    def clear(self, root: bytes | None) -> None:
+        """Forget all copies and points, or one root's; what is pending among them is never written."""
+        with self.changed:
+            for copy in [copy for copy in self.live.values() if root in (None, copy.address.root)]:
+                copy.is_saved, copy.has_failed = False, True
+                self._forget(copy)
+                self.counts.dropped += 1
+            for name in [name for name, record in self.points.items() if root in (None, record.address.root)]:
+                del self.points[name]
+                self._changed_points.pop(name, None)
+            self._touched = {copy: None for copy in self._touched if root not in (None, copy.address.root)}
+
+    def take_dying(self, root: bytes | None) -> list[bytes]:
+        """The names of what is to be deleted, or of one root's part of it."""
+        with self.changed:
+            names = [name for name, copy in self.dying.items() if root in (None, copy.address.root)]
+            for name in names:
+                self.leaving_bytes -= self.dying.pop(name).nbytes
+            return names
+
+    def check(self) -> None:
+        """Assert what the module promises."""
+        with self.changed:
+            assert all(self.live.get(name) is write.copy for name, write in self.pending.items())
+            assert all(self.dying[name].has_failed for name in self.live.keys() & self.dying.keys())
+            assert self.claimed_bytes == sum(copy.nbytes for copy in self.live.values())
+            assert self.pending_bytes == sum(write.copy.nbytes for write in self.pending.values())
+            assert self.leaving_bytes >= sum(copy.nbytes for copy in self.dying.values())
+
+    def _forget(self, copy: Copy) -> bool:
+        """Make a copy no longer live; False if it was not. What is on the disk of it is to be deleted."""
+        name = self._keys.name(copy.address)
+        if self.live.get(name) is not copy:
+            return False
+        del self.live[name]
+        self.claimed_bytes -= copy.nbytes
+        if self.pending.pop(name, None) is not None:
+            self.pending_bytes -= copy.nbytes
+        else:
+            self.dying[name] = copy
+            self.leaving_bytes += copy.nbytes
+        return True
+
+    def _revive(self, name: bytes) -> Copy | None:
+        """A copy that was about to be deleted is live again."""
+        copy = self.dying.get(name)
+        if copy is None or copy.has_failed:
+            return None
+        del self.dying[name]
+        self.leaving_bytes -= copy.nbytes
+        self.live[name] = copy
+        self.claimed_bytes += copy.nbytes
+        return copy
+
+    def _replace(self, name: bytes, known: Copy, replaces: Sequence[Copy]) -> None:
+        if write := self.pending.get(name):
+            write.replaces.extend(replaces)
+        elif replaces:
+            self._releases.append((known, replaces))
+            self.changed.notify_all()
+
+    def _take_releases(self) -> list[Copy]:
+        releases, self._releases = self._releases, []
+        return [old for copy, replaces in releases if copy.is_saved for old in replaces]

@@ -1,0 +1,81 @@
+"""One owner at a time: a lock on a tree's folder that ends with the process that holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from bough.cache.disk.faults import DiskBusy
+
+LOCK = "lock"
+
+
+class FolderLock:
+    """Holds `folder/lock` from construction to `release`, with its process id in it; raises DiskBusy if another does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / LOCK
+        while True:
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_in_place():
+                    os.fchmod(self._descriptor, 0o600)
+                    self._write(f"{os.getpid()}\n".encode())
+                    return
+            except BlockingIOError:
+                os.close(self._descriptor)
+                raise DiskBusy(folder, recorded_pid(folder)) from None
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+            os.close(self._descriptor)  # the tree was removed between open and flock: begin again
+
+    def release(self) -> None:
+        """Let go; the lock file stays, empty. A second call does nothing."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self._write(b"")
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(self._file.stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def _write(self, content: bytes) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, content, 0)
+
+
+def recorded_pid(folder: Path) -> int | None:
+    """The process id that the lock file names, alive or not."""
+    try:
+        return int((folder / LOCK).read_bytes()[:32])
+    except (OSError, ValueError):
+        return None
+
+
+def owner_pid(folder: Path) -> int | None:
+    """The process that seems to have the tree open, found without touching the lock; None if nobody has."""
+    pid = recorded_pid(folder)
+    if pid is None or pid <= 0:
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except (OSError, OverflowError):
+        pass  # another user's process
+    return pid

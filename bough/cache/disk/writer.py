@@ -1,0 +1,323 @@
+"""The writer: the one thread that writes to a tree's folder.
+
+It writes at once when little is going on, and many files for each commit of the index when many wait. The order is always:
+temporary file, synced; renamed; folder synced; index committed; only then is a copy saved. Deleting is the other way round:
+index committed, then unlinked. Killed between any two of these, the index knows only whole files, and files that it does
+not know are collected after the next start.
+
+A failing disk never stops the thread: what could not be written has failed, writing rests for a growing time, and deletions
+are tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+
+from bough.cache.disk.faults import Warnings
+from bough.cache.disk.files import PageFiles
+from bough.cache.disk.index import Index
+from bough.cache.disk.ledger import Ledger, Settled, Write
+
+log = logging.getLogger(__name__)
+
+BATCH_FILES = 64
+BATCH_BYTES = 64 * 2**20
+TOUCH_WITHIN_S = 2.0
+COLLECT_AFTER_S = 1.0  # a start has better things to do
+STOP_WITHIN_S = 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class _Task(Enum):
+    STOP = auto()
+    CLEAR = auto()
+    BATCH = auto()
+    COLLECT = auto()
+
+
+@dataclass(eq=False)
+class _Clearing:
+    root: bytes | None
+    done: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+
+class Writer:
+    """Carries out what the ledger has queued, from `start` to `stop`; `used_bytes` is what the page files take now."""
+
+    def __init__(self, ledger: Ledger, index: Index, files: PageFiles, warnings: Warnings) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._files = files
+        self._warnings = warnings
+        self._sizes = {name: copy.nbytes for pool in (ledger.live, ledger.dying) for name, copy in pool.items()}
+        self.used_bytes = sum(self._sizes.values())
+        self.on_freed: Callable[[], None] = lambda: None
+        self._orphans: Iterator[list[tuple[str, bytes | None]]] | None = files.names()
+        self._collect_at = time.monotonic() + COLLECT_AFTER_S
+        self._clearings: list[_Clearing] = []
+        self._num_flushing = 0
+        self._num_failed = 0  # of all writes up to the last flush
+        self._is_stopping = self._is_busy = False
+        self._rest_until = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._thread = threading.Thread(target=self._run, name="bough disk writer", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Carry out what is queued, once, and end the thread; False if it does not end."""
+        with self._ledger.changed:
+            self._is_stopping = True
+            self._ledger.changed.notify_all()
+        self._thread.join(STOP_WITHIN_S)
+        return not self.is_alive
+
+    def wait_for(self, is_done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until something is done, but not for a thread that has died; `is_done` is called under the lock."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._ledger.changed:
+            while not is_done():
+                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+                if left <= 0 or not self.is_alive:
+                    return False
+                self._ledger.changed.wait(left)
+        return True
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is left to do; False if the time is over, or a write has failed since the last flush."""
+        ledger = self._ledger
+        with ledger.changed:
+            self._num_flushing += 1
+            ledger.changed.notify_all()
+            try:
+                self.wait_for(lambda: self._is_idle() or (self._is_resting and not self._is_busy), timeout_s)
+            finally:
+                self._num_flushing -= 1
+            failed_before, self._num_failed = self._num_failed, ledger.counts.failed_writes
+            return self.is_alive and self._is_idle() and failed_before == self._num_failed
+
+    def clear(self, root: bytes | None) -> None:
+        """Delete everything, or one root's, for good, and wait for it; raises OSError or sqlite3.Error if it failed."""
+        clearing = _Clearing(root)
+        with self._ledger.changed:
+            self._clearings.append(clearing)
+            self._ledger.changed.notify_all()
+            if not self.wait_for(clearing.done.is_set, None):
+                raise OSError("the thread that writes has ended")
+        if clearing.error is not None:
+            raise clearing.error
+
+    @property
+    def _is_resting(self) -> bool:
+        return time.monotonic() < self._rest_until
+
+    def _is_idle(self) -> bool:
+        ledger = self._ledger
+        return not (self._is_busy or self._clearings or self._orphans or ledger.has_work or ledger.has_touched)
+
+    def _run(self) -> None:
+        while True:
+            with self._ledger.changed:
+                while (task := self._choose()) is None:
+                    self._ledger.changed.wait(self._wait_s())
+                self._is_busy = True
+            try:
+                if task is _Task.STOP:
+                    return
+                self._carry_out(task)
+            except Exception:  # our own mistake: the tree in memory serves on without what was to be written
+                log.exception("the disk writer made a mistake")
+                self._rest()
+                self._ledger.refuse(self._pause_s)
+            finally:
+                with self._ledger.changed:
+                    self._is_busy = False
+                    self._ledger.changed.notify_all()
+
+    def _choose(self) -> _Task | None:
+        ledger = self._ledger
+        if self._clearings:
+            return _Task.CLEAR
+        if not self._is_resting and (ledger.has_work or self._is_touch_due()):
+            return _Task.BATCH
+        if self._is_stopping:
+            return _Task.STOP
+        return _Task.COLLECT if self._is_collecting_due() else None
+
+    def _is_touch_due(self) -> bool:
+        if not self._ledger.has_touched:
+            return False
+        is_hurried = self._is_stopping or self._num_flushing > 0
+        return is_hurried or time.monotonic() >= self._ledger.touched_at + TOUCH_WITHIN_S
+
+    def _is_collecting_due(self) -> bool:
+        return self._orphans is not None and (self._num_flushing > 0 or time.monotonic() >= self._collect_at)
+
+    def _wait_s(self) -> float | None:
+        due = [self._rest_until] if self._ledger.has_work else []
+        due += [self._collect_at] if self._orphans else []
+        due += [max(self._rest_until, self._ledger.touched_at + TOUCH_WITHIN_S)] if self._ledger.has_touched else []
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _carry_out(self, task: _Task) -> None:
+        if task is _Task.CLEAR:
+            self._clear(self._clearings[0])
+        elif task is _Task.COLLECT:
+            self._collect_orphans()
+        else:
+            self._write_batch()
+
+    def _write_batch(self) -> None:
+        written, error = self._write_files()
+        if written:
+            try:
+                self._files.sync_folders()
+            except OSError as failure:
+                self._give_up(written)
+                written, error = [], failure
+        settled = self._ledger.settle(written)
+        self._remove(settled.cancelled)
+        if self._commit(settled) and error is None and written:
+            self._pause_s = FIRST_PAUSE_S
+        if error is not None:
+            self._fail("a page could not be written to disk", error)
+
+    def _write_files(self) -> tuple[list[Write], Exception | None]:
+        """Write waiting files until the batch is full, none waits, an urgent one has been written, or the disk fails."""
+        written: list[Write] = []
+        nbytes = 0
+        while len(written) < BATCH_FILES and nbytes < BATCH_BYTES:
+            write = self._ledger.next_write(urgent_only=any(write.is_urgent for write in written))
+            if write is None:
+                break
+            try:
+                is_written = self._write_file(write)
+            except OSError as error:
+                self._give_up([write])
+                return written, error
+            if is_written:
+                written.append(write)
+                nbytes += write.copy.nbytes
+        return written, None
+
+    def _write_file(self, write: Write) -> bool:
+        """Write one file, if its content is still to be had; raises OSError if the disk fails."""
+        copy = write.copy
+        try:
+            content = write.read()
+            payload = None if content is None else memoryview(content).cast("B")
+            if payload is not None and (found := self._files.size(copy.address, len(payload))) != copy.nbytes:
+                raise ValueError(f"a file of {copy.nbytes} bytes was announced, and it would have {found}")
+        except Exception as error:
+            self._give_up([write])
+            self._warnings.say("read", f"a page could not be read from memory to be saved: {error!r}")
+            return False
+        if payload is None:
+            self._ledger.fail([write])
+            return False
+        size = self._files.write(write.name, copy.address, payload)
+        self._note_size(write.name, size)
+        return True
+
+    def _commit(self, settled: Settled) -> bool:
+        """Commit a batch to the index, then delete the files that it no longer knows."""
+        try:
+            if settled.changes:
+                self._index.apply(settled.changes)
+        except sqlite3.Error as error:
+            self._ledger.take_back(settled)
+            self._count_failed(len(settled.saved))
+            self._remove([write.name for write in settled.saved])
+            self._rest()
+            self._fail("the index of the tree on disk could not be written", error)
+            return False
+        self._ledger.finish(settled)
+        kept = {name for name, _ in settled.changes.saved}
+        self._remove([name for name in settled.removed if name not in kept])
+        self._ledger.gone(settled.removed.values())
+        return True
+
+    def _remove(self, names: Sequence[bytes]) -> None:
+        """Unlink files; one that cannot be unlinked is collected after the next start."""
+        if error := self._unlink(names):
+            self._warnings.say("remove", f"a page could not be deleted from disk: {error}")
+
+    def _unlink(self, names: Sequence[bytes]) -> OSError | None:
+        """Unlink all these files that can be; returns the last failure."""
+        failure = None
+        for name in names:
+            try:
+                self._files.remove(name)
+                self._note_size(name, 0)
+            except OSError as error:
+                failure = error
+        if names:
+            self.on_freed()
+        return failure
+
+    def _clear(self, clearing: _Clearing) -> None:
+        try:
+            self._ledger.clear(clearing.root)
+            self._index.clear(clearing.root)
+            clearing.error = self._unlink(self._ledger.take_dying(clearing.root))
+            while self._orphans:
+                self._collect_orphans()
+        except (OSError, sqlite3.Error) as error:
+            clearing.error = error
+        finally:
+            with self._ledger.changed:
+                self._clearings.remove(clearing)
+                clearing.done.set()
+                self._ledger.changed.notify_all()
+
+    def _collect_orphans(self) -> None:
+        """Look through one folder of pages for files that the index does not know."""
+        assert self._orphans is not None
+        try:
+            for file, name in next(self._orphans):
+                if name not in self._sizes:
+                    Path(file).unlink(missing_ok=True)
+                    self._ledger.counts.orphans += 1
+        except StopIteration:
+            self._orphans = None
+        except OSError as error:
+            self._warnings.say("orphans", f"files that no tree knows could not be collected: {error}")
+            self._orphans = None
+
+    def _note_size(self, name: bytes, size: int) -> None:
+        self.used_bytes += size - self._sizes.pop(name, 0)
+        if size:
+            self._sizes[name] = size
+
+    def _give_up(self, writes: Sequence[Write]) -> None:
+        self._ledger.fail(writes)
+        self._count_failed(len(writes))
+        self._remove([write.name for write in writes if write.name in self._sizes])
+
+    def _count_failed(self, num_writes: int) -> None:
+        self._ledger.counts.failed_writes += num_writes
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Say what has failed, and take no writes for a while; the longer, the oftener it happens in a row."""
+        self._warnings.say("write", f"{what}: {error}; nothing is written for {self._pause_s:g} s")
+        with self._ledger.changed:
+            self._count_failed(len(self._ledger.pending))
+            self._ledger.refuse(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def _rest(self) -> None:
+        """Leave the index alone for a while; what is to be deleted waits."""
+        self._rest_until = time.monotonic() + self._pause_s

@@ -1,0 +1,305 @@
+"""The evictor: lets the least valuable thing of a place go, when room is short there.
+
+Where a place lies below, content is moved down: device → host → disk. Where none does, or it refuses, it goes for good: a
+leaf loses its tail, or a redundant restore point is dropped. Making room below may in turn move or drop something there,
+and with it change the very node that room was made for: then the node is looked at anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bough.cache.eviction import (
+    LRU,
+    Class,
+    Policy,
+    classify,
+    classify_move,
+    items_at,
+    redundant_point,
+    tail_items,
+    tail_start,
+)
+from bough.cache.memory import Item, Memory, covering_copy, saved_copy, span
+from bough.cache.node import Node, Pin
+from bough.cache.order import Candidate, Order
+from bough.cache.state import Kind, Place
+from bough.cache.trail import Trail
+from bough.cache.trie import Trie
+
+
+@dataclass
+class EvictionCounts:
+    """How often each kind of eviction happened, the tokens whose rows went for good, and the bytes that were moved down."""
+
+    points: int = 0
+    trims: int = 0
+    removals: int = 0
+    tokens: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+
+
+class Evictor:
+    """Evicts from the places of one memory, in the order of a policy."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        page_tokens: int,
+        policy: Policy = LRU,
+        *,
+        pins: Iterable[Pin] = (),
+        salt_share: float = 1.0,
+        to_wall: Callable[[float], float] = lambda at: at,
+        on_empty: Callable[[Trie], None] = lambda trie: None,
+    ) -> None:
+        self.memory = memory
+        self.page_tokens = page_tokens
+        self.counts = EvictionCounts()
+        self.needs_points = any(group.kind is not Kind.FULL for group in memory.groups)
+        self.order = Order(policy, by_trie=salt_share < 1)
+        self._salt_share = salt_share
+        self._pins = pins
+        self._on_empty = on_empty
+        self._to_wall = to_wall
+        tiers = memory.tiers
+        self._host_bytes = tiers.host_bytes if tiers and tiers.has_host else 0
+        self._places = [Place.DEVICE] + [Place.HOST] * bool(self._host_bytes) + [Place.DISK] * bool(memory.disk)
+
+    @property
+    def _step_tokens(self) -> int:
+        return self.order.policy.step_tokens(self.page_tokens)
+
+    def offer(self, trie: Trie, node: Node) -> None:
+        """Enter a node into the order of every place, or enter it anew because it has changed."""
+        node.stamp += 1
+        for place in self._places:
+            kind = self._classify(node, place)
+            if kind is not None:
+                self.order.enter(place, kind, trie, node)
+
+    def _classify(self, node: Node, place: Place) -> Class | None:
+        if place is Place.DISK:
+            return _classify_copies(node)
+        if place is not self._places[-1]:
+            return classify_move(node, place, self.page_tokens)
+        if len(self._places) > 1 and not any(items_at(node, place)):
+            return None
+        return classify(node, self._step_tokens, needs_points=self.needs_points)
+
+    def evict_one(self, place: Place = Place.DEVICE, trie: Trie | None = None) -> bool:
+        """Let the least valuable thing of a place go, or of one trie's there; False if nothing may."""
+        while (candidate := self.order.take(place, trie)) is not None:
+            if self._evict(place, candidate):
+                return True
+        return False
+
+    def _evict(self, place: Place, candidate: Candidate) -> bool:
+        if place is Place.DISK:
+            return self._evict_copies(candidate)
+        if place is not self._places[-1] and self._move_down(place, candidate):
+            return True
+        return self._let_go(candidate)
+
+    def _let_go(self, candidate: Candidate) -> bool:
+        """Take something of a node for good."""
+        node, trie = candidate.node, candidate.trie
+        kind = classify(node, self._step_tokens, needs_points=self.needs_points)
+        if kind is None:
+            return False
+        if kind is not Class.REDUNDANT_POINT:
+            return self._trim(trie, node, take_kept=kind is Class.KEPT_TAIL)
+        point = redundant_point(node)
+        assert point is not None
+        trie.drop_point(node, point)
+        self.counts.points += 1
+        self.offer(trie, node)
+        return True
+
+    def _trim(self, trie: Trie, leaf: Node, *, take_kept: bool) -> bool:
+        end = leaf.end
+        target = tail_start(leaf, self._step_tokens, needs_points=self.needs_points, take_kept=take_kept)
+        if target >= end:
+            return False
+        self.counts.tokens += end - target
+        if target > leaf.start:
+            trie.trim(leaf, target)
+            self.counts.trims += 1
+            self.offer(trie, leaf)
+        else:
+            self.remove(trie, leaf)
+        return True
+
+    def remove(self, trie: Trie, leaf: Node) -> None:
+        """Remove a leaf, then whatever of its parents serves nobody any more."""
+        parent = trie.remove(leaf)
+        self.counts.removals += 1
+        while self._dangles(parent):
+            target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
+            self.counts.tokens += parent.end - target
+            if target > parent.start:
+                trie.trim(parent, target)
+                break
+            parent = trie.remove(parent)
+            self.counts.removals += 1
+        self.settle(trie, parent)
+        if parent.is_root and parent.is_leaf:
+            self._on_empty(trie)
+
+    def _dangles(self, node: Node) -> bool:
+        """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""
+        if not self.needs_points or node.is_root or not node.is_leaf:
+            return False
+        return max(node.deepest_point(node.end) or node.start, node.pinned_to) < node.end
+
+    def settle(self, trie: Trie, node: Node) -> None:
+        """Merge a node with its only child if both were last used together, and offer what is left."""
+        if not node.is_root and len(node.children) == 1:
+            (child,) = node.children.values()
+            if child.last_used == node.last_used:
+                node.stamp += 1
+                node = trie.merge(node)
+        self.offer(trie, node)
+
+    def _move_down(self, place: Place, candidate: Candidate) -> bool:
+        """Move the tail of what a node holds at a place to the next one that takes it; True if something has changed."""
+        node, stamp = candidate.node, candidate.node.stamp
+        items = self._movable(place, candidate)
+        if place is Place.DEVICE and self._host_bytes and items:
+            has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
+            if node.stamp != stamp:
+                return True
+            if has_room and self._to_host(candidate, items):
+                return True
+            items = self._movable(place, candidate)
+        if self.memory.disk is not None and items:
+            return self._to_disk(candidate, items) or node.stamp != stamp
+        return False
+
+    def move_one_to_host(self) -> bool:
+        """Move the least valuable thing on the device to the host, if that takes it; nothing there goes for good."""
+        candidate = self.order.take(Place.DEVICE)
+        if candidate is None:
+            return False
+        stamp, items = candidate.node.stamp, self._movable(Place.DEVICE, candidate)
+        has_room = bool(items) and self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
+        if candidate.node.stamp != stamp:
+            return True
+        if has_room and self._to_host(candidate, items):
+            return True
+        self.offer(candidate.trie, candidate.node)
+        return False
+
+    def _movable(self, place: Place, candidate: Candidate) -> list[Item]:
+        node = candidate.node
+        if candidate.kind is Class.REDUNDANT_POINT:
+            point = redundant_point(node)
+            return [state for state in point.states.values() if state.place is place] if point else []
+        take_kept = candidate.kind is Class.KEPT_TAIL
+        return tail_items(node, place, self.page_tokens, held_to=self._held_to(node), take_kept=take_kept)
+
+    def _held_to(self, node: Node) -> int:
+        """Rows of a node below this offset stay, because a busy lane stands on them, here or further down."""
+        held = node.start
+        for pin in self._pins:
+            if node.start < pin.offset and node in pin.node.path():
+                held = max(held, min(pin.offset, node.end))
+        return held
+
+    def _to_host(self, candidate: Candidate, items: list[Item]) -> bool:
+        memory = memory_of(candidate.trie)
+        moved = [item.nbytes for item in items if memory.to_host(item)]
+        self.counts.host_bytes += sum(moved)
+        if moved:
+            self.offer(candidate.trie, candidate.node)
+        return bool(moved)
+
+    def share_of(self, budget_bytes: int) -> int:
+        """How much of a budget one salt may have."""
+        return int(self._salt_share * budget_bytes)
+
+    def make_share(self, place: Place, trie: Trie, nbytes: int, budget_bytes: int) -> bool:
+        """Make room for so many bytes in the share of a trie's salt, among its own; False if there is none to be had."""
+        share = self.share_of(budget_bytes)
+        while self._salt_share < 1 and memory_of(trie).num_bytes[place] + nbytes > share:
+            if nbytes > share or not self.evict_one(place, trie):
+                return False
+        return True
+
+    def make_host_room(self, nbytes: int, trie: Trie) -> bool:
+        """Make room on the host for so many bytes; False if there is none to be had."""
+        if not self.make_share(Place.HOST, trie, nbytes, self._host_bytes):
+            return False
+        while self.memory.num_bytes[Place.HOST] + nbytes > self._host_bytes:
+            if nbytes > self._host_bytes or not self.evict_one(Place.HOST):
+                return False
+        return True
+
+    def _to_disk(self, candidate: Candidate, items: list[Item]) -> bool:
+        """Let the content of items go that are saved, or can be saved now; True if any could."""
+        node, trie = candidate.node, candidate.trie
+        memory, stamp, has_left = memory_of(trie), candidate.node.stamp, False
+        for item in items:
+            is_saved = self._is_saved(trie, node, item)
+            if node.stamp != stamp:  # making room on disk has changed the node
+                return True
+            if not is_saved:
+                continue
+            self.counts.disk_bytes += item.nbytes
+            memory.leave(item)
+            has_left = True
+        if has_left:
+            self.offer(trie, node)
+        return has_left
+
+    def _is_saved(self, trie: Trie, node: Node, item: Item) -> bool:
+        """Whether an item is on disk, after writing it there now if it was not."""
+        disk = self.memory.disk
+        assert disk is not None
+        if saved_copy(item) is not None:
+            return True
+        copy = covering_copy(item)
+        if copy is None:
+            stamp = node.stamp
+            if not self.make_disk_room(self.memory.file_bytes([item]), trie) or node.stamp != stamp:
+                return False
+            copy = memory_of(trie).save(item, Trail.of(disk, trie, node).address(item), self._to_wall(node.last_used))
+        return disk.save(copy)
+
+    def make_disk_room(self, nbytes: int, trie: Trie) -> bool:
+        """Make room on disk for so many bytes; False if there is none to be had, or nothing is taken just now."""
+        disk = self.memory.disk
+        assert disk is not None
+        if not self.make_share(Place.DISK, trie, nbytes, disk.budget_bytes):
+            return False
+        while not disk.has_room(nbytes):
+            if not disk.can_write or nbytes > disk.budget_bytes or not self.evict_one(Place.DISK):
+                return False
+        return True
+
+    def _evict_copies(self, candidate: Candidate) -> bool:
+        """Take the tail of what a node has on disk: what is in memory too stays there, else it goes for good."""
+        node, trie = candidate.node, candidate.trie
+        items = sorted((item for item in node.items() if item.copies), key=lambda item: span(item)[1])
+        if items and items[-1].place is Place.DISK and self._let_go(candidate):
+            return True
+        in_memory = [item for item in items if item.place is not Place.DISK]
+        if not in_memory:
+            return False
+        memory_of(trie).drop_copies(in_memory[-1])
+        self.offer(trie, node)
+        return True
+
+
+def _classify_copies(node: Node) -> Class | None:
+    if not any(item.copies for item in node.items()):
+        return None
+    return Class.TAIL if node.deepest_point(node.end, kept=True) is None else Class.KEPT_TAIL
+
+
+def memory_of(trie: Trie) -> Memory:
+    """The account of a trie of the prefix cache."""
+    assert isinstance(trie.store, Memory)
+    return trie.store

@@ -1,0 +1,285 @@
+"""Restoring: the tree as an earlier run left it on disk, built again from the index alone.
+
+No page is read: all that was found lies on disk until somebody needs it. A page's address names the page border before it
+by a digest, so the index is walked from the root, border by border. First the edges are built, then what lies on them is
+hung there. What the walk does not reach, because something before it is gone, is dropped.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bough.cache.disk.address import Address, Copy
+from bough.cache.evictor import memory_of
+from bough.cache.node import Node, Noted, Pin, Point, Reason
+from bough.cache.state import Group, Kind, Page, Place, State
+from bough.cache.tokens import common_prefix, cut, num_tokens
+from bough.cache.trie import Trie
+
+if TYPE_CHECKING:
+    from bough.cache.disk.index import PointRecord
+    from bough.cache.disk.store import Disk
+    from bough.cache.prefix_cache import PrefixCache
+
+
+@dataclass
+class _Border:
+    """What the index knows to follow one page border: copies and restore points before the next."""
+
+    copies: list[Copy] = field(default_factory=list)
+    points: list[PointRecord] = field(default_factory=list)
+
+    def blocks(self) -> dict[bytes, _Border]:
+        """The token strings that follow, without those that are the beginning of another, each with what lies on it."""
+        if len({copy.address.tokens for copy in self.copies}) == 1 and not self.points:
+            return {self.copies[0].address.tokens: self}
+        found: dict[bytes, _Border] = {}
+        last = b""
+        entries: list[Copy | PointRecord] = [*self.copies, *self.points]
+        for each in sorted(entries, key=lambda each: each.address.tokens, reverse=True):
+            tokens = each.address.tokens  # in this order, a beginning comes right after all that begin with it
+            if not (found and last.startswith(tokens)):
+                last = tokens
+            border = found.setdefault(last, _Border())
+            if isinstance(each, Copy):
+                border.copies.append(each)
+            else:
+                border.points.append(each)
+        return found
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Some borders that lie on one path, and a pin at the path's end."""
+
+    pin: Pin
+    borders: list[_Border]
+
+    def node_of(self, address: Address) -> Node:
+        """The node in which an address ends."""
+        node = self.pin.node
+        while address.end <= node.start:
+            assert node.parent is not None
+            node = node.parent
+        return node
+
+
+def restore(cache: PrefixCache) -> None:
+    """Build the tries that the disk holds. The cache must be empty."""
+    disk = cache.memory.disk
+    assert disk is not None and not cache.tries
+    roots: dict[bytes, dict[bytes, _Border]] = defaultdict(lambda: defaultdict(_Border))
+    for copy in disk.copies():
+        copy.num_users = 0
+        roots[copy.address.root][copy.address.before].copies.append(copy)
+    for record in disk.points():
+        roots[record.address.root][record.address.before].points.append(record)
+    for root, borders in roots.items():
+        trie = cache.make_trie(root)
+        stretches = _Edges(disk, trie, borders).build()
+        _Hanging(cache, trie).hang(stretches)
+        for border in borders.values():  # those that were not reached
+            _drop_border(disk, border)
+        _settle(cache, trie)
+        cache.adopt_trie(trie)
+
+
+class _Edges:
+    """Builds the edges of one trie, from the borders of its index, which are taken out as they are reached."""
+
+    def __init__(self, disk: Disk, trie: Trie, borders: dict[bytes, _Border]) -> None:
+        self._disk, self._trie, self._borders = disk, trie, borders
+        self._stretches: list[_Stretch] = []
+
+    def build(self) -> list[_Stretch]:
+        pending = [(self._disk.digests(self._trie.disk_root, b"")[0], _pin(self._trie.root, 0))]
+        while pending:
+            digest, pin = pending.pop()
+            pending += self._follow(digest, pin)
+        return self._stretches
+
+    def _follow(self, digest: bytes, pin: Pin) -> list[tuple[bytes, Pin]]:
+        """Go on from a border while the path does not part; returns the borders after the blocks where it does."""
+        tokens: list[bytes] = []
+        run: list[_Border] = []
+        border = self._borders.pop(digest, None)
+        while border is not None and len(blocks := border.blocks()) == 1:
+            run.append(border)
+            tokens += blocks
+            digest = self._disk.keys.after(digest, tokens[-1])
+            border = self._borders.pop(digest, None)
+        self._extend(pin, b"".join(tokens))
+        self._stretches.append(_Stretch(pin, run))
+        branches = blocks.items() if border is not None else ()
+        return [self._branch(pin, digest, block, own) for block, own in branches]
+
+    def _branch(self, pin: Pin, digest: bytes, block: bytes, own: _Border) -> tuple[bytes, Pin]:
+        """Place one of several blocks that follow a border, with what lies on it."""
+        end = _pin(pin.node, pin.offset)
+        self._extend(end, block)
+        self._stretches.append(_Stretch(end, [own]))
+        return self._disk.keys.after(digest, block), _pin(end.node, end.offset)
+
+    def _extend(self, pin: Pin, tokens: bytes) -> None:
+        """Add what the trie lacks of these tokens below a pin, and move the pin to their end."""
+        node, at = pin.node, pin.offset
+        while tokens:
+            shared = common_prefix(cut(node.edge, at - node.start), tokens)
+            at, tokens = at + shared, cut(tokens, shared)
+            child = node.children.get(memoryview(tokens).cast("i")[0]) if tokens and at == node.end else None
+            if child is None:
+                break
+            node = child
+        if tokens:
+            node = self._add(node, at, tokens)
+        pin.move(node, at + num_tokens(tokens))
+
+    def _add(self, node: Node, at: int, tokens: bytes) -> Node:
+        if at < node.end:
+            node = self._trie.split(node, at)
+        elif node.is_leaf and not node.is_root:
+            self._trie.grow(node, tokens)
+            return node
+        return self._trie.append(node, tokens)
+
+
+def _pin(node: Node, offset: int) -> Pin:
+    pin = Pin(node, offset)
+    node.pins.add(pin)
+    return pin
+
+
+def _drop_border(disk: Disk, border: _Border) -> None:
+    for copy in border.copies:
+        _drop_copy(disk, copy)
+    for record in border.points:
+        disk.drop_point(record.address)
+
+
+def _drop_copy(disk: Disk, copy: Copy) -> None:
+    copy.num_users = 1
+    disk.drop(copy)
+
+
+class _Hanging:
+    """Hangs copies and restore points on the edges of one trie."""
+
+    def __init__(self, cache: PrefixCache, trie: Trie) -> None:
+        assert cache.memory.disk is not None
+        self._disk, self._trie, self._memory = cache.memory.disk, trie, memory_of(trie)
+        self._page_tokens = cache.page_tokens
+        self._groups = {group.index: group for group in cache.groups}
+        self._age = cache.clock() - cache.wall()  # added to a time on disk, it gives one of this run's clock
+        self._states: dict[tuple[Node, int], list[State]] = defaultdict(list)
+
+    def hang(self, stretches: list[_Stretch]) -> None:
+        """Hang everything; the pins of the stretches go."""
+        for stretch in stretches:
+            for border in stretch.borders:
+                for copy in sorted(border.copies, key=lambda copy: copy.address.start - copy.address.end):
+                    self._hang(stretch, copy)
+        for stretch in stretches:
+            for border in stretch.borders:
+                for record in border.points:
+                    self._add_point(stretch, record)
+            stretch.pin.node.pins.discard(stretch.pin)
+        for states in self._states.values():
+            for state in states:
+                self._memory.release(state)  # of no restore point
+        self._release_unused()
+
+    def _hang(self, stretch: _Stretch, copy: Copy) -> None:
+        address, group = copy.address, self._groups.get(copy.address.group)
+        node = stretch.node_of(address)
+        if group is not None and address.start == address.end and group.kind is Kind.RECURRENT:
+            self._states[node, address.end].append(
+                State(group, address.end, None, 0, Place.DISK, {copy: (address.end, address.end)})
+            )
+            copy.num_users = 1
+        elif group is not None and address.start < address.end and group.kind is not Kind.RECURRENT:
+            self._hang_rows(node, group, copy)
+        if copy.num_users:
+            self._memory.found(copy)
+        else:
+            _drop_copy(self._disk, copy)
+            return
+        while node.parent is not None and node.end > address.start:
+            node.last_used = max(node.last_used, self._age + copy.last_used)
+            node = node.parent
+
+    def _hang_rows(self, node: Node, group: Group, copy: Copy) -> None:
+        """Make pages of the rows that no longer copy holds already, in every node that they lie in."""
+        start, end = copy.address.start, copy.address.end
+        at: Node | None = node
+        while at is not None and at.parent is not None and at.end > start:
+            low, high = max(start, at.start), min(end, at.end)
+            pages = at.pages.setdefault(group, [])
+            if not pages or pages[-1].end <= low:
+                pages.append(_page(group, low, high, copy))
+                copy.num_users += 1
+            else:
+                for first, last in list(at.missing_between(group, low, high, self._page_tokens)):
+                    insort(pages, _page(group, first, last, copy), key=lambda page: page.start)
+                    copy.num_users += 1
+            at = at.parent
+
+    def _add_point(self, stretch: _Stretch, record: PointRecord) -> None:
+        """Make a restore point again, if all that it needs is here."""
+        address = record.address
+        node = stretch.node_of(address)
+        point = self._trie.add_point(node, address.end, Reason(record.reason), kept=record.is_kept)
+        point.superseded = record.is_superseded
+        point.noted = Noted(address, point.reason, point.kept, point.superseded)
+        point.states = {state.group: state for state in self._states.pop((node, address.end), [])}
+        for group in self._groups.values():
+            if group.kind is Kind.WINDOW:
+                self._trie.hold_window(node, point, group)
+        if not all(self._can_restore(node, point, group) for group in self._groups.values()):
+            self._trie.drop_point(node, point)
+
+    def _can_restore(self, node: Node, point: Point, group: Group) -> bool:
+        if group.kind is Kind.RECURRENT:
+            return group in point.states
+        if group.kind is Kind.FULL:
+            return True
+        at: Node | None = node
+        start = group.first_needed(point.offset)
+        while at is not None and at.parent is not None and at.end > start:
+            if any(at.missing_between(group, start, point.offset, self._page_tokens)):
+                return False
+            at = at.parent
+        return True
+
+    def _release_unused(self) -> None:
+        """Drop the window rows that no restore point needs."""
+        for node in self._trie.walk():
+            for group, pages in node.pages.items():
+                if group.kind is Kind.WINDOW:
+                    for page in [page for page in pages if not page.users]:
+                        pages.remove(page)
+                        self._memory.release(page)
+
+
+def _page(group: Group, start: int, end: int, copy: Copy) -> Page:
+    return Page(group, start, end, None, 0, set(), Place.DISK, {copy: (start, end)})
+
+
+def _settle(cache: PrefixCache, trie: Trie) -> None:
+    """Mark holes, remove leaves that hold nothing, give parents the recency of their children, offer all to eviction."""
+    for node in reversed(list(trie.walk())):
+        if node.parent is None:
+            continue
+        if node.is_leaf and not any(True for _ in node.items()) and not node.points:
+            trie.remove(node)
+            continue
+        node.has_holes = any(
+            group.kind is Kind.FULL and any(node.missing_between(group, node.start, node.end, cache.page_tokens))
+            for group in cache.groups
+        )
+        node.hits = 1
+        node.parent.last_used = max(node.parent.last_used, node.last_used)
+    for node in trie.walk():
+        cache.evictor.offer(trie, node)

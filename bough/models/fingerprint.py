@@ -1,0 +1,147 @@
+"""A model's fingerprint: what state that was computed earlier depends on, as one hash.
+
+State of one fingerprint is of no use, and never used, under another. It covers the content of the weights, the
+configuration, the tokenizer with its templates, code that comes with the model, and the facts that the caller adds; where
+the files lie, when they were written and in which order they are listed does not count.
+
+Weights are read once: their hashes are kept in a small file, each with a stamp of the file that it is of. A file of hashes
+that cannot be read or written only means that the weights are read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bough.config import Settings
+from bough.models.download import hash_file
+from bough.models.files import ModelFiles, reaching, read_json, stamp_of
+from bough.models.progress import Progress, SilentProgress
+
+_FORMAT = 1
+_MEMO_FILE = "weights.json"
+_BLOCK_BYTES = 4 * 2**20
+_LONGEST_NAME = 80
+_SMALL_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template*",
+    "*.jinja",
+    "*_chat_templates/*",  # additional ones
+    "*.safetensors.index.json",
+    "adapter_config.json",
+    "*.py",
+)
+
+
+def fingerprint(files: ModelFiles, settings: Settings, progress: Progress | None = None, **facts: str) -> str:
+    """The fingerprint of a model with these facts (dtype, page size, format and such), in hexadecimal.
+
+    Reads all weights the first time, and tells `progress` so. Raises ModelError if a file cannot be read.
+    """
+    with reaching(files.folder):
+        weights = _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
+        small = {file.relative_to(files.folder).as_posix(): hash_file(file) for file in _small_files(files.folder)}
+    content = {"format": _FORMAT, "weights": weights, "config": files.config, "files": small, "facts": facts}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def tree_folder(settings: Settings, name: str, fingerprint: str) -> Path:
+    """Where the tree of the model with this name and fingerprint lies on disk; never outside the folder of all trees."""
+    return settings.trees_folder / f"{safe_name(name)}-{safe_name(fingerprint[:12])}"
+
+
+def safe_name(name: str) -> str:
+    """A model's name as a part of a file's name; different ones may become equal."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name.replace("/", "--"))
+    return plain.strip("-.")[:_LONGEST_NAME] or "model"
+
+
+def _small_files(folder: Path) -> set[Path]:
+    return {file for pattern in _SMALL_FILES for file in folder.glob(pattern) if file.is_file()}
+
+
+def _weight_files(files: ModelFiles) -> dict[str, Path]:
+    """Every safetensors file in the folder, and those elsewhere that an index names, by name."""
+    names = {file.name for file in files.weights}
+    for index in files.folder.glob("*.safetensors.index.json"):
+        shards = read_json(index).get("weight_map")
+        names.update(map(str, shards.values()) if isinstance(shards, dict) else ())
+    return {name: (files.folder / name).resolve() for name in names}
+
+
+def _hash_weights(files: ModelFiles, memo_file: Path, progress: Progress) -> dict[str, str]:
+    """The hash of each file of weights; those that are new or were written to are read."""
+    memo, weights = _read_memo(memo_file), _weight_files(files)
+    unknown = [file for file in weights.values() if memo.get(str(file), {}).get("stamp") != _stamp(file)]
+    if unknown:
+        new = _read_weights(unknown, files.name, progress)
+        memo |= new
+        _write_memo(memo_file, _read_memo(memo_file) | new)  # another process may have written meanwhile
+    return {name: memo[str(file)]["sha256"] for name, file in weights.items()}
+
+
+def _read_weights(weights: Sequence[Path], name: str, progress: Progress) -> dict[str, dict[str, str]]:
+    """Stamps and hashes by path. The stamp is that before reading: what is written meanwhile is read again next time."""
+    progress.start(f"reading the weights of {name}", sum(file.stat().st_size for file in weights))
+    try:
+        return {str(file): {"stamp": _stamp(file), "sha256": _hash_telling(file, progress)} for file in weights}
+    finally:
+        progress.finish()
+
+
+def _stamp(file: Path) -> str:
+    """As `stamp_of`, and what changes too when a file is replaced by one of the same size and time, as unpacking may do."""
+    stat = file.stat()
+    return f"{stamp_of(file)} {stat.st_ctime_ns} {stat.st_ino}"
+
+
+def _hash_telling(file: Path, progress: Progress) -> str:
+    state, block = hashlib.sha256(), bytearray(_BLOCK_BYTES)
+    with file.open("rb", buffering=0) as stream:
+        while num_bytes := stream.readinto(block):
+            state.update(memoryview(block)[:num_bytes])
+            progress.advance(num_bytes)
+    return state.hexdigest()
+
+
+def _read_memo(file: Path) -> dict[str, dict[str, str]]:
+    """Stamps and hashes by path; without those that make no sense."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    entries = found.items() if isinstance(found, dict) else ()
+    return {path: entry for path, entry in entries if _is_entry(entry)}
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("stamp", "sha256"))
+
+
+def _write_memo(file: Path, memo: Mapping[str, Mapping[str, str]]) -> None:
+    """Keep the hashes of files that still exist, for the next start; readable by the user alone."""
+    with contextlib.suppress(OSError):
+        kept = {path: entry for path, entry in memo.items() if Path(path).exists()}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(kept, stream, indent=1)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).replace(file)
+        finally:
+            Path(name).unlink(missing_ok=True)

@@ -1,0 +1,64 @@
+"""Placing the states of recurrent layers: as the library does, and at fixed distances, at equal bytes.
+
+The model has full attention, whose rows can be cut anywhere, and recurrent layers, which can be restored only where a state
+was captured. A state is worth 1,536 tokens of rows; rows and states share one budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from bough.cache.session import Session
+from bough.replay.engine import CountingEngine
+from bough.replay.request import Request, Trace
+from bough.replay.strategies import StateCosts, Tree
+from bough.types import Mark
+
+STATE_TOKENS = 1536
+"""The tokens whose rows take as many bytes as one state."""
+
+
+class PlacedTree(Tree):
+    """States where the library places them: at the end, where paths part, at the prompt's end, and at boundaries.
+
+    Of the boundaries that a trace tells, those with the given marks are passed on.
+    """
+
+    def __init__(self, trace: Trace, budget: int, marks: Collection[Mark] = (Mark.SYSTEM_END,)) -> None:
+        self._states = CountingEngine(state_bytes=max(1, STATE_TOKENS // trace.block_tokens))
+        super().__init__(budget, engine=self._states)
+        self._marks = marks
+        self._num_served = 0
+        self._sum_of_shares = 0.0
+
+    @property
+    def state_costs(self) -> StateCosts:
+        return StateCosts(self._states.num_states_made, self._sum_of_shares / max(1, self._num_served))
+
+    def serve(self, request: Request) -> int:
+        known = tuple(boundary for boundary in request.boundaries if boundary.mark in self._marks)
+        reused = super().serve(replace(request, boundaries=known))
+        self._num_served += 1
+        self._sum_of_shares += self._states.held_state_bytes / max(1, self.cache.memory.tree_bytes)
+        return reused
+
+
+class SpacedTree(PlacedTree):
+    """A state at every multiple of so many tokens and nowhere else; none of them is redundant.
+
+    Rows beyond the last multiple could never be reused. They are not stored, which is the best that can be made of spacing.
+    """
+
+    def __init__(self, trace: Trace, budget: int, spacing_tokens: int) -> None:
+        super().__init__(trace, budget)
+        self._spacing = max(1, spacing_tokens // trace.block_tokens)
+
+    def feed(self, session: Session, request: Request) -> None:
+        """Evaluate up to each multiple in turn. The cache captures a session's end by itself: here that is one, too."""
+        session.captures.clear()
+        first = session.offset // self._spacing * self._spacing + self._spacing
+        for end in range(first, len(request.stored) + 1, self._spacing):
+            session.schedule(end)
+            self.evaluate(session, request, end)
+            session.publish()

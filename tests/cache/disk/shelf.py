@@ -1,0 +1,89 @@
+"""A disk to try things on: pages of four tokens whose content tells where it belongs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bough.cache.disk import POINT, Address, Copy, Disk
+from bough.cache.tokens import cut, pack
+
+PAGE = 4
+CONTENT_BYTES = 1000
+
+
+@dataclass
+class Shelf:
+    """Opens disks on one folder, collects their warnings, and makes addresses and content."""
+
+    folder: Path
+    warnings: list[str] = field(default_factory=list)
+
+    def open(self, **changes: Any) -> Disk:
+        settings: dict[str, Any] = {
+            "fingerprint": "fingerprint-1",
+            "page_tokens": PAGE,
+            "budget_bytes": 2**30,
+            "floor_bytes": 0,
+            "warn": self.warnings.append,
+        }
+        return Disk.open(self.folder, **(settings | changes))
+
+    def page_files(self) -> list[Path]:
+        return sorted(file for file in (self.folder / "pages").rglob("*") if file.is_file())
+
+    def page_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.page_files())
+
+
+def address_of(disk: Disk, tokens: Sequence[int], start: int, *, group: int = 0, salt: str = "") -> Address:
+    """The address of the rows [start, len(tokens)) after these tokens."""
+    packed, end = pack(tokens), len(tokens)
+    page = (end - 1) // PAGE
+    root = disk.root(salt)
+    return Address(root, disk.digests(root, packed)[page], cut(packed, page * PAGE, end), group, start, end)
+
+
+def point_of(disk: Disk, tokens: Sequence[int], salt: str = "") -> Address:
+    return address_of(disk, tokens, len(tokens), group=POINT, salt=salt)
+
+
+def content_of(address: Address, num_bytes: int = CONTENT_BYTES) -> bytes:
+    """Bytes that no other address has."""
+    seed = repr((address.tokens, address.group, address.start, address.end)).encode()
+    return (seed * (num_bytes // len(seed) + 1))[:num_bytes]
+
+
+def put(disk: Disk, address: Address, *, replaces: Sequence[Copy] = (), last_used: float = 1.0) -> Copy:
+    content = content_of(address)
+    return disk.put(address, lambda: content, len(content), replaces=replaces, last_used=last_used)
+
+
+def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "") -> list[Copy]:
+    """Put every page of these tokens, the last one as far as it goes."""
+    ends = [*range(PAGE, len(tokens) + 1, PAGE)] + ([len(tokens)] if len(tokens) % PAGE else [])
+    starts = [(end - 1) // PAGE * PAGE for end in ends]
+    pages = zip(starts, ends, strict=True)
+    return [put(disk, address_of(disk, tokens[:end], start, group=group, salt=salt)) for start, end in pages]
+
+
+@contextmanager
+def held_writer(disk: Disk) -> Iterator[list[Copy]]:
+    """Keep the writer busy with a write of its own for as long as the block lasts."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def read() -> bytes:
+        has_begun.set()
+        assert may_end.wait(10)
+        return b"held"
+
+    copy = disk.put(address_of(disk, [-1], 0, salt="held"), read, 4)
+    assert has_begun.wait(10)
+    try:
+        yield [copy]
+    finally:
+        may_end.set()

@@ -1,0 +1,170 @@
+"""One owner at a time; what must not be used is set aside; killed at any instant, a store is consistent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.cache.disk import DiskBusy, DiskError, verify_tree
+from bough.cache.disk.index import INDEX
+from bough.cache.tokens import unpack
+from tests.cache.disk.shelf import Shelf, content_of, put_path
+
+HOLD_LOCK = """
+import fcntl, os, sys
+file = open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.truncate(); file.write(str(os.getpid())); file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+WRITE_FOREVER = """
+import itertools, pathlib, sys
+from tests.cache.disk.shelf import Shelf, address_of, put
+disk = Shelf(pathlib.Path(sys.argv[1])).open()
+print("open", flush=True)
+kept = []
+for number in itertools.count():
+    copy = put(disk, address_of(disk, [number], 0), replaces=kept[-1:] if number % 3 == 0 else ())
+    kept.append(copy)
+    if number > 100 and number % 7 == 0:
+        disk.drop(kept.pop(0))
+    if number % 20 == 0:
+        disk.save(copy)
+        print(number, flush=True)
+"""
+
+
+def test_a_folder_has_one_owner_in_one_process(shelf: Shelf) -> None:
+    with shelf.open():
+        with pytest.raises(DiskBusy, match=f"process {os.getpid()}") as busy:
+            shelf.open()
+        assert busy.value.folder == shelf.folder and str(shelf.folder) in str(busy.value)
+    shelf.open().close()
+
+
+def test_a_folder_has_one_owner_among_processes(shelf: Shelf) -> None:
+    shelf.open().close()
+    command = [sys.executable, "-c", HOLD_LOCK, str(shelf.folder / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(DiskBusy) as busy:
+            shelf.open()
+        assert busy.value.pid == other.pid
+        other.kill()
+    shelf.open().close()
+
+
+def test_a_folder_that_cannot_be_made_is_a_disk_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DiskError, match="file"):
+        Shelf(tmp_path / "file" / "tree").open()
+
+
+def expect_set_aside(shelf: Shelf, **changes: Any) -> Path:
+    """Opening must succeed with an empty store and the old content beside it."""
+    old = {file.name: file.read_bytes() for file in shelf.page_files()}
+    with shelf.open(**changes) as disk:
+        assert disk.copies() == [] and disk.points() == []
+        assert disk.counts.set_aside == 1 and len(shelf.warnings) == 1
+        assert shelf.page_files() == [] and disk.used_bytes == 0
+        saved = put_path(disk, range(8))
+        assert disk.flush(10) and disk.get(saved[0]) == content_of(saved[0].address)
+    aside = shelf.folder.with_name("tree.set-aside-1")
+    assert {file.name: file.read_bytes() for file in aside.glob("pages/*/*")} == old
+    return aside
+
+
+@pytest.mark.parametrize("changes", [{"fingerprint": "fingerprint-2"}, {"page_tokens": 8}])
+def test_a_tree_of_another_model_is_set_aside(shelf: Shelf, changes: dict[str, Any]) -> None:
+    with shelf.open() as disk:
+        put_path(disk, range(8))
+    expect_set_aside(shelf, **changes)
+    with shelf.open():  # and the other way round, beside the first
+        assert shelf.folder.with_name("tree.set-aside-2").is_dir()
+
+
+def change_index(*statements: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        connection = sqlite3.connect(folder / INDEX)
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+        connection.close()
+
+    return change
+
+
+def scribble(folder: Path) -> None:
+    content = bytearray((folder / INDEX).read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    (folder / INDEX).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        change_index("UPDATE meta SET value = '0' WHERE key = 'format'"),
+        change_index("DROP TABLE meta"),
+        change_index("DROP TABLE copies"),
+        change_index("PRAGMA application_id = 7"),
+        scribble,
+        lambda folder: (folder / INDEX).write_bytes(b"this is not SQLite" * 500),
+        lambda folder: os.truncate(folder / INDEX, 12_000),
+        lambda folder: (folder / "secret").unlink(),
+        lambda folder: (folder / "secret").write_bytes(b"short"),
+        lambda folder: (folder / "secret").write_bytes(bytes(32)),
+    ],
+    ids=["format", "no meta", "no copies", "foreign", "scribble", "text", "cut", "no secret", "short secret", "secret"],
+)
+def test_a_damaged_or_foreign_index_is_set_aside(shelf: Shelf, damage: Callable[[Path], Any]) -> None:
+    with shelf.open() as disk:
+        put_path(disk, range(16))
+    damage(shelf.folder)
+    expect_set_aside(shelf)
+
+
+def test_a_lost_index_means_an_empty_tree(shelf: Shelf) -> None:
+    with shelf.open() as disk:
+        put_path(disk, range(8))
+    (shelf.folder / INDEX).unlink()
+    with shelf.open() as disk:
+        assert disk.copies() == [] and disk.counts.set_aside == 0
+        assert disk.flush(10) and shelf.page_files() == [] and disk.counts.orphans == 2
+
+
+def test_another_name_for_the_same_model_is_no_other_model(shelf: Shelf) -> None:
+    with shelf.open(model="one") as disk:
+        put_path(disk, range(8))
+    with shelf.open(model="two") as disk:
+        assert len(disk.copies()) == 2 and disk.identity.model == "two"
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.15])
+def test_killed_at_any_instant_the_store_is_consistent(shelf: Shelf, delay_s: float) -> None:
+    command = [sys.executable, "-c", WRITE_FOREVER, str(shelf.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == b"open\n"
+        assert writer.stdout.readline() == b"0\n"
+        time.sleep(delay_s)
+        writer.send_signal(signal.SIGKILL)
+        last = [0, *map(int, writer.stdout.read().split())][-1]
+
+    assert verify_tree(shelf.folder).problems == ()
+    with shelf.open() as disk:
+        assert disk.counts.set_aside == 0
+        assert all(disk.get(copy) == content_of(copy.address) for copy in disk.copies())
+        saved = {unpack(copy.address.tokens)[0] for copy in disk.copies()}
+        assert last in saved or ((last + 1) % 3 == 0 and last + 1 in saved)  # what was said to be safe is, or its successor
+        assert disk.flush(10)
+        assert disk.used_bytes == shelf.page_bytes()

@@ -1,0 +1,109 @@
+"""Whatever is done in whatever order, and whichever of it fails, the books are right and content is never another's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sqlite3
+import time
+
+import pytest
+
+from bough.cache.disk import Copy, Disk, DiskMiss, files
+from bough.cache.disk.index import Changes, Index
+from tests.cache.disk.shelf import Shelf, address_of, content_of, put
+
+
+class Play:
+    """Random use of a disk that fails now and then."""
+
+    def __init__(self, shelf: Shelf, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.random = random.Random(seed)
+        self.is_failing = False
+        self.shelf = shelf
+        self.held: list[Copy] = []  # one entry for each user
+        apply, write_some = Index.apply, files.write_some
+
+        def write_or_fail(descriptor: int, parts: list[memoryview]) -> int:
+            if self.is_failing and self.random.random() < 0.3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write_some(descriptor, parts)
+
+        def apply_or_fail(index: Index, changes: Changes) -> None:
+            if self.is_failing and self.random.random() < 0.3:
+                raise sqlite3.OperationalError("disk I/O error")
+            apply(index, changes)
+
+        monkeypatch.setattr(files, "write_some", write_or_fail)
+        monkeypatch.setattr(Index, "apply", apply_or_fail)
+        monkeypatch.setattr("bough.cache.disk.writer.FIRST_PAUSE_S", 0.001)
+        monkeypatch.setattr("bough.cache.disk.writer.LONGEST_PAUSE_S", 0.004)
+        self.disk = shelf.open()
+
+    def step(self) -> None:
+        act = self.random.choice(
+            [self.put, self.put, self.put, self.drop, self.drop, self.get, self.save, self.share, self.wait]
+        )
+        act()
+        if self.random.random() < 0.05:
+            self.is_failing = not self.is_failing
+        self.disk.check()
+
+    def put(self) -> None:
+        address = address_of(self.disk, [self.random.randrange(20)], 0)
+        replaced = []
+        if self.held and self.random.random() < 0.3:
+            replaced = [self.held.pop(self.random.randrange(len(self.held)))]
+        self.held.append(put(self.disk, address, replaces=replaced))
+
+    def drop(self) -> None:
+        if self.held:
+            self.disk.drop(self.held.pop(self.random.randrange(len(self.held))))
+
+    def share(self) -> None:
+        if self.held and self.disk.share(copy := self.random.choice(self.held)):
+            self.held.append(copy)
+
+    def save(self) -> None:
+        if self.held:
+            copy = self.random.choice(self.held)
+            assert self.disk.save(copy) == copy.is_saved
+
+    def get(self) -> None:
+        if self.held:
+            copy = self.random.choice(self.held)
+            try:
+                assert self.disk.get(copy) == content_of(copy.address)
+            except DiskMiss:
+                assert copy.has_failed
+
+    def wait(self) -> None:
+        time.sleep(self.random.choice([0.0, 0.0002, 0.001]))
+
+    def settle(self) -> Disk:
+        """Let the disk recover and carry everything out."""
+        self.is_failing = False
+        while not self.disk.flush(10):
+            time.sleep(0.001)
+        self.disk.check()
+        return self.disk
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_books_are_right_whatever_happens(shelf: Shelf, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(shelf, seed, monkeypatch)
+    for _ in range(600):
+        play.step()
+    disk = play.settle()
+
+    assert disk.used_bytes == disk.claimed_bytes == shelf.page_bytes()
+    assert disk.pending_bytes == 0 and disk._ledger.leaving_bytes == 0
+    saved = {copy.address for copy in disk.copies()}
+    assert {copy.address for copy in play.held if copy.is_saved} <= saved
+    assert sum(disk.counts.misses[reason] for reason in ("truncated", "damaged", "foreign", "unreadable")) == 0
+    disk.close()
+    with shelf.open() as again:
+        assert {copy.address for copy in again.copies()} == saved
+        assert all(again.get(copy) == content_of(copy.address) for copy in again.copies())
+        assert again.flush(10) and again.counts.orphans == 0

@@ -1,0 +1,167 @@
+"""A disk in memory, for walks of many steps: the same promises as `bough.cache.disk.Disk`, and faults on demand.
+
+Nothing is written until `work` is called (or `save`): as with the real one, content is read from the item only then. A
+restart keeps what was written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from types import SimpleNamespace
+
+from bough.cache.disk import PointRecord
+from bough.cache.disk.address import Address, Copy
+from bough.cache.disk.faults import DiskMiss
+from bough.cache.state import Buffer
+from bough.cache.tokens import TOKEN_BYTES
+
+
+@dataclass
+class Platter:
+    """What outlives a restart."""
+
+    files: dict[Address, tuple[bytes, int, float]] = field(default_factory=dict)
+    points: dict[Address, PointRecord] = field(default_factory=dict)
+
+
+class FakeDisk:
+    """A disk for one run over a platter."""
+
+    def __init__(self, page_tokens: int, budget_bytes: int = 1 << 40, platter: Platter | None = None) -> None:
+        self.page_tokens = page_tokens
+        self.budget_bytes = budget_bytes
+        self.platter = platter or Platter()
+        self.live: dict[Address, Copy] = {}
+        self.pending: dict[Copy, Callable[[], Buffer | None]] = {}
+        self.is_full = False
+        self.fail_next: str | None = None  # "read" or "write"
+        self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, misses=Counter[str]())
+
+    def root(self, salt: str) -> bytes:
+        return b"root:" + salt.encode()
+
+    def digests(self, root: bytes, tokens: bytes) -> list[bytes]:
+        step, chain = self.page_tokens * TOKEN_BYTES, [blake2b(root, digest_size=16).digest()]
+        for at in range(0, len(tokens) - step + 1, step):
+            chain.append(self.keys.after(chain[-1], tokens[at : at + step]))
+        return chain
+
+    @property
+    def keys(self) -> SimpleNamespace:
+        return SimpleNamespace(after=lambda digest, block: blake2b(digest + block, digest_size=16).digest())
+
+    def copies(self) -> list[Copy]:
+        for address, (_, nbytes, last_used) in self.platter.files.items():
+            self.live[address] = Copy(address, nbytes, last_used, is_saved=True, num_users=0)
+        return sorted(self.live.values(), key=lambda copy: (copy.address.end - 1) // self.page_tokens)
+
+    def points(self) -> list[PointRecord]:
+        return list(self.platter.points.values())
+
+    def put(self, address: Address, read: Callable[[], Buffer | None], nbytes: int, *, last_used: float = 0.0) -> Copy:
+        if address in self.live:
+            self.live[address].num_users += 1
+            return self.live[address]
+        copy = self.live[address] = Copy(address, nbytes, last_used)
+        self.pending[copy] = read
+        return copy
+
+    def work(self) -> None:
+        """Write all that waits."""
+        for copy in list(self.pending):
+            self.save(copy)
+
+    def save(self, copy: Copy) -> bool:
+        if copy.is_saved or copy not in self.pending:
+            return copy.is_saved
+        data = self.pending.pop(copy)()
+        if data is None or self.fail_next == "write":
+            self.counts.failed_writes += data is not None
+            self.fail_next = None if data is not None else self.fail_next
+            copy.has_failed = True
+            self.live.pop(copy.address, None)
+            return False
+        self.platter.files[copy.address] = (bytes(data), copy.nbytes, copy.last_used)
+        copy.is_saved = True
+        return True
+
+    def get(self, copy: Copy) -> bytearray:
+        assert copy.is_saved and self.live.get(copy.address) is copy
+        if self.fail_next == "read" or copy.address not in self.platter.files:
+            self.fail_next = None
+            self.counts.misses["missing"] += 1
+            copy.is_saved, copy.has_failed = False, True
+            del self.live[copy.address]
+            self.platter.files.pop(copy.address, None)
+            raise DiskMiss("missing")
+        data = bytearray(self.platter.files[copy.address][0])
+        self.counts.loaded_bytes += len(data)
+        return data
+
+    def drop(self, copy: Copy) -> None:
+        assert copy.num_users > 0
+        copy.num_users -= 1
+        if copy.num_users == 0:
+            self.pending.pop(copy, None)
+            if self.live.get(copy.address) is copy:
+                del self.live[copy.address]
+                self.platter.files.pop(copy.address, None)
+
+    def put_point(
+        self, address: Address, *, reason: int, is_kept: bool, is_superseded: bool, last_used: float = 0.0
+    ) -> None:
+        self.platter.points[address] = PointRecord(address, reason, is_kept, is_superseded, last_used)
+
+    def drop_point(self, address: Address) -> None:
+        self.platter.points.pop(address, None)
+
+    def touch(self, copies: Iterable[Copy], last_used: float) -> None:
+        for copy in copies:
+            copy.last_used = last_used
+            if copy.address in self.platter.files:
+                data, nbytes, _ = self.platter.files[copy.address]
+                self.platter.files[copy.address] = (data, nbytes, last_used)
+
+    def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
+        return content_bytes
+
+    def clear(self) -> None:
+        for copy in self.live.values():
+            copy.is_saved, copy.has_failed = False, True
+        self.live, self.pending = {}, {}
+        self.platter.files.clear()
+        self.platter.points.clear()
+
+    @property
+    def can_write(self) -> bool:
+        return not self.is_full
+
+    def has_room(self, nbytes: int) -> bool:
+        return self.can_write and self.claimed_bytes + nbytes <= self.budget_bytes
+
+    @property
+    def claimed_bytes(self) -> int:
+        return sum(copy.nbytes for copy in self.live.values())
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(nbytes for _, nbytes, _ in self.platter.files.values())
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(copy.nbytes for copy in self.pending)
+
+    @property
+    def num_copies(self) -> int:
+        return len(self.live)
+
+    def flush(self) -> bool:
+        self.work()
+        return True
+
+    def restarted(self) -> FakeDisk:
+        """The disk of the next run: what was not written is gone."""
+        return FakeDisk(self.page_tokens, self.budget_bytes, replace(self.platter))

@@ -1,0 +1,388 @@
+"""Places: what does not fit moves down and comes back, budgets hold everywhere, and the tree survives a restart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bough.cache.disk import Disk, DiskBusy
+from bough.cache.rates import Fixed
+from bough.cache.state import Place
+from bough.errors import EngineError
+from tests.fake_disk import FakeDisk
+from tests.fakes import MODELS
+from tests.scenarios.world import World
+
+LONG = list(range(1, 33))
+OTHER = list(range(40, 63))
+
+
+def places(w: World) -> dict[Place, int]:
+    """How many items lie at each place."""
+    items = [item for trie in w.cache.tries.values() for node in trie.walk() for item in node.items()]
+    return {place: sum(item.place is place for item in items) for place in Place}
+
+
+def demote_all(w: World) -> None:
+    """Move everything from the device as far down as there are places, and forget what lanes hold."""
+    for slot in w.cache.slots:
+        w.cache.room.clear_slot(slot)
+    while w.cache.evictor.evict_one(Place.DEVICE):
+        w.check()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_lies_on_the_host_is_adopted_from_there(model: str) -> None:
+    w = World(MODELS[model], 4, host_bytes=100_000)
+    w.run(LONG, [1])
+    demote_all(w)
+    assert places(w)[Place.DEVICE] == 0 and places(w)[Place.HOST] > 0
+
+    again = w.begin(LONG)
+
+    assert again.cached == len(LONG) - 1
+    assert again.loading.host_bytes > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_lies_on_disk_is_read_back(model: str) -> None:
+    disk = FakeDisk(4)
+    w = World(MODELS[model], 4, disk=disk)
+    w.run(LONG, [1])
+    demote_all(w)
+    assert places(w)[Place.DEVICE] == places(w)[Place.HOST] == 0
+
+    again = w.begin(LONG)
+
+    assert again.cached == len(LONG) - 1
+    assert again.loading.disk_bytes > 0 and disk.counts.loaded_bytes > 0
+
+
+def test_content_goes_down_one_place_at_a_time_and_only_the_last_lets_it_go() -> None:
+    row = 8
+    w = World(MODELS["full"], 4, budget_bytes=100_000, host_bytes=8 * row, disk=FakeDisk(4, 16 * row))
+    w.run(LONG, [1])
+    demote_all(w)
+    held = places(w)
+    assert held[Place.HOST] == 2 and held[Place.DISK] > 0 and w.known(LONG) < len(LONG)
+    assert w.cache.memory.disk.claimed_bytes <= 16 * row
+
+
+def test_a_path_that_a_lane_stands_on_is_not_moved() -> None:
+    w = World(MODELS["full"], 4, num_lanes=2, host_bytes=100_000)
+    w.run([*LONG, 90], [1])
+    w.run([*LONG, 91], [1])  # a branch, so that the long part is an inner node
+    session = w.begin([*LONG, 90, 1, 2])
+    while w.cache.evictor.evict_one(Place.DEVICE):
+        w.check()
+    path = session.pin.node.path()
+    rows = [page for node in path for pages in node.pages.values() for page in pages if page.start < session.pin.offset]
+    assert rows and all(page.place is Place.DEVICE for page in rows)
+    w.close(session)
+    assert w.cache.evictor.evict_one(Place.DEVICE)
+
+
+def test_idle_content_moves_to_the_host_before_the_device_is_full() -> None:
+    w = World(MODELS["full"], 4, budget_bytes=8 * 100, host_bytes=100_000)
+    for first in range(10):
+        w.run([first + 100, *LONG[:20]], [1])
+        assert w.cache.room.used_bytes <= 0.9 * 800
+    assert w.cache.evictor.counts.tokens == 0  # nothing was lost
+    assert places(w)[Place.HOST] > 0
+
+
+def test_rows_come_back_to_the_device_from_the_lane_when_there_is_room() -> None:
+    w = World(MODELS["full"], 4, budget_bytes=100_000, host_bytes=100_000)
+    w.run(LONG, [1])
+    demote_all(w)
+    w.run([*LONG, 99], [1])
+    assert places(w)[Place.HOST] == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_refused_allocation_on_the_host_falls_through_to_the_disk(model: str) -> None:
+    w = World(MODELS[model], 4, host_bytes=100_000, disk=FakeDisk(4))
+    w.run(LONG, [1])
+    w.engine.fail_next, w.engine.fail_with = "to_host", MemoryError
+    assert w.cache.evictor.evict_one(Place.DEVICE)
+    w.check()
+    assert w.begin(LONG).cached == len(LONG) - 1
+
+
+def test_a_full_disk_means_that_content_goes_for_good_and_nothing_else() -> None:
+    disk = FakeDisk(4)
+    w = World(MODELS["full"], 4, budget_bytes=8 * 80, disk=disk)
+    disk.is_full = True
+    for first in range(6):
+        w.run([first + 100, *LONG[:20]], [1])
+    assert disk.used_bytes == 0 and w.cache.evictor.counts.tokens > 0
+    disk.is_full = False
+    w.run(LONG, [1])
+    disk.work()
+    assert disk.used_bytes > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_page_that_cannot_be_read_is_a_miss_and_the_hole_is_filled_again(model: str) -> None:
+    disk = FakeDisk(4)
+    w = World(MODELS[model], 4, disk=disk)
+    w.run(LONG, [1])
+    demote_all(w)
+    disk.fail_next = "read"
+
+    first = w.run(LONG, [1])
+    w.check()
+    assert first.cached < len(LONG) - 1 and w.cache.counts.misses == 1
+    for slot in w.cache.slots:
+        w.cache.room.clear_slot(slot)
+    assert w.run(LONG, [1]).cached == len(LONG) - 1
+
+
+def test_no_memory_for_what_is_read_costs_that_part_only() -> None:
+    w = World(MODELS["full"], 4, disk=FakeDisk(4))
+    w.run(LONG, [1])
+    demote_all(w)
+    w.engine.fail_next, w.engine.fail_with = "unpack", EngineError
+    session = w.begin(LONG)
+    assert session.cached == 0 and w.cache.counts.failed_loads == 1
+    w.close(session)
+    assert w.run(LONG).cached > 0  # nothing was lost
+
+
+@pytest.mark.parametrize(("token_s", "byte_s", "cached"), [(1.0, 0.001, 31), (0.001, 1.0, 0), (None, 1.0, 31)])
+def test_what_is_sooner_computed_is_computed(token_s: float | None, byte_s: float, cached: int) -> None:
+    rates = Fixed(token_s, {Place.DISK: byte_s})
+    w = World(MODELS["full"], 4, disk=FakeDisk(4), rates=rates)
+    w.run(LONG, [1])
+    demote_all(w)
+
+    session = w.begin(LONG)
+
+    assert session.cached == cached
+    assert session.loading.recomputed_tokens == len(LONG) - 1 - cached
+    assert session.loading.estimated_load_s == pytest.approx(byte_s * 8 * 32)
+
+
+def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
+    """The first half lies on the host, which is fast, the second on disk, which is slow."""
+    rates = Fixed(0.01, {Place.HOST: 1e-6, Place.DISK: 1.0})
+    w = World(MODELS["full"], 4, host_bytes=16 * 8, disk=FakeDisk(4), rates=rates)
+    w.run(LONG[:16])
+    w.run(LONG)
+    demote_all(w)
+    assert places(w) == {Place.DEVICE: 0, Place.HOST: 4, Place.DISK: 4}
+    session = w.begin(LONG)
+    assert session.cached == 16 and session.loading.disk_bytes == 0
+
+
+def test_loading_stops_when_it_turns_out_slower_than_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowDisk(FakeDisk):
+        def get(self, copy: object) -> bytearray:
+            now[0] += 1.0
+            return super().get(copy)  # type: ignore[arg-type]
+
+    now = [0.0]
+    monkeypatch.setattr("bough.cache.loading.time.perf_counter", lambda: now[0])
+    w = World(MODELS["full"], 4, disk=SlowDisk(4))
+    w.run(LONG, [1])
+    w.cache.rates.note_prefill(0, 100, 1.0)
+    demote_all(w)
+    session = w.begin(LONG)
+    assert session.cached == 4  # one page was tried
+    w.close(session)
+    demote_all(w)
+    assert w.begin(LONG).cached == 0  # and now it is known
+
+
+def test_a_salt_that_is_over_its_share_evicts_its_own() -> None:
+    row = 8
+    w = World(MODELS["full"], 4, budget_bytes=400 * row, salt_share=0.25)
+    w.run(LONG, [1], salt="a")
+    w.run(OTHER, [1], salt="b")
+    for first in range(30):
+        w.run([first + 200, *LONG[:24]], [1], salt="greedy")
+        greedy = w.cache.tries["greedy"].store.num_bytes[Place.DEVICE]  # type: ignore[attr-defined]
+        assert greedy <= 100 * row
+    assert w.known(LONG, "a") == len(LONG) and w.known(OTHER, "b") == len(OTHER)
+
+
+@pytest.mark.parametrize("place", [Place.HOST, Place.DISK])
+def test_shares_hold_on_every_place(place: Place) -> None:
+    row = 8
+    host_bytes = 400 * row if place is Place.HOST else 0
+    disk = FakeDisk(4, 400 * row) if place is Place.DISK else None
+    w = World(MODELS["full"], 4, budget_bytes=120 * row, salt_share=0.25, host_bytes=host_bytes, disk=disk)
+    w.run(OTHER, [1], salt="b")
+    for first in range(40):
+        w.run([first + 200, *LONG[:12]], [1], salt="greedy")
+        assert w.cache.tries["greedy"].store.num_bytes[place] <= 100 * row  # type: ignore[attr-defined]
+    assert w.known(OTHER, "b") == len(OTHER)
+
+
+def test_what_nobody_used_for_its_time_to_live_is_forgotten_everywhere() -> None:
+    disk = FakeDisk(4)
+    w = World(MODELS["full"], 4, disk=disk, ttl_s=30.0)
+    w.run(LONG, [1])
+    for _ in range(12):
+        w.run(OTHER, [1])
+    assert w.known(LONG) == 0 and w.known(OTHER) == len(OTHER)
+    assert {copy.address.tokens[:4] for copy in disk.live.values()} >= {bytes([40, 0, 0, 0])}
+    assert bytes([1, 0, 0, 0]) not in {copy.address.tokens[:4] for copy in disk.live.values() if copy.address.start == 0}
+
+
+def test_a_device_that_is_off_keeps_nothing_beyond_the_request() -> None:
+    w = World(MODELS["full"], 4, disk=FakeDisk(4), keeps_on_device=False)
+    w.run(LONG, [1])
+    assert w.cache.room.used_bytes == 0 and places(w)[Place.DISK] > 0
+    assert w.run([*LONG, 99]).cached == len(LONG)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_clearing_forgets_what_is_on_disk_too(model: str) -> None:
+    disk = FakeDisk(4)
+    w = World(MODELS[model], 4, disk=disk)
+    w.run(LONG, [1])
+    disk.work()
+    w.cache.clear()
+    w.check()
+    assert not disk.platter.files and not disk.platter.points and not w.engine.live
+
+
+class RealDisks:
+    """Real disks in one folder, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disk: Disk | None = None
+
+    def open(self, fingerprint: str = "f" * 64, page_tokens: int = 4) -> Disk:
+        self.close()
+        self.disk = Disk.open(
+            self.folder, fingerprint=fingerprint, page_tokens=page_tokens, budget_bytes=1 << 30, floor_bytes=0
+        )
+        return self.disk
+
+    def close(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
+
+    def page_files(self) -> list[Path]:
+        return sorted(file for file in (self.folder / "pages").rglob("*") if file.is_file() and file.parent.name != "tmp")
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[RealDisks]:
+    disks = RealDisks(tmp_path / "tree")
+    yield disks
+    disks.close()
+
+
+def talk(w: World) -> list[list[int]]:
+    """Chats over one system prompt, some of which branch, under two salts."""
+    chance = random.Random(3)
+    system = [chance.randrange(60) for _ in range(10)]
+    chats = [[*system, *(chance.randrange(60) for _ in range(chance.randrange(3, 20)))] for _ in range(5)]
+    chats.append([*chats[0][:14], 61, 62])
+    for chat in chats:
+        w.run(chat, [1, 2])
+    w.run(chats[1], [1, 2], salt="other")
+    return chats
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_restart_finds_the_same_tree_and_the_same_reuse(model: str, disks: RealDisks) -> None:
+    before = World(MODELS[model], 4, disk=disks.open())
+    chats = talk(before)
+    expected = {tuple(chat): before.cache.look([*chat, 63]) for chat in chats}
+    shape = [(node.start, node.end, sorted(node.points)) for node in before.cache.tries[""].walk()]
+    before.cache.close()
+    assert not before.engine.live
+
+    after = World(MODELS[model], 4, disk=disks.open())
+
+    after.check()
+    assert sorted(shape) == sorted((node.start, node.end, sorted(node.points)) for node in after.cache.tries[""].walk())
+    for chat in chats:
+        assert after.cache.look([*chat, 63]) == expected[tuple(chat)]
+        assert after.run([*chat, 63]).cached >= expected[tuple(chat)]
+    assert after.cache.look([*chats[1], 63], "other") == expected[tuple(chats[1])]
+    assert after.cache.look([*chats[0], 63], "other") <= 10  # the system prompt
+
+
+@pytest.mark.parametrize("change", [{"fingerprint": "0" * 64}, {"page_tokens": 8}])
+def test_another_fingerprint_or_page_size_finds_nothing(change: dict[str, object], disks: RealDisks) -> None:
+    before = World(MODELS["full"], 4, disk=disks.open())
+    before.run(LONG, [1])
+    before.cache.close()
+    disk = disks.open(**change)  # type: ignore[arg-type]
+    after = World(MODELS["full"], disk.page_tokens, disk=disk)
+    assert after.cache.look(LONG) == 0
+    assert disk.counts.set_aside == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "swapped"])
+@pytest.mark.parametrize("model", MODELS)
+def test_damaged_files_are_misses_that_cost_computing_and_nothing_else(model: str, damage: str, disks: RealDisks) -> None:
+    before = World(MODELS[model], 4, disk=disks.open())
+    before.run(LONG, [1])
+    before.run(OTHER, [1])
+    before.cache.close()
+    damage_all(disks, damage)
+
+    after = World(MODELS[model], 4, disk=disks.open())
+    first = after.run(LONG, [1])
+
+    assert first.cached < len(LONG) - 1
+    assert sum(after.cache.memory.disk.counts.misses.values()) > 0
+    for _ in range(20):  # each time one more is found out, and what it held is there again afterwards
+        after.cache.room.clear_slot(after.cache.slots[0])
+        last = after.run(LONG, [1])
+    assert last.cached == len(LONG) - 1
+
+
+@pytest.mark.parametrize("which", range(8))
+def test_one_damaged_page_costs_what_follows_it_and_no_more(which: int, disks: RealDisks) -> None:
+    before = World(MODELS["full"], 4, disk=disks.open())
+    before.run(LONG)
+    before.cache.close()
+    disks.page_files()[which].unlink()
+
+    after = World(MODELS["full"], 4, disk=disks.open())
+    first = after.run(LONG)
+
+    assert first.cached % 4 == 0 and first.cached < len(LONG) - 1
+    after.cache.room.clear_slot(after.cache.slots[0])
+    again = after.begin(LONG)
+    assert again.cached == len(LONG) - 1
+    assert after.cache.memory.disk.counts.loaded == 7  # every other page was of use
+
+
+def damage_all(disks: RealDisks, damage: str) -> None:
+    files = disks.page_files()
+    contents = [file.read_bytes() for file in files]
+    for file, content, other in zip(files, contents, contents[1:] + contents[:1], strict=True):
+        if damage == "truncated":
+            file.write_bytes(content[: len(content) // 2])
+        elif damage == "flipped":
+            file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        elif damage == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(other)
+
+
+def test_a_tree_that_another_process_uses_is_refused_with_its_number(disks: RealDisks) -> None:
+    disks.open()
+    with pytest.raises(DiskBusy, match=r"in use by process \d+"):
+        Disk.open(disks.folder, fingerprint="f" * 64, page_tokens=4, budget_bytes=1)
+
+
+def test_figures_agree_with_the_file_system(disks: RealDisks) -> None:
+    w = World(MODELS["window+recurrent+full"], 4, disk=disks.open())
+    talk(w)
+    assert w.cache.flush()
+    on_disk = sum(file.stat().st_size for file in disks.page_files())
+    assert w.cache.stats()["disk_bytes"] == on_disk == w.cache.memory.num_bytes[Place.DISK]
