@@ -283,6 +283,8 @@ class Runner:
             raise RequestError("the prompt has 0 tokens, and needs at least 1")
         if not isinstance(request.salt, str):
             raise RequestError(f"salt is {request.salt!r}, and must be a text")
+        if not request.salt.isprintable() and not _is_text(request.salt):
+            raise RequestError(f"salt is {request.salt!r}, and must be valid Unicode")
         if request.params.format is not None and not self.tokenizer.has_text:
             raise RequestError("structured output needs a tokenizer, and this model has none")
         constraint = self._constraints.make(request.params.format)
@@ -333,6 +335,14 @@ class Runner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _last(pieces: Iterator[Chunk | Completion]) -> Completion:

@@ -31,31 +31,31 @@ def open_tiers(
     if engine.has_host:
         host_bytes = default_host_bytes() if settings.host_bytes is None else settings.host_bytes
         engine.limit_host(host_bytes)
-    disk = None if files is None else _open_disk(engine, files, settings, progress)
+    try:
+        disk = None if files is None else _open_disk(engine, files, settings, progress)
+    except (DiskError, ModelError) as error:
+        log.warning("nothing is kept on disk: %s", error)
+        return Tiers(engine, host_bytes, problem=str(error))
     return Tiers(engine, host_bytes, disk) if host_bytes or disk is not None else None
 
 
 def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None) -> Disk | None:
-    """The model's tree on disk; None, with a warning, if it cannot be opened."""
+    """The model's tree on disk; None if the settings want none. Raises DiskError or ModelError if it cannot be had."""
     budget_bytes = disk_budget_bytes(settings)
     if not budget_bytes:
         return None
-    try:
-        mark = fingerprint(files, settings, progress, **_facts(engine))
-        folder = tree_folder(settings, files.name, mark)
-        others_bytes = make_room(settings.trees_folder, folder, budget_bytes)
-        return Disk.open(
-            folder,
-            fingerprint=mark,
-            model=files.name,
-            page_tokens=PAGE_TOKENS,
-            budget_bytes=max(0, budget_bytes - others_bytes),
-            floor_bytes=settings.disk_free_bytes,
-            ttl_s=settings.disk_ttl_s,
-        )
-    except (DiskError, ModelError) as error:
-        log.warning("nothing is kept on disk: %s", error)
-        return None
+    mark = fingerprint(files, settings, progress, **_facts(engine))
+    folder = tree_folder(settings, files.name, mark)
+    others_bytes = make_room(settings.trees_folder, folder, budget_bytes)
+    return Disk.open(
+        folder,
+        fingerprint=mark,
+        model=files.name,
+        page_tokens=PAGE_TOKENS,
+        budget_bytes=max(0, budget_bytes - others_bytes),
+        floor_bytes=settings.disk_free_bytes,
+        ttl_s=settings.disk_ttl_s,
+    )
 
 
 def disk_budget_bytes(settings: Settings) -> int:

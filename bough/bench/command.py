@@ -118,34 +118,104 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Coming back to a long conversation: from the tree's snapshot, against computing it again."""
-    from bough.bench.restore import SHAPES, measure_restore
+    from bough.bench.restore import measure_restore
     from bough.runner import load, load_shape
 
-    if shape is not None and shape not in SHAPES:
-        raise typer.BadParameter(f"{shape!r} is not one of {', '.join(SHAPES)}")
     console = Console(stderr=as_json)
     with (
         console.status("measuring"),
         (
-            load_shape(SHAPES[shape], device=device, dtype=dtype)
+            load_shape(_shape(shape), device=device, dtype=dtype)
             if shape
             else load(model, device=device, dtype=dtype, disk_bytes=0)
         ) as runner,
     ):
         figures = measure_restore(runner, tokens)
-    table = Table(title=f"{figures.tokens:,} tokens, medians", title_justify="left")
+    rows = {
+        "first token, cold": figures.cold_first_token_ms,
+        "restoring the snapshot": figures.restore_ms,
+        "first token, restored": figures.restored_first_token_ms,
+        "first token, lane still rests there": figures.live_first_token_ms,
+        "each further token": figures.decode_ms,
+    }
+    console.print(_milliseconds(f"{figures.tokens:,} tokens, medians", rows))
+    console.print(f"snapshot {figures.snapshot_bytes / 2**20:,.0f} MiB · answers equal: {figures.answers_equal}")
+    if as_json:
+        print(json.dumps(asdict(figures)))
+
+
+@app.command()
+def restart(
+    model: Model = None,
+    tokens: Annotated[int, typer.Option(min=16)] = 2000,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    as_json: Json = False,
+) -> None:
+    """The first token of a conversation after a restart: read back from disk, against computing it again."""
+    from bough.bench.places import measure_restart
+    from bough.bench.report import load_warning
+
+    console = Console(stderr=as_json)
+    if warning := load_warning():
+        console.print(f"[yellow]{warning}[/yellow]")
+    with console.status("computing, then starting again"):
+        figures = measure_restart(model, tokens, rounds)
+    rows = {
+        "computed, without a disk": figures.computed_ms,
+        "computed, while it is written to disk": figures.computed_while_writing_ms,
+        "after a restart": figures.restarted_ms,
+        "  of which reading": figures.reading_ms,
+        "starting: model and tree": figures.start_ms,
+    }
+    console.print(_milliseconds(f"first token of {figures.tokens:,} tokens, medians of {rounds}", rows))
+    console.print(
+        f"{figures.ratio:.1f}× · {figures.read_bytes / 2**20:,.0f} MiB read · answers equal: {figures.answers_equal}"
+    )
+    if as_json:
+        print(json.dumps(asdict(figures) | {"ratio": round(figures.ratio, 2)}))
+
+
+def _shape(name: str) -> dict[str, Any]:
+    from bough.bench.restore import SHAPES
+
+    if name not in SHAPES:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def _milliseconds(title: str, rows: dict[str, float]) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("ms", justify="right")
-    for label, value in (
-        ("first token, cold", figures.cold_first_token_ms),
-        ("restoring the snapshot", figures.restore_ms),
-        ("first token, restored", figures.restored_first_token_ms),
-        ("first token, lane still rests there", figures.live_first_token_ms),
-        ("each further token", figures.decode_ms),
-    ):
+    for label, value in rows.items():
         table.add_row(label, f"{value:,.2f}")
-    console.print(table)
-    console.print(f"snapshot {figures.snapshot_bytes / 2**20:,.0f} MiB · answers equal: {figures.answers_equal}")
+    return table
+
+
+@app.command()
+def paging(
+    shape: Annotated[str, typer.Option(help="Random weights: llama-8b or tiny.")] = "llama-8b",
+    tokens: Annotated[int, typer.Option(min=16)] = 8192,
+    conversations: Annotated[int, typer.Option(min=2)] = 5,
+    as_json: Json = False,
+) -> None:
+    """Conversations that take turns on a GPU with room for three of them: page-in from pinned host memory."""
+    from bough.bench.places import measure_paging
+
+    console = Console(stderr=as_json)
+    with console.status("measuring"):
+        figures = measure_paging(_shape(shape), tokens, conversations)
+    rows = {
+        "first token, computed": figures.computed_first_token_ms,
+        "page-in from the host": figures.page_in_ms,
+        "page-in, the slowest": figures.slowest_page_in_ms,
+        "first token, paged in": figures.first_token_ms,
+    }
+    console.print(_milliseconds(f"{figures.conversations} conversations of {figures.tokens:,} tokens, medians", rows))
+    console.print(
+        f"{figures.conversation_bytes / 2**20:,.0f} MiB each · {figures.host_share:.0%} of it from the host · "
+        f"right to the bit: {figures.is_exact} · answers equal: {figures.answers_equal}"
+    )
     if as_json:
         print(json.dumps(asdict(figures)))
 

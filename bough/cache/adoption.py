@@ -110,7 +110,7 @@ def _stand(cache: PrefixCache, found: Match, choice: Choice, pin: Pin, total_tok
 def _plan_less(cache: PrefixCache, pin: Pin, live: Live, offset: int, shortage: int) -> tuple[list[Node], int, int]:
     """The next best thing: the lane's own rows without the tree's, or less of the tree, by what was missing."""
     row_bytes = cache.costs.row_bytes
-    limit = offset - max(1, -(-shortage // row_bytes)) if row_bytes else offset // 2
+    limit = offset - -(-shortage // row_bytes) if row_bytes and shortage else offset // 2
     path, matched = pin.node.path(), pin.offset
     less = plan(cache.groups, path, matched, live, max(0, limit))
     alone = plan(cache.groups, [], 0, live, min(live.shared, offset)) if matched else 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bough.cache.memory import Item, span
+from bough.cache.memory import Item
 from bough.cache.node import Node, Pin, Point
 from bough.cache.state import Kind, Page, Place
 
@@ -88,11 +88,37 @@ def tail_items(node: Node, place: Place, page_tokens: int, *, held_to: int, take
     stay unless they are meant.
     """
     floor = 0 if take_kept else node.deepest_point(node.end, kept=True) or 0
-    items = [item for item in items_at(node, place) if span(item)[1] > floor and not _is_held(node, item, held_to)]
-    if not items:
-        return []
-    border = (max(span(item)[1] for item in items) - 1) // page_tokens * page_tokens
-    return [item for item in items if span(item)[1] > border]
+    end = max(_last_ends(node, place, floor, held_to), default=0)
+    border = (end - 1) // page_tokens * page_tokens
+    return [item for item in _tail_to(node, place, max(floor, border)) if not _is_held(node, item, held_to)] if end else []
+
+
+def _last_ends(node: Node, place: Place, floor: int, held_to: int) -> Iterator[int]:
+    """Where the last thing of each kind ends that lies at a place above `floor` and may be moved."""
+    for pages in node.pages.values():
+        for page in reversed(pages):
+            if page.end <= floor or (page.group.kind is Kind.FULL and page.start < held_to):
+                break
+            if page.place is place and not _is_held(node, page, held_to):
+                yield page.end
+                break
+    for point in node.points.values():
+        for state in point.states.values():
+            if point.offset > floor and state.place is place and not _is_held(node, state, held_to):
+                yield point.offset
+
+
+def _tail_to(node: Node, place: Place, border: int) -> Iterator[Item]:
+    """What lies at a place and ends after `border`."""
+    for pages in node.pages.values():
+        for page in reversed(pages):
+            if page.end <= border:
+                break
+            if page.place is place:
+                yield page
+    for point in node.points.values():
+        if point.offset > border:
+            yield from (state for state in point.states.values() if state.place is place)
 
 
 def items_at(node: Node, place: Place) -> Iterator[Item]:
@@ -113,10 +139,9 @@ def classify_move(node: Node, place: Place, page_tokens: int) -> Class | None:
     point = redundant_point(node)
     if point is not None and any(state.place is place for state in point.states.values()):
         return Class.REDUNDANT_POINT
-    for take_kept in (False, True):
-        if tail_items(node, place, page_tokens, held_to=node.pinned_to, take_kept=take_kept):
-            return Class.KEPT_TAIL if take_kept else Class.TAIL
-    return None
+    if any(_last_ends(node, place, node.deepest_point(node.end, kept=True) or 0, node.pinned_to)):
+        return Class.TAIL
+    return Class.KEPT_TAIL if any(_last_ends(node, place, 0, node.pinned_to)) else None
 
 
 def classify(node: Node, page_tokens: int, *, needs_points: bool) -> Class | None:

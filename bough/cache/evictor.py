@@ -7,8 +7,12 @@ and with it change the very node that room was made for: then the node is looked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bough.cache.eviction import (
     LRU,
@@ -27,6 +31,16 @@ from bough.cache.order import Candidate, Order
 from bough.cache.state import Kind, Place
 from bough.cache.trail import Trail
 from bough.cache.trie import Trie
+from bough.errors import EngineError
+
+if TYPE_CHECKING:
+    from bough.cache.disk.address import Copy
+    from bough.cache.disk.store import Disk
+
+log = logging.getLogger(__name__)
+
+WAIT_AGAIN_S = 30.0
+"""So long no eviction waits for a disk that has not written a page in time; what is not saved goes for good instead."""
 
 
 @dataclass
@@ -53,6 +67,7 @@ class Evictor:
         pins: Iterable[Pin] = (),
         salt_share: float = 1.0,
         to_wall: Callable[[float], float] = lambda at: at,
+        tries: Callable[[], Iterable[Trie]] = tuple,
         on_empty: Callable[[Trie], None] = lambda trie: None,
     ) -> None:
         self.memory = memory
@@ -63,7 +78,10 @@ class Evictor:
         self._salt_share = salt_share
         self._pins = pins
         self._on_empty = on_empty
-        self._to_wall = to_wall
+        self.to_wall = to_wall
+        self._tries = tries
+        self._refused: list[tuple[Place, Candidate, int]] = []
+        self._waits_from = 0.0  # not before this time an eviction waits for the disk again
         tiers = memory.tiers
         self._host_bytes = tiers.host_bytes if tiers and tiers.has_host else 0
         self._places = [Place.DEVICE] + [Place.HOST] * bool(self._host_bytes) + [Place.DISK] * bool(memory.disk)
@@ -85,7 +103,7 @@ class Evictor:
             return _classify_copies(node)
         if place is not self._places[-1]:
             return classify_move(node, place, self.page_tokens)
-        if len(self._places) > 1 and not any(items_at(node, place)):
+        if len(self._places) > 1 and not any(items_at(node, place)) and not _is_bare(node):
             return None
         return classify(node, self._step_tokens, needs_points=self.needs_points)
 
@@ -94,7 +112,42 @@ class Evictor:
         while (candidate := self.order.take(place, trie)) is not None:
             if self._evict(place, candidate):
                 return True
+            self._refused.append((place, candidate, candidate.node.stamp))
+        if self._evict_refused(place, trie):
+            return True
+        return len(self._places) > 1 and place is not Place.DISK and self._free_stuck(place, trie)
+
+    def _evict_refused(self, place: Place, trie: Trie | None) -> bool:
+        """Try once more what was taken out of the order before and could not go then."""
+        refused, self._refused = self._refused, []
+        has_evicted = False
+        for entry in refused:
+            where, candidate, stamp = entry
+            if candidate.node.stamp != stamp:
+                continue  # it has been offered since
+            is_meant = not has_evicted and where is place and trie in (None, candidate.trie)
+            if is_meant and self._evict(place, candidate):
+                has_evicted = True
+            elif candidate.node.stamp == stamp:
+                self._refused.append(entry)
+        return has_evicted
+
+    def _free_stuck(self, place: Place, trie: Trie | None) -> bool:
+        """When nothing in the order may go: content that could not be moved, and cannot go because others hang below it.
+
+        The disk takes nothing, or the places below are full of what must stay. Then what hangs below goes first.
+        """
+        for each in [trie] if trie else list(self._tries()):
+            for node in each.walk():
+                if tail_items(node, place, self.page_tokens, held_to=self._held_to(node), take_kept=True):
+                    leaves = [leaf for leaf in _below(node) if self._is_leaf_free(leaf)]
+                    oldest = min(leaves, key=self.order.policy.key, default=None)
+                    if oldest is not None and self._let_go(Candidate(Class.TAIL, oldest, each)):
+                        return True
         return False
+
+    def _is_leaf_free(self, node: Node) -> bool:
+        return classify(node, self._step_tokens, needs_points=self.needs_points) is not None
 
     def _evict(self, place: Place, candidate: Candidate) -> bool:
         if place is Place.DISK:
@@ -123,9 +176,14 @@ class Evictor:
         target = tail_start(leaf, self._step_tokens, needs_points=self.needs_points, take_kept=take_kept)
         if target >= end:
             return False
+        try:
+            if target > leaf.start:
+                trie.trim(leaf, target)
+        except (EngineError, MemoryError) as error:
+            log.warning("rows [%d, %d) stay: %s", target, end, error)
+            return False
         self.counts.tokens += end - target
         if target > leaf.start:
-            trie.trim(leaf, target)
             self.counts.trims += 1
             self.offer(trie, leaf)
         else:
@@ -140,7 +198,8 @@ class Evictor:
             target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
             self.counts.tokens += parent.end - target
             if target > parent.start:
-                trie.trim(parent, target)
+                with suppress(EngineError, MemoryError):  # then they stay, for nobody
+                    trie.trim(parent, target)
                 break
             parent = trie.remove(parent)
             self.counts.removals += 1
@@ -180,16 +239,16 @@ class Evictor:
 
     def move_one_to_host(self) -> bool:
         """Move the least valuable thing on the device to the host, if that takes it; nothing there goes for good."""
-        candidate = self.order.take(Place.DEVICE)
-        if candidate is None:
+        while (candidate := self.order.take(Place.DEVICE)) is not None:
+            items = self._movable(Place.DEVICE, candidate)
+            if not items:  # a lane stands on it; it is offered again when that ends
+                continue
+            stamp = candidate.node.stamp
+            has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
+            if candidate.node.stamp != stamp or (has_room and self._to_host(candidate, items)):
+                return True
+            self.offer(candidate.trie, candidate.node)
             return False
-        stamp, items = candidate.node.stamp, self._movable(Place.DEVICE, candidate)
-        has_room = bool(items) and self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
-        if candidate.node.stamp != stamp:
-            return True
-        if has_room and self._to_host(candidate, items):
-            return True
-        self.offer(candidate.trie, candidate.node)
         return False
 
     def _movable(self, place: Place, candidate: Candidate) -> list[Item]:
@@ -209,11 +268,17 @@ class Evictor:
         return held
 
     def _to_host(self, candidate: Candidate, items: list[Item]) -> bool:
-        memory = memory_of(candidate.trie)
+        """Move items to the host; where the engine has no memory for them, something there makes way first, once."""
+        memory, node = memory_of(candidate.trie), candidate.node
         moved = [item.nbytes for item in items if memory.to_host(item)]
         self.counts.host_bytes += sum(moved)
+        if not moved:
+            stamp = node.stamp
+            if not self.evict_one(Place.HOST) or node.stamp != stamp:
+                return node.stamp != stamp
+            moved = [item.nbytes for item in items if memory.to_host(item)]
         if moved:
-            self.offer(candidate.trie, candidate.node)
+            self.offer(candidate.trie, node)
         return bool(moved)
 
     def share_of(self, budget_bytes: int) -> int:
@@ -265,8 +330,17 @@ class Evictor:
             stamp = node.stamp
             if not self.make_disk_room(self.memory.file_bytes([item]), trie) or node.stamp != stamp:
                 return False
-            copy = memory_of(trie).save(item, Trail.of(disk, trie, node).address(item), self._to_wall(node.last_used))
-        return disk.save(copy)
+            copy = memory_of(trie).save(item, Trail.of(disk, trie, node).address(item), self.to_wall(node.last_used))
+        return self._wait_for(disk, copy)
+
+    def _wait_for(self, disk: Disk, copy: Copy) -> bool:
+        """Wait until a copy is written; after a wait in vain no eviction waits for a while."""
+        if time.monotonic() < self._waits_from:
+            return copy.is_saved
+        is_saved = disk.save(copy)
+        if not is_saved and not copy.has_failed:
+            self._waits_from = time.monotonic() + WAIT_AGAIN_S
+        return is_saved
 
     def make_disk_room(self, nbytes: int, trie: Trie) -> bool:
         """Make room on disk for so many bytes; False if there is none to be had, or nothing is taken just now."""
@@ -285,6 +359,8 @@ class Evictor:
         items = sorted((item for item in node.items() if item.copies), key=lambda item: span(item)[1])
         if items and items[-1].place is Place.DISK and self._let_go(candidate):
             return True
+        if not items and _is_bare(node):
+            return self._let_go(candidate)
         in_memory = [item for item in items if item.place is not Place.DISK]
         if not in_memory:
             return False
@@ -293,8 +369,21 @@ class Evictor:
         return True
 
 
+def _below(node: Node) -> Iterator[Node]:
+    """A node and all nodes that hang below it."""
+    stack = [node]
+    while stack:
+        yield (each := stack.pop())
+        stack.extend(each.children.values())
+
+
+def _is_bare(node: Node) -> bool:
+    """Whether the node is a leaf that has lost all that it held."""
+    return node.is_leaf and not node.is_root and not any(True for _ in node.items())
+
+
 def _classify_copies(node: Node) -> Class | None:
-    if not any(item.copies for item in node.items()):
+    if not _is_bare(node) and not any(item.copies for item in node.items()):
         return None
     return Class.TAIL if node.deepest_point(node.end, kept=True) is None else Class.KEPT_TAIL
 

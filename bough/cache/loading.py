@@ -130,8 +130,8 @@ class Loader:
         items = [each for each in needed(self.cache.groups, path, live, offset) if each.item.place is Place.DISK]
         left = sum(content_bytes(each.item) for each in items)
         for each in items:
-            if self._is_too_slow(left, each.start, offset):
-                return max(0, each.start)
+            if each.item.group.kind is Kind.FULL and self._is_too_slow(left, path, live, each.start, offset):
+                return each.start
             started_s, size = self.clock(), content_bytes(each.item)
             if not self._has_room(size) or not self._load_one(each):
                 return max(0, each.start)
@@ -176,10 +176,13 @@ class Loader:
         done = self.loading
         self.loading = replace(done, disk_bytes=done.disk_bytes + nbytes, load_s=done.load_s + seconds)
 
-    def _is_too_slow(self, left_bytes: int, start: int, offset: int) -> bool:
-        """Whether computing what is left would be done sooner than loading it, as it goes now."""
+    def _is_too_slow(self, left_bytes: int, path: Sequence[Node], live: Live, start: int, offset: int) -> bool:
+        """Whether computing what is left would be done sooner than loading it, as it goes now.
+
+        Without the rows from `start` on, computing begins at the deepest offset before them that every group can stand at.
+        """
         if not self.loading.disk_bytes:
             return False
-        compute_s = self.cache.rates.prefill_s(max(0, start), offset)
+        compute_s = self.cache.rates.prefill_s(plan(self.cache.groups, path, offset, live, start), offset)
         pace = self.loading.load_s / self.loading.disk_bytes
         return compute_s is not None and left_bytes * pace > compute_s

@@ -6,6 +6,7 @@ escapes the count. A page on disk has no content here; it is cut without being r
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +27,15 @@ Held = TypeVar("Held", Page, State)
 
 @dataclass(frozen=True)
 class Tiers:
-    """What lies below the device: an engine that can move content, host memory (0: none), and a disk."""
+    """What lies below the device: an engine that can move content, host memory (0: none), and a disk.
+
+    `problem` says why there is no disk although one was wanted.
+    """
 
     store: ContentStore
     host_bytes: int = 0
     disk: Disk | None = None
+    problem: str = ""
 
     @property
     def has_host(self) -> bool:
@@ -52,7 +57,7 @@ class Memory:
         self.num_bytes = dict.fromkeys(Place, 0)
         self._store = store
         self._part_of = part_of
-        self._saving: list[Item] = []  # items with a newer copy under way, whose older ones then go
+        self._saving: deque[Item] = deque()  # items with a newer copy under way, in the order of writing
 
     def open_account(self) -> Memory:
         """A memory for one trie."""
@@ -75,7 +80,7 @@ class Memory:
         return item
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
-        self._cancel_writes(page)
+        self.cancel_writes(page)
         if page.place is Place.DISK:
             left, right = _on_disk(page, page.start, at), _on_disk(page, at, page.end)
         else:
@@ -92,8 +97,8 @@ class Memory:
         return left, right
 
     def join(self, left: Page, right: Page) -> Page:
-        self._cancel_writes(left)
-        self._cancel_writes(right)
+        self.cancel_writes(left)
+        self.cancel_writes(right)
         joined = self._store.join(left, right)
         self._count(left.place, -left.nbytes - right.nbytes)
         joined.copies = left.copies | right.copies
@@ -103,7 +108,7 @@ class Memory:
         left.copies, right.copies = {}, {}
         return self.take(joined)
 
-    def _cancel_writes(self, page: Page) -> None:
+    def cancel_writes(self, page: Page) -> None:
         """A page that is about to be consumed cannot be written any more; what it becomes is saved anew."""
         for copy in [copy for copy in page.copies if not copy.is_saved]:
             del page.copies[copy]
@@ -170,19 +175,19 @@ class Memory:
         self._count(Place.DISK, copy.nbytes)
 
     def prune(self) -> None:
-        """Drop the copies that newer ones have replaced, and those that could not be written."""
-        waiting = []
-        for item in self._saving:
-            self.tidy(item)
-            if any(not copy.is_saved for copy in item.copies):
-                waiting.append(item)
-        self._saving = waiting
+        """Drop the copies that newer ones have replaced, and those that failed, as far as writing has come."""
+        while self._saving and not any(_is_pending(copy) for copy in self._saving[0].copies):
+            self.tidy(self._saving.popleft())
 
     def tidy(self, item: Item) -> None:
-        """Drop the copies of an item that failed, and, once one that holds all of it is saved, all others."""
-        saved = saved_copy(item)
+        """Drop the copies of an item that failed, and those that are of no use beside a better one that is saved.
+
+        Best is one of just these rows; one that holds others too comes next.
+        """
+        best = own_copy(item, saved=True) or saved_copy(item)
         for copy in list(item.copies):
-            if copy.has_failed or (saved is not None and copy is not saved):
+            is_worse = best is not None and copy is not best and (copy.is_saved or _is_own(item, best))
+            if copy.has_failed or is_worse:
                 del item.copies[copy]
                 self._drop(copy)
 
@@ -210,20 +215,28 @@ class Memory:
             self._count(place, state.nbytes)
             return state
         page = store.unpack_page(item.group, copy.address.start, copy.address.end, data, place)
-        page = self._cut_to(page, item)
+        for at in (item.start, item.end):
+            page = self._cut_off(page, at, item)
         page.users, page.copies, item.copies = item.users, item.copies, {}
         self._count(place, page.nbytes)
         return page
 
-    def _cut_to(self, page: Page, wanted: Page) -> Page:
-        """The part of a fresh page that is wanted; the rest is given back."""
-        if page.start < wanted.start:
-            rest, page = self._store.cut(page, wanted.start)
-            self._store.release(rest)
-        if wanted.end < page.end:
-            page, rest = self._store.cut(page, wanted.end)
-            self._store.release(rest)
-        return page
+    def _cut_off(self, page: Page, at: int, wanted: Page) -> Page:
+        """The side of `at` of a fresh page that is wanted; the rest is given back, and all of it if that fails."""
+        if not page.start < at < page.end:
+            return page
+        try:
+            halves = self._store.cut(page, at)
+        except BaseException:
+            self._store.release(page)
+            raise
+        kept, rest = halves if wanted.start < at else halves[::-1]
+        self._store.release(rest)
+        return kept
+
+
+def _is_pending(copy: Copy) -> bool:
+    return not copy.is_saved and not copy.has_failed
 
 
 def _on_disk(page: Page, start: int, end: int) -> Page:
@@ -252,6 +265,18 @@ def content_bytes(item: Item) -> int:
 def saved_copy(item: Item) -> Copy | None:
     """A copy that is safely on disk and holds all of the item."""
     return covering_copy(item, saved=True)
+
+
+def own_copy(item: Item, *, saved: bool = False) -> Copy | None:
+    """A copy of just this item, and nothing else, or one that will be when it is written; a saved one, if asked."""
+    for copy in item.copies:
+        if _is_own(item, copy) and not copy.has_failed and (copy.is_saved or not saved):
+            return copy
+    return None
+
+
+def _is_own(item: Item, copy: Copy) -> bool:
+    return (copy.address.start, copy.address.end) == span(item) == item.copies[copy]
 
 
 def covering_copy(item: Item, *, saved: bool = False) -> Copy | None:

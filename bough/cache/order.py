@@ -76,6 +76,13 @@ class Order:
                 return Candidate(Class(entry[0]), entry[4], entry[5])
         return None
 
+    def peek(self, place: Place) -> Candidate | None:
+        """The candidate that would be taken next."""
+        heap = self._heaps[place, None]
+        while heap.entries and not _is_fresh(heap.entries[0]):
+            heapq.heappop(heap.entries)
+        return Candidate(Class(heap.entries[0][0]), heap.entries[0][4], heap.entries[0][5]) if heap.entries else None
+
     def forget(self, trie: Trie) -> None:
         """Drop the heaps of a trie that is gone."""
         for place in Place:

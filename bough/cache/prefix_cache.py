@@ -28,7 +28,7 @@ from bough.cache.rates import Rates
 from bough.cache.record import attach_captures, extend, fill_holes, fit
 from bough.cache.rest import rest
 from bough.cache.room import Room
-from bough.cache.saving import lose_disk, save
+from bough.cache.saving import lose_disk, save, save_all
 from bough.cache.session import Session, Slot
 from bough.cache.shadow import Duel
 from bough.cache.state import PAGE_TOKENS, Lane, PageStore, Place, Source
@@ -86,6 +86,7 @@ class PrefixCache:
             pins=pins,
             salt_share=salt_share,
             to_wall=lambda at: wall() - (clock() - at),
+            tries=lambda: self.tries.values(),
             on_empty=self._forget,
         )
         self.duel = Duel(page_tokens)
@@ -349,9 +350,8 @@ class PrefixCache:
         disk = self.memory.disk
         if disk is None:
             return True
-        for trie in self.tries.values():
-            for leaf in [node for node in trie.walk() if node.is_leaf]:
-                save(self, trie, b"".join(node.edge for node in leaf.path()))
+        for trie in list(self.tries.values()):
+            save_all(self, trie)
         is_safe = disk.flush()
         for trie in self.tries.values():
             memory_of(trie).prune()

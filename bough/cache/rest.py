@@ -17,6 +17,7 @@ from bough.cache.saving import save, save_parted
 from bough.cache.session import Session
 from bough.cache.shadow import NEVER
 from bough.cache.state import Kind, Page, Place
+from bough.cache.tokens import num_tokens
 from bough.errors import EngineError
 
 if TYPE_CHECKING:
@@ -69,19 +70,48 @@ def _note_use(cache: PrefixCache, session: Session, path: Sequence[Node], now: f
 
 
 def _promote(cache: PrefixCache, session: Session, tokens: bytes) -> None:
-    """Bring the rows that lie on the host back to the device, from the lane, which holds them too, while there is room."""
+    """Bring rows of the recorded tokens that lie on the host back to the device: from the lane, which holds them too."""
     if cache.tiers is None or not cache.tiers.has_host or not session.is_whole or cache.room.budget_bytes is None:
         return
+    while (found := _next_on_host(session, tokens)) is not None:
+        node, page = found
+        has_room = _make_way(cache, session, node, page)
+        if _next_on_host(session, tokens) != found:
+            continue  # making way has changed the path
+        if not has_room or not _take_from_lane(session, node, page):
+            return
+        cache.evictor.offer(session.trie, node)
+
+
+def _next_on_host(session: Session, tokens: bytes) -> tuple[Node, Page] | None:
+    """The first page of these tokens' path that lies on the host, and whose rows the lane holds."""
+    end = min(num_tokens(tokens), session.lane.offset)
     for node in session.trie.match(tokens).path:
-        for page in [page for pages in node.pages.values() for page in pages if page.place is Place.HOST]:
-            fits = cache.room.used_bytes + page.nbytes <= HIGH_WATER * cache.room.budget_bytes
-            if fits and _lane_holds(session, page) and not _take_from_lane(session, node, page):
-                return
+        for group, pages in node.pages.items():
+            start = session.lane.first_row(group) if group.kind is Kind.WINDOW else 0
+            for page in pages:
+                if page.place is Place.HOST and start <= page.start and page.end <= end:
+                    return node, page
+    return None
 
 
-def _lane_holds(session: Session, page: Page) -> bool:
-    first = session.lane.first_row(page.group) if page.group.kind is Kind.WINDOW else 0
-    return first <= page.start and page.end <= min(session.offset, session.lane.offset)
+def _make_way(cache: PrefixCache, session: Session, node: Node, page: Page) -> bool:
+    """Move what was used longer ago to the host, so that this page fits on the device, and into its salt's share."""
+    assert cache.room.budget_bytes is not None
+    held_bytes = memory_of(session.trie).num_bytes[Place.DEVICE]
+    if held_bytes + page.nbytes > cache.evictor.share_of(cache.room.budget_bytes):
+        return False
+    while not _is_low(cache, page.nbytes):
+        oldest = cache.evictor.order.peek(Place.DEVICE)
+        if oldest is None or oldest.node.last_used >= node.last_used or not cache.evictor.move_one_to_host():
+            return False
+    return True
+
+
+def _is_low(cache: PrefixCache, extra_bytes: int = 0) -> bool:
+    """Whether the device would be used below its high-water mark."""
+    assert cache.room.budget_bytes is not None
+    return cache.room.used_bytes + extra_bytes <= HIGH_WATER * cache.room.budget_bytes
 
 
 def _take_from_lane(session: Session, node: Node, page: Page) -> bool:
@@ -91,6 +121,7 @@ def _take_from_lane(session: Session, node: Node, page: Page) -> bool:
         fresh = memory.take(session.lane.publish(page.group, page.start, page.end))
     except (EngineError, MemoryError):
         return False
+    memory.cancel_writes(page)  # they would read what is given back here
     fresh.users, fresh.copies, page.copies = page.users, page.copies, {}
     session.trie.exchange(node, page, fresh)
     memory.release(page)
@@ -101,5 +132,5 @@ def _demote_ahead(cache: PrefixCache) -> None:
     """Move idle content to the host before the device is full, so that the next request finds room."""
     if cache.tiers is None or not cache.tiers.has_host or cache.room.budget_bytes is None:
         return
-    while cache.room.used_bytes > HIGH_WATER * cache.room.budget_bytes and cache.evictor.move_one_to_host():
+    while not _is_low(cache) and cache.evictor.move_one_to_host():
         pass

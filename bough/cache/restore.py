@@ -7,8 +7,11 @@ hung there. What the walk does not reach, because something before it is gone, i
 
 from __future__ import annotations
 
+import gc
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -68,9 +71,28 @@ class _Stretch:
 
 
 def restore(cache: PrefixCache) -> None:
-    """Build the tries that the disk holds. The cache must be empty."""
+    """Build the tries that the disk holds, as far as its budget goes. The cache must be empty."""
     disk = cache.memory.disk
     assert disk is not None and not cache.tries
+    with _no_collection():
+        _restore(cache, disk)
+    while disk.claimed_bytes > disk.budget_bytes and cache.evictor.evict_one(Place.DISK):
+        pass
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hundreds of thousands of objects are made that all stay: looking for garbage among them would double the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _restore(cache: PrefixCache, disk: Disk) -> None:
     roots: dict[bytes, dict[bytes, _Border]] = defaultdict(lambda: defaultdict(_Border))
     for copy in disk.copies():
         copy.num_users = 0
@@ -179,7 +201,9 @@ class _Hanging:
         """Hang everything; the pins of the stretches go."""
         for stretch in stretches:
             for border in stretch.borders:
-                for copy in sorted(border.copies, key=lambda copy: copy.address.start - copy.address.end):
+                if len(border.copies) > 1:
+                    border.copies.sort(key=lambda copy: copy.address.start - copy.address.end)  # the longest first
+                for copy in border.copies:
                     self._hang(stretch, copy)
         for stretch in stretches:
             for border in stretch.borders:
@@ -193,38 +217,40 @@ class _Hanging:
 
     def _hang(self, stretch: _Stretch, copy: Copy) -> None:
         address, group = copy.address, self._groups.get(copy.address.group)
-        node = stretch.node_of(address)
-        if group is not None and address.start == address.end and group.kind is Kind.RECURRENT:
-            self._states[node, address.end].append(
-                State(group, address.end, None, 0, Place.DISK, {copy: (address.end, address.end)})
-            )
-            copy.num_users = 1
-        elif group is not None and address.start < address.end and group.kind is not Kind.RECURRENT:
-            self._hang_rows(node, group, copy)
+        if group is not None and (address.start < address.end) == (group.kind is not Kind.RECURRENT):
+            node, used = stretch.node_of(address), self._age + copy.last_used
+            if group.kind is Kind.RECURRENT:
+                self._hang_state(node, group, copy, used)
+            else:
+                self._hang_rows(node, group, copy, used)
         if copy.num_users:
             self._memory.found(copy)
         else:
             _drop_copy(self._disk, copy)
-            return
-        while node.parent is not None and node.end > address.start:
-            node.last_used = max(node.last_used, self._age + copy.last_used)
-            node = node.parent
 
-    def _hang_rows(self, node: Node, group: Group, copy: Copy) -> None:
+    def _hang_state(self, node: Node, group: Group, copy: Copy, used: float) -> None:
+        offset = copy.address.end
+        self._states[node, offset].append(State(group, offset, None, 0, Place.DISK, {copy: (offset, offset)}))
+        copy.num_users = 1
+        node.last_used = max(node.last_used, used)
+
+    def _hang_rows(self, node: Node, group: Group, copy: Copy, used: float) -> None:
         """Make pages of the rows that no longer copy holds already, in every node that they lie in."""
         start, end = copy.address.start, copy.address.end
         at: Node | None = node
-        while at is not None and at.parent is not None and at.end > start:
-            low, high = max(start, at.start), min(end, at.end)
+        while at is not None and at.parent is not None and start < end:
+            low = max(start, at.start)
             pages = at.pages.setdefault(group, [])
             if not pages or pages[-1].end <= low:
-                pages.append(_page(group, low, high, copy))
+                pages.append(_page(group, low, end, copy))
                 copy.num_users += 1
             else:
-                for first, last in list(at.missing_between(group, low, high, self._page_tokens)):
+                for first, last in list(at.missing_between(group, low, end, self._page_tokens)):
                     insort(pages, _page(group, first, last, copy), key=lambda page: page.start)
                     copy.num_users += 1
-            at = at.parent
+            if used > at.last_used:
+                at.last_used = used
+            end, at = low, at.parent
 
     def _add_point(self, stretch: _Stretch, record: PointRecord) -> None:
         """Make a restore point again, if all that it needs is here."""

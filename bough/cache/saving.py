@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bough.cache.evictor import memory_of
-from bough.cache.memory import Item, covering_copy, span
+from bough.cache.memory import Item, own_copy
 from bough.cache.node import Node, Noted
 from bough.cache.state import Page, Place
 from bough.cache.trail import Trail
@@ -20,41 +20,71 @@ if TYPE_CHECKING:
     from bough.cache.prefix_cache import PrefixCache
 
 
-def save(cache: PrefixCache, trie: Trie, tokens: bytes, *, whole_pages: bool = False, is_use: bool = True) -> None:
-    """Hand over what the path of these tokens holds and the disk does not; only whole pages while they still grow.
-
-    If that follows a use, the disk learns when the path was last used.
-    """
+def save(cache: PrefixCache, trie: Trie, tokens: bytes, *, whole_pages: bool = False) -> None:
+    """Hand over what the path of these tokens, just used, holds and the disk does not; only whole pages while they grow."""
     disk = cache.memory.disk
     if disk is None:
         return
-    path = trie.match(tokens).path
-    for item in (item for node in path for item in node.items() if item.place is not Place.DISK):
-        memory_of(trie).tidy(item)
-    unsaved = _unsaved(cache, path, whole_pages=whole_pages)
-    if unsaved:
-        cache.evictor.make_disk_room(cache.memory.file_bytes(unsaved), trie)
-        path = trie.match(tokens).path  # again: making room may have merged nodes
+    _make_room(cache, trie, trie.match(tokens).path, whole_pages=whole_pages)
+    path = trie.match(tokens).path  # again: making room may have merged nodes
     if not path:
         return
     trail, now = Trail.of(disk, trie, path[-1]), cache.wall()
-    for item in _unsaved(cache, path, whole_pages=whole_pages):
-        if disk.has_room(cache.memory.file_bytes([item])):
-            memory_of(trie).save(item, trail.address(item), now)
-    if not whole_pages:
-        _note_points(cache, path, trail, now)
-        if is_use:
-            disk.touch([copy for node in path for item in node.items() for copy in item.copies], now)
     for node in path:
-        cache.evictor.offer(trie, node)
+        _save_node(cache, trie, node, trail, now, whole_pages=whole_pages)
+    if not whole_pages:
+        disk.touch([copy for node in path for item in node.items() for copy in item.copies], now)
+
+
+def save_all(cache: PrefixCache, trie: Trie) -> None:
+    """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used."""
+    _save_nodes(cache, trie, list(trie.walk()))
 
 
 def save_parted(cache: PrefixCache) -> None:
     """Save the tails of edges that were split since: the page across the cut became two, and neither may be on disk yet."""
     parted, cache.parted = cache.parted, []
     for trie, tail in parted:
-        if tail.parent is not None:
-            save(cache, trie, b"".join(node.edge for node in tail.path()), is_use=False)
+        _save_nodes(cache, trie, tail.path())
+
+
+def _save_nodes(cache: PrefixCache, trie: Trie, nodes: Sequence[Node]) -> None:
+    disk = cache.memory.disk
+    if disk is None:
+        return
+    for node in nodes:
+        if any(_unsaved([node])):
+            _make_room(cache, trie, [node])
+        if _is_attached(trie, node):  # making room may have merged it with another, which comes later or is unsaved for now
+            trail = Trail.of(disk, trie, node)
+            _save_node(cache, trie, node, trail, cache.evictor.to_wall(node.last_used))
+
+
+def _is_attached(trie: Trie, node: Node) -> bool:
+    if node.parent is None:
+        return node is trie.root
+    return node.parent.children.get(node.first_token) is node
+
+
+def _make_room(cache: PrefixCache, trie: Trie, nodes: Sequence[Node], *, whole_pages: bool = False) -> None:
+    for item in (item for node in nodes for item in node.items() if item.place is not Place.DISK):
+        memory_of(trie).tidy(item)
+    unsaved = _unsaved(nodes, cache.page_tokens if whole_pages else 0)
+    if unsaved:
+        cache.evictor.make_disk_room(cache.memory.file_bytes(unsaved), trie)
+
+
+def _save_node(
+    cache: PrefixCache, trie: Trie, node: Node, trail: Trail, last_used: float, *, whole_pages: bool = False
+) -> None:
+    disk = cache.memory.disk
+    assert disk is not None
+    for item in _unsaved([node], cache.page_tokens if whole_pages else 0):
+        if disk.has_room(cache.memory.file_bytes([item])):
+            memory_of(trie).save(item, trail.address(item), last_used)
+    if not whole_pages:
+        _note_points(cache, node, trail, last_used)
+    cache.evictor.offer(trie, node)
 
 
 def lose_disk(trie: Trie) -> None:
@@ -71,30 +101,30 @@ def lose_disk(trie: Trie) -> None:
             point.noted = None
 
 
-def _unsaved(cache: PrefixCache, path: Sequence[Node], *, whole_pages: bool) -> list[Item]:
+def _unsaved(nodes: Sequence[Node], page_tokens: int = 0) -> list[Item]:
+    """What is in memory and has no file of its own on disk; with a page size, only pages that end at a border."""
     return [
         item
-        for node in path
+        for node in nodes
         for item in node.items()
-        if item.place is not Place.DISK and covering_copy(item) is None and (not whole_pages or _is_whole(cache, item))
+        if item.place is not Place.DISK and own_copy(item) is None and (not page_tokens or _is_whole(item, page_tokens))
     ]
 
 
-def _is_whole(cache: PrefixCache, item: Item) -> bool:
-    return isinstance(item, Page) and span(item)[1] % cache.page_tokens == 0
+def _is_whole(item: Item, page_tokens: int) -> bool:
+    return isinstance(item, Page) and item.end % page_tokens == 0
 
 
-def _note_points(cache: PrefixCache, path: Sequence[Node], trail: Trail, now: float) -> None:
+def _note_points(cache: PrefixCache, node: Node, trail: Trail, last_used: float) -> None:
     assert cache.memory.disk is not None
-    for node in path:
-        for point in node.points.values():
-            noted = Noted(trail.address(point), point.reason, point.kept, point.superseded)
-            if noted != point.noted:
-                point.noted = noted
-                cache.memory.disk.put_point(
-                    noted.address,
-                    reason=noted.reason,
-                    is_kept=noted.kept,
-                    is_superseded=noted.superseded,
-                    last_used=now,
-                )
+    for point in node.points.values():
+        noted = Noted(trail.address(point), point.reason, point.kept, point.superseded)
+        if noted != point.noted:
+            point.noted = noted
+            cache.memory.disk.put_point(
+                noted.address,
+                reason=noted.reason,
+                is_kept=noted.kept,
+                is_superseded=noted.superseded,
+                last_used=last_used,
+            )

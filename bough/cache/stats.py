@@ -9,7 +9,7 @@ from bough.cache.state import Place
 if TYPE_CHECKING:
     from bough.cache.prefix_cache import PrefixCache
 
-Stats = dict[str, int | None]
+Stats = dict[str, int | str | None]
 
 
 def stats(cache: PrefixCache) -> Stats:
@@ -55,6 +55,8 @@ def _below(cache: PrefixCache) -> Stats:
             "disk_failed_writes": disk.counts.failed_writes,
             "disk_misses": sum(disk.counts.misses.values()),
         }
+    if cache.tiers is not None and cache.tiers.problem:
+        found["disk_problem"] = cache.tiers.problem
     if cache.tiers is not None:
         found["failed_loads"] = cache.counts.failed_loads
     return found

@@ -1,8 +1,8 @@
 """A trail: the tokens of one path, from which every item on it has its address on disk.
 
-An address tells the tokens from the last page border on, and those before it by a digest: pages of full attention lie without
-gaps, so that all tokens are known from the index. In a model without full attention they do not; there an address tells the
-whole path.
+An address tells the tokens from the last page border on, and those before it by a digest: pages of full attention lie
+without gaps, so that all tokens are known from the index. In a model without full attention they do not; there an address
+tells the whole path.
 """
 
 from __future__ import annotations

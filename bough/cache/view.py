@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bough.cache.node import Node
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.state import Place
 from bough.cache.tokens import cut, unpack
 from bough.cache.trie import Trie
 
@@ -16,7 +18,10 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node: its place, what it holds, and when it was last used (seconds ago)."""
+    """One node: where it stands, what it holds, and when it was last used (seconds ago).
+
+    `nbytes` is memory; `places` counts pages and states by where their content lies: device, host, disk.
+    """
 
     start: int
     end: int
@@ -24,6 +29,7 @@ class NodeView:
     token_ids: tuple[int, ...]
     nbytes: int
     num_pages: int
+    places: dict[str, int]
     points: tuple[int, ...]
     kept: tuple[int, ...]
     is_pinned: bool
@@ -47,7 +53,7 @@ class NodeView:
 
 @dataclass(frozen=True)
 class TreeView:
-    """All roots, one for each salt. `str` draws it."""
+    """All roots, one for each salt; of one that came from disk the salt may not be known yet. `str` draws it."""
 
     roots: dict[str, list[NodeView]]
 
@@ -91,6 +97,8 @@ def _label(view: NodeView, width: int) -> str:
     if len(text) > width:
         text = f"{text[: width // 2 - 1]} … {text[-(width // 2 - 2) :]}"
     notes = [f"{view.num_tokens} tokens", f"{view.nbytes / 2**20:.1f} MiB", f"{view.hits} uses"]
+    if set(view.places) - {"device"}:
+        notes.insert(2, ", ".join(f"{number} on {place}" for place, number in view.places.items()))
     notes += [f"restore points {', '.join(map(str, view.points))}"] if view.points else []
     notes += [f"kept {', '.join(map(str, view.kept))}"] if view.kept else []
     notes += ["pinned"] if view.is_pinned else []
@@ -100,7 +108,12 @@ def _label(view: NodeView, width: int) -> str:
 def view_tree(cache: PrefixCache, decode: Decode) -> TreeView:
     """A view of the whole tree; `decode` turns an edge's ids into text."""
     now = cache.clock()
-    return TreeView({salt: _view_trie(trie, decode, now) for salt, trie in cache.tries.items()})
+    return TreeView({_name(salt, trie): _view_trie(trie, decode, now) for salt, trie in cache.tries.items()})
+
+
+def _name(salt: str, trie: Trie) -> str:
+    """The salt; of a root that was found on disk, and whose salt nobody has told yet, what stands for it there."""
+    return salt if salt == trie.salt else f"(on disk {trie.disk_root.hex()[:8]})"
 
 
 def _view_trie(trie: Trie, decode: Decode, now: float) -> list[NodeView]:
@@ -124,6 +137,7 @@ def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
         token_ids=tuple(ids),
         nbytes=node.nbytes,
         num_pages=sum(len(pages) for pages in node.pages.values()),
+        places=_places(node),
         points=tuple(sorted(node.points)),
         kept=tuple(sorted(at for at, point in node.points.items() if point.kept)),
         is_pinned=bool(node.pins),
@@ -131,6 +145,11 @@ def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
         idle_s=max(0.0, now - node.last_used),
         depth=depth,
     )
+
+
+def _places(node: Node) -> dict[str, int]:
+    counts = Counter(item.place for item in node.items())
+    return {place.name.lower(): counts[place] for place in Place if counts[place]}
 
 
 @dataclass(frozen=True)
@@ -147,7 +166,7 @@ class Explanation:
 
 def explain(cache: PrefixCache, ids: Sequence[int], salt: str, decode: Decode, around: int = 12) -> Explanation:
     """What the tree knows of a prompt, changing nothing."""
-    trie = cache.tries.get(salt) or Trie()
+    trie = cache.find_trie(salt)
     found = trie.match(ids)
     cached = cache.look(ids, salt)
     return Explanation(

@@ -56,6 +56,7 @@ class PageFiles:
             make_private_folder(folder)
         for file in list(self._temporary.iterdir()):
             file.unlink()
+        self._unsynced.add(self._pages)  # a killed process may have made folders there and not synced them
 
     def path(self, name: bytes) -> Path:
         text = name.hex()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bough.cache.disk.address import Copy
 from bough.cache.disk.faults import DiskError
-from bough.cache.disk.files import PAGES, TEMPORARY, PageFiles, make_private_folder, write_private
+from bough.cache.disk.files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
 from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, PointRecord, Unfit
 from bough.cache.disk.keys import SECRET_BYTES, Keys
 from bough.cache.disk.lock import FolderLock
@@ -39,6 +39,7 @@ def open_folder(folder: Path, fingerprint: str, model: str, page_tokens: int) ->
     with translated(folder):
         lock = lock_folder(folder)
         try:
+            _sync_names(folder)
             try:
                 return _open(folder, lock, fingerprint, model, page_tokens, set_aside="")
             except Unfit as reason:
@@ -67,6 +68,13 @@ def lock_folder(folder: Path) -> FolderLock:
             return FolderLock(folder)
         except FileNotFoundError:
             continue  # somebody removed the folder just now
+
+
+def _sync_names(folder: Path) -> None:
+    """Make the names of a tree's folder and of the one that it lies in safe, also if a killed process made them."""
+    for above in (folder.parent.parent, folder.parent):
+        with contextlib.suppress(PermissionError):  # somebody else's, and not new
+            sync_folder(above)
 
 
 def read_secret(folder: Path) -> bytes | None:

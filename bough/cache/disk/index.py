@@ -168,6 +168,9 @@ class Index:
         if found.get("model") != identity.model:
             with self._transaction() as connection:
                 connection.execute("INSERT OR REPLACE INTO meta VALUES ('model', ?)", (identity.model,))
+        with contextlib.suppress(sqlite3.OperationalError):  # a full disk can still be read from
+            # A process may have been killed between a commit and its sync: files must not be deleted on the word of that.
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _begin(self, meta: Mapping[str, str]) -> None:
         with self._transaction() as connection:
@@ -191,10 +194,11 @@ class Index:
 def look(folder: Path) -> Iterator[sqlite3.Connection]:
     """A connection that only reads and takes no lock of ours, while an owner may be writing; raises sqlite3.Error.
 
-    Without a log nobody is writing, and the file can be read as it is; otherwise the log is read as well.
+    Without a log nobody is writing, and the file can be read as it is; otherwise the log is read as well. Then SQLite keeps
+    its memory of the log beside it, as for any reader: after a power failure that may be gone, and the log be torn.
     """
     log = folder / f"{INDEX}-wal"
-    mode = "mode=ro&readonly_shm=1" if log.exists() and log.stat().st_size else "immutable=1"
+    mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
     connection = sqlite3.connect(f"file:{quote(str(folder.absolute() / INDEX))}?{mode}", uri=True, isolation_level=None)
     try:
         yield connection

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -14,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from bough.cache.disk import DiskBusy, DiskError, verify_tree
+from bough.cache.disk import DiskBusy, DiskError, files, verify_tree
 from bough.cache.disk.index import INDEX
 from bough.cache.tokens import unpack
-from tests.cache.disk.shelf import Shelf, content_of, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, put, put_path
 
 HOLD_LOCK = """
 import fcntl, os, sys
@@ -168,3 +170,48 @@ def test_killed_at_any_instant_the_store_is_consistent(shelf: Shelf, delay_s: fl
         assert last in saved or ((last + 1) % 3 == 0 and last + 1 in saved)  # what was said to be safe is, or its successor
         assert disk.flush(10)
         assert disk.used_bytes == shelf.page_bytes()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[os.stat_result]:
+    """What is synced from now on."""
+    found: list[os.stat_result] = []
+
+    def sync(descriptor: int) -> None:
+        os.fsync(descriptor)
+        found.append(os.fstat(descriptor))
+
+    monkeypatch.setattr(files, "sync", sync)
+    return found
+
+
+def is_among(folder: Path, synced: list[os.stat_result]) -> bool:
+    return any(os.path.samestat(folder.stat(), each) for each in synced)
+
+
+def test_the_names_of_a_tree_and_of_the_folder_of_trees_are_safe(shelf: Shelf, synced: list[os.stat_result]) -> None:
+    shelf.open().close()
+    assert is_among(shelf.folder.parent, synced) and is_among(shelf.folder.parent.parent, synced)
+
+
+def test_folders_that_a_killed_process_made_are_safe_before_files_in_them(
+    shelf: Shelf, synced: list[os.stat_result]
+) -> None:
+    with shelf.open() as disk:
+        address = address_of(disk, [1, 2, 3, 4], 0)
+        (shelf.folder / "pages" / disk.keys.name(address).hex()[:2]).mkdir()  # as if by a process that was killed then
+    synced.clear()
+    with shelf.open() as disk:
+        assert disk.save(put(disk, address))
+        assert is_among(shelf.folder / "pages", synced)
+
+
+def test_what_a_killed_process_left_in_the_log_is_in_the_index_after_the_next_start(shelf: Shelf, tmp_path: Path) -> None:
+    with shelf.open() as disk:
+        put_path(disk, range(8))
+        assert disk.flush(10)
+        shutil.copytree(shelf.folder, tmp_path / "killed" / "tree")
+    with Shelf(tmp_path / "killed" / "tree").open():
+        (tmp_path / "index").write_bytes((tmp_path / "killed" / "tree" / INDEX).read_bytes())  # without its log
+        with contextlib.closing(sqlite3.connect(tmp_path / "index")) as connection:
+            assert connection.execute("SELECT count(*) FROM copies").fetchone() == (2,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -163,3 +164,24 @@ def test_room_is_made_from_trees_set_aside_then_from_the_oldest(trees: Path) -> 
         assert left() == {"keep", "old"}
     assert make_room(trees, trees / "keep", 0) == 0
     assert left() == {"keep"}
+
+
+def test_a_tree_whose_log_lost_its_shared_memory_is_shown_and_verified(trees: Path) -> None:
+    """A power failure may leave the log, and not what SQLite keeps beside it, which nobody syncs."""
+    with Shelf(trees / "whole").open() as disk:
+        put_path(disk, range(8))
+        assert disk.flush(10)
+        shutil.copytree(trees / "whole", trees / "cut", ignore=shutil.ignore_patterns("*-shm", "lock"))
+    assert (trees / "cut" / f"{INDEX}-wal").stat().st_size
+    cut, _ = list_trees(trees)
+    assert (cut.problem, cut.num_pages) == ("", 2)
+    assert (verify_tree(trees / "cut").problems, verify_tree(trees / "cut").num_files) == ((), 2)
+
+
+def test_a_tree_whose_log_is_torn_is_shown_and_verified(trees: Path) -> None:
+    make_tree(trees, "tree")
+    (trees / "tree" / f"{INDEX}-wal").write_bytes(bytes(4096))
+    (trees / "tree" / f"{INDEX}-shm").write_bytes(bytes(2**15))
+    (tree,) = list_trees(trees)
+    assert (tree.problem, tree.num_pages) == ("", 2)
+    assert verify_tree(trees / "tree").problems == ()
