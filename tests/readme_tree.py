@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- tree: begin -->\n```\n", "```\n<!-- tree: end -->"
-FOLDERS = ("cache", "models", "generate", "torch_engine", "bench", "replay", "cli")
+FOLDERS = ("cache", "cache/disk", "models", "generate", "torch_engine", "bench", "replay", "cli")
 WIDTH = 122
 
 
@@ -30,7 +30,9 @@ def make_tree() -> str:
         files = sorted((ROOT / "bough" / folder).glob("*.py"))
         lines.append(_line("  ", f"{folder}/", describe(ROOT / "bough" / folder / "__init__.py")))
         lines += [_line("    ", file.name, describe(file)) for file in files if file.name != "__init__.py"]
-    lines.append("tests/                   mirrors bough/; fakes.py, invariants.py, contract/ (every engine), scenarios/")
+    lines.append(
+        "tests/                   mirrors bough/; fakes.py, invariants.py, contract/ (every engine), scenarios/, crash/"
+    )
     lines.append("bench/results/           figures with date and set-up")
     return "\n".join(lines) + "\n"
 

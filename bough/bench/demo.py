@@ -26,7 +26,7 @@ def show_demo(model: str | None = None, progress: DownloadProgress | None = None
     if warning := load_warning():
         console.print(f"[yellow]{warning}[/yellow]")
     with console.status("loading the model (the first time it is fetched and converted)"):
-        runner = load(model, progress=progress)
+        runner = load(model, progress=progress, disk_bytes=0)  # each run computes everything itself
     with runner:
         engine = runner.engine.describe()
         console.print(

@@ -25,7 +25,8 @@ def save(cache: PrefixCache, trie: Trie, tokens: bytes, *, whole_pages: bool = F
     disk = cache.memory.disk
     if disk is None:
         return
-    _make_room(cache, trie, trie.match(tokens).path, whole_pages=whole_pages)
+    if not _make_room(cache, trie, trie.match(tokens).path, whole_pages=whole_pages) and whole_pages:
+        return
     path = trie.match(tokens).path  # again: making room may have merged nodes
     if not path:
         return
@@ -66,12 +67,14 @@ def _is_attached(trie: Trie, node: Node) -> bool:
     return node.parent.children.get(node.first_token) is node
 
 
-def _make_room(cache: PrefixCache, trie: Trie, nodes: Sequence[Node], *, whole_pages: bool = False) -> None:
+def _make_room(cache: PrefixCache, trie: Trie, nodes: Sequence[Node], *, whole_pages: bool = False) -> bool:
+    """Make room on disk for what is to be saved; False if there is nothing."""
     for item in (item for node in nodes for item in node.items() if item.place is not Place.DISK):
         memory_of(trie).tidy(item)
     unsaved = _unsaved(nodes, cache.page_tokens if whole_pages else 0)
     if unsaved:
         cache.evictor.make_disk_room(cache.memory.file_bytes(unsaved), trie)
+    return bool(unsaved)
 
 
 def _save_node(

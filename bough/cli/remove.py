@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich import filesize
 
+from bough.cache.disk import DiskError, TreeInfo, list_trees, remove_tree
 from bough.cli.screen import Screen
 from bough.config import load_settings
 from bough.errors import ModelNotFound
@@ -18,8 +19,9 @@ def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names as `bough list` shows them.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete models for good. Nothing is deleted if one of the names is unknown."""
-    screen, store = Screen(), Store(load_settings().models_folder)
+    """Delete models for good, and what is kept on disk for them. Nothing is deleted if one of the names is unknown."""
+    settings = load_settings()
+    screen, store = Screen(), Store(settings.models_folder)
     found = {model.name: model for model in (_find(store, name) for name in names)}
     size_bytes = sum(model.size_bytes for model in found.values())
     question = f"delete {', '.join(found)} ({filesize.decimal(size_bytes)})?"
@@ -27,6 +29,16 @@ def remove(
         raise typer.Exit(1)
     for name in found:
         screen.write_line(f"deleted {name} ({filesize.decimal(store.remove(name))})")
+        for tree in list_trees(settings.trees_folder):
+            if tree.model == name:
+                _remove_tree(screen, tree)
+
+
+def _remove_tree(screen: Screen, tree: TreeInfo) -> None:
+    try:
+        screen.write_line(f"deleted its tree {tree.name} ({filesize.decimal(remove_tree(tree.folder))})")
+    except DiskError as error:
+        screen.write_line(f"its tree stays: {error}")
 
 
 def _find(store: Store, name: str) -> ModelFiles:

@@ -1,4 +1,4 @@
-"""SCENARIOS.md 16 with places below the device, and a day's traffic in miniature: budgets hold, nothing leaks, reuse is right."""
+"""SCENARIOS.md 16 over all places, and a day in miniature: budgets hold, nothing leaks, reuse is right."""
 
 from __future__ import annotations
 
