@@ -1,4 +1,4 @@
-"""The cost of the core alone, in microseconds: matching long prompts, and evicting from small and large trees.
+"""The cost of the core alone: matching long prompts, evicting from small and large trees, starting with one on disk.
 
 No engine is involved: pages are bytes that a counting store hands out.
 """
@@ -10,11 +10,18 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+from bough.cache.disk import Address, Copy, Disk
+from bough.cache.disk.index import INDEX, Changes, Index
 from bough.cache.evictor import Evictor
-from bough.cache.memory import Memory
-from bough.cache.state import Group, Kind, Page, State
-from bough.cache.tokens import pack
+from bough.cache.memory import Memory, Tiers
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.restore import restore
+from bough.cache.state import PAGE_TOKENS, Group, Kind, Page, State
+from bough.cache.tokens import TOKEN_BYTES, pack
 from bough.cache.trie import Trie
 
 PROMPT_TOKENS = 100_000
@@ -42,17 +49,22 @@ class CountingStore:
 
 @dataclass(frozen=True)
 class CoreFigures:
-    """Medians. `match_ms` is by the number of edges on the matched path, `evict_us` by the number of nodes."""
+    """Medians. `match_ms` is by the number of edges on the matched path, `evict_us` by the number of nodes.
+
+    `start_ms` is by the number of pages that the index on disk knows: opening it, and building the tree.
+    """
 
     match_ms: dict[int, float]
     evict_us: dict[int, float]
+    start_ms: dict[int, float]
 
 
 def measure_core() -> CoreFigures:
-    """Match 100,000 packed tokens over paths of 1 to 10,000 edges; evict from trees of 1,000 and 100,000 nodes."""
+    """Match 100,000 packed tokens over paths of 1 to 10,000 edges; evict from trees of 1,000 to 100,000 nodes; start."""
     return CoreFigures(
         match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in (1, 10, 100, 1000, 10_000)},
         evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
+        start_ms={pages: 1e3 * _start_s(pages) for pages in (10_000, 100_000)},
     )
 
 
@@ -99,3 +111,42 @@ def _evict_s(num_nodes: int, evictions: int = 900) -> float:
             assert evictor.evict_one()
         batches.append((time.perf_counter() - started) / 100)
     return statistics.median(batches)
+
+
+def _start_s(num_pages: int, pages_each: int = 100) -> float:
+    """Seconds from opening an index with so many pages, of 100 a conversation, to the tree; the median of 3."""
+    with TemporaryDirectory(prefix="bough-core-") as folder:
+        place = Path(folder) / "tree"
+        _open(place).close()
+        _fill(place, num_pages, pages_each)
+        taken = []
+        for _ in range(3):
+            started = time.perf_counter()
+            disk = _open(place)
+            store: Any = CountingStore()
+            cache = PrefixCache(store, [], tiers=Tiers(store, disk=disk))
+            restore(cache)
+            taken.append(time.perf_counter() - started)
+            assert cache.stats()["pages"] == num_pages
+            disk.close()
+    return statistics.median(taken)
+
+
+def _open(folder: Path) -> Disk:
+    return Disk.open(folder, fingerprint="core", page_tokens=PAGE_TOKENS, budget_bytes=1 << 60, floor_bytes=0)
+
+
+def _fill(folder: Path, num_pages: int, pages_each: int) -> None:
+    """Write an index as if so many pages had been saved; their files are not there, and nobody asks for them."""
+    chance, rows = random.Random(3), []
+    with _open(folder) as disk:
+        root, keys, identity = disk.root(""), disk.keys, disk.identity
+    for _ in range(num_pages // pages_each):
+        tokens = chance.randbytes(pages_each * PAGE_TOKENS * TOKEN_BYTES)
+        for number, before in enumerate(keys.digests(root, tokens)[:-1]):
+            page = tokens[number * PAGE_TOKENS * TOKEN_BYTES : (number + 1) * PAGE_TOKENS * TOKEN_BYTES]
+            address = Address(root, before, page, 0, number * PAGE_TOKENS, (number + 1) * PAGE_TOKENS)
+            rows.append((keys.name(address), Copy(address, 1 << 20, time.time())))
+    index = Index.open(folder / INDEX, identity)
+    index.apply(Changes(saved=rows))
+    index.close()

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from bough.cache.prefix_cache import PrefixCache
 
 
+_NO_USERS: set[Point | Pin] = set()  # of pages of full attention, which never have any
+
+
 @dataclass
 class _Border:
     """What the index knows to follow one page border: copies and restore points before the next."""
@@ -37,7 +40,7 @@ class _Border:
 
     def blocks(self) -> dict[bytes, _Border]:
         """The token strings that follow, without those that are the beginning of another, each with what lies on it."""
-        if len({copy.address.tokens for copy in self.copies}) == 1 and not self.points:
+        if not self.points and all(copy.address.tokens == self.copies[0].address.tokens for copy in self.copies[1:]):
             return {self.copies[0].address.tokens: self}
         found: dict[bytes, _Border] = {}
         last = b""
@@ -290,7 +293,8 @@ class _Hanging:
 
 
 def _page(group: Group, start: int, end: int, copy: Copy) -> Page:
-    return Page(group, start, end, None, 0, set(), Place.DISK, {copy: (start, end)})
+    users: set[Point | Pin] = set() if group.kind is Kind.WINDOW else _NO_USERS
+    return Page(group, start, end, None, 0, users, Place.DISK, {copy: (start, end)})
 
 
 def _settle(cache: PrefixCache, trie: Trie) -> None:
