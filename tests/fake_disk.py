@@ -88,7 +88,7 @@ class FakeDisk:
         copy.is_saved = True
         return True
 
-    def get(self, copy: Copy) -> bytearray:
+    def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
         assert copy.is_saved and self.live.get(copy.address) is copy
         if self.fail_next == "read" or copy.address not in self.platter.files:
             self.fail_next = None
@@ -161,6 +161,10 @@ class FakeDisk:
     def flush(self) -> bool:
         self.work()
         return True
+
+    def close(self) -> None:
+        """Write what waits, as the real one does at its end."""
+        self.work()
 
     def restarted(self) -> FakeDisk:
         """The disk of the next run: what was not written is gone."""

@@ -168,6 +168,8 @@ def restart(
         "after a restart": figures.restarted_ms,
         "  of which reading": figures.reading_ms,
         "starting: model and tree": figures.start_ms,
+        "with a disk of 4 MB/s: computed": figures.slow_disk_computed_ms,
+        "with a disk of 4 MB/s: the slowest known prompt": figures.slow_disk_ms,
     }
     console.print(_milliseconds(f"first token of {figures.tokens:,} tokens, medians of {rounds}", rows))
     console.print(

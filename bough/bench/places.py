@@ -6,16 +6,20 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from bough.cache.disk import files
 from bough.cache.record import page_ranges
 from bough.cache.session import Session
 from bough.cache.state import PAGE_TOKENS, Kind
 from bough.runner import Runner, load, load_shape
 from bough.types import Completion
+
+SLOW_BYTES_S = 4e6
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class RestartFigures:
     reading_ms: float  # of it
     read_bytes: int
     start_ms: float  # loading the model and the tree
+    slow_disk_ms: float  # the slowest request, with a disk that reads SLOW_BYTES_S
+    slow_disk_computed_ms: float  # computing as much in the same run
     answers_equal: bool
     setup: dict[str, str] = field(default_factory=dict)
 
@@ -52,6 +58,9 @@ def measure_restart(model: str | None, num_tokens: int, rounds: int = 3, **setti
             _warm_up(runner)
             restarted = [_answer(runner, prompt) for prompt in prompts]
             setup = runner.engine.describe()
+        with load(model, cache_folder=folder, disk_bytes="64G", **settings) as runner, _slow_disk():
+            fresh = [_answer(runner, prompt) for prompt in _make_prompts(runner, num_tokens, rounds, seed=1)]
+            slow = [_answer(runner, prompt) for prompt in prompts]
     return RestartFigures(
         tokens=num_tokens,
         computed_ms=_first_ms(computed),
@@ -60,14 +69,33 @@ def measure_restart(model: str | None, num_tokens: int, rounds: int = 3, **setti
         reading_ms=_median_ms([answer.timings.loading.load_s for answer in restarted]),
         read_bytes=min(answer.timings.loading.disk_bytes for answer in restarted),
         start_ms=round(1000 * start_s, 1),
+        slow_disk_ms=round(1000 * max(answer.timings.first_token_s for answer in slow), 3),
+        slow_disk_computed_ms=_first_ms(fresh),
         answers_equal=[a.token_ids for a in computed] == [a.token_ids for a in restarted],
         setup=setup,
     )
 
 
-def _make_prompts(runner: Runner, num_tokens: int, rounds: int) -> list[list[int]]:
+@contextmanager
+def _slow_disk() -> Iterator[None]:
+    """Let every read take as long as a disk needs that gives SLOW_BYTES_S."""
+    before = files.read_into
+
+    def read_into(descriptor: int, view: memoryview) -> int:
+        count = before(descriptor, view)
+        time.sleep(count / SLOW_BYTES_S)
+        return count
+
+    files.read_into = read_into
+    try:
+        yield
+    finally:
+        files.read_into = before
+
+
+def _make_prompts(runner: Runner, num_tokens: int, rounds: int, seed: int = 0) -> list[list[int]]:
     _warm_up(runner)
-    chance = random.Random(0)
+    chance = random.Random(seed)
     return [[chance.randrange(3, runner.engine.vocab_size) for _ in range(num_tokens)] for _ in range(rounds)]
 
 

@@ -41,7 +41,7 @@ def adopt(cache: PrefixCache, trie: Trie, prompt: bytes, salt: str, total_tokens
     pin = Pin(trie.root, 0)
     total = num_tokens(prompt)
     depth = choose_depth(cache, found.path, found.length, choice.live, choice.offset, total)
-    loader = Loader(cache, trie, depth.loading)
+    loader = Loader(cache, trie, total, depth.loading)
     try:
         slot.is_busy, slot.salt, slot.tokens = True, salt, b""  # from here on only the session knows what the lane holds
         cache.add_pin(pin)

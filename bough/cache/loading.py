@@ -7,12 +7,14 @@ The same happens, without a loss, when loading turns out to be slower than compu
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from bough.cache.disk.faults import DiskMiss
+from bough.cache.disk.faults import DiskMiss, DiskSlow
 from bough.cache.evictor import memory_of
 from bough.cache.memory import Item, content_bytes, span
 from bough.cache.node import Node
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WASTE = 0.1
+"""Reading that comes to nothing may cost this share of computing everything."""
+
 
 @dataclass(frozen=True)
 class Needed:
@@ -38,7 +43,7 @@ class Needed:
     @property
     def start(self) -> int:
         """Without this item, a lane can stand at this offset at the most."""
-        return self.item.start if isinstance(self.item, Page) else self.item.offset - 1
+        return self.item.start if isinstance(self.item, Page) else max(0, self.item.offset - 1)
 
 
 def needed(groups: Sequence[Group], path: Sequence[Node], live: Live, offset: int) -> Iterator[Needed]:
@@ -116,10 +121,15 @@ def bytes_on_disk(cache: PrefixCache, path: Sequence[Node], live: Live, offset: 
 
 @dataclass
 class Loader:
-    """Brings back what one request needs, measuring as it goes."""
+    """Brings back what one request needs, measuring as it goes.
+
+    Whatever the disk does, it is left early enough: what was spent on reading in vain stays below a tenth of what computing
+    everything would have taken, as far as that is known.
+    """
 
     cache: PrefixCache
     trie: Trie
+    total: int  # tokens of the prompt
     loading: Loading
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
 
@@ -129,15 +139,30 @@ class Loader:
             return offset
         items = [each for each in needed(self.cache.groups, path, live, offset) if each.item.place is Place.DISK]
         left = sum(content_bytes(each.item) for each in items)
+        stand = partial(plan, self.cache.groups, path, offset, live)
+        without = stand(min((each.start for each in items), default=0))
         for each in items:
-            if each.item.group.kind is Kind.FULL and self._is_too_slow(left, path, live, each.start, offset):
+            at = stand(each.start) if each.item.group.kind is Kind.FULL else without
+            patience_s = self._patience_s(without, at)
+            if patience_s <= 0 or self._is_too_slow(left, at, offset) or not self._load_one(each, patience_s):
                 return each.start
-            started_s, size = self.clock(), content_bytes(each.item)
-            if not self._has_room(size) or not self._load_one(each):
-                return max(0, each.start)
-            self._note(size, self.clock() - started_s)
-            left -= size
+            left -= content_bytes(each.item)
         return offset
+
+    def _patience_s(self, without: int, at: int) -> float:
+        """How long reading may still take if all of it was in vain from here on: a tenth of computing, and what was won."""
+        compute_s, won_s = (self.cache.rates.prefill_s(without, end) for end in (self.total, at))
+        if compute_s is None or won_s is None:
+            return math.inf
+        return WASTE * compute_s + won_s - self.loading.load_s
+
+    def _is_too_slow(self, left_bytes: int, at: int, offset: int) -> bool:
+        """Whether computing from `at` on would be done sooner than loading what is left, as it goes now."""
+        if not self.loading.disk_bytes:
+            return False
+        compute_s = self.cache.rates.prefill_s(at, offset)
+        pace = self.loading.load_s / self.loading.disk_bytes
+        return compute_s is not None and left_bytes * pace > compute_s
 
     def note_host(self, path: Sequence[Node], live: Live, offset: int) -> None:
         """Count what the lane takes from the host."""
@@ -151,16 +176,23 @@ class Loader:
         assert tiers is not None
         return tiers.load_place is Place.DEVICE or self.cache.memory.num_bytes[Place.HOST] + nbytes <= tiers.host_bytes
 
-    def _load_one(self, each: Needed) -> bool:
+    def _load_one(self, each: Needed, patience_s: float) -> bool:
+        started_s, size = self.clock(), content_bytes(each.item)
+        if not self._has_room(size):
+            return False
         try:
-            fresh = memory_of(self.trie).load(each.item)
+            fresh = memory_of(self.trie).load(each.item, lambda: self.clock() - started_s < patience_s)
         except (DiskMiss, ValueError):
             self._lose(each)
+            return False
+        except DiskSlow as slow:
+            self._note(slow.done_bytes, self.clock() - started_s)
             return False
         except (EngineError, MemoryError) as error:
             log.warning("rows %s could not be brought back: %s", span(each.item), error)
             self.cache.counts.failed_loads += 1
             return False
+        self._note(size, self.clock() - started_s)
         self.trie.exchange(each.node, each.item, fresh)
         return True
 
@@ -175,14 +207,3 @@ class Loader:
         self.cache.rates.note_load(Place.DISK, nbytes, seconds)
         done = self.loading
         self.loading = replace(done, disk_bytes=done.disk_bytes + nbytes, load_s=done.load_s + seconds)
-
-    def _is_too_slow(self, left_bytes: int, path: Sequence[Node], live: Live, start: int, offset: int) -> bool:
-        """Whether computing what is left would be done sooner than loading it, as it goes now.
-
-        Without the rows from `start` on, computing begins at the deepest offset before them that every group can stand at.
-        """
-        if not self.loading.disk_bytes:
-            return False
-        compute_s = self.cache.rates.prefill_s(plan(self.cache.groups, path, offset, live, start), offset)
-        pace = self.loading.load_s / self.loading.disk_bytes
-        return compute_s is not None and left_bytes * pace > compute_s

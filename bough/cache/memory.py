@@ -7,7 +7,7 @@ escapes the count. A page on disk has no content here; it is cut without being r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -197,17 +197,17 @@ class Memory:
         if copy.num_users == 0:
             self._count(Place.DISK, -copy.nbytes)
 
-    def load(self, item: Item) -> Item:
+    def load(self, item: Item, goes_on: Callable[[], bool]) -> Item:
         """A new item with the content that a copy on disk holds, in its place.
 
-        Raises DiskMiss if the copy is not what it should be, EngineError or MemoryError if there is no memory; the given
-        item is then as it was, else it is void.
+        Raises DiskMiss if the copy is not what it should be, DiskSlow if reading is not to go on, EngineError or
+        MemoryError if there is no memory; the given item is then as it was, else it is void.
         """
         assert self.tiers is not None and self.disk is not None and item.place is Place.DISK
         copy = saved_copy(item)
         if copy is None:
             raise DiskMiss("missing", "another part of it could not be read")
-        data = self.disk.get(copy)
+        data = self.disk.get(copy, goes_on)
         store, place = self.tiers.store, self.tiers.load_place
         if isinstance(item, State):
             state = store.unpack_state(item.group, item.offset, data, place)

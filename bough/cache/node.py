@@ -36,6 +36,7 @@ class Noted:
     reason: Reason
     kept: bool
     superseded: bool
+    last_used: float = field(default=0.0, compare=False)
 
 
 @dataclass(eq=False, slots=True)

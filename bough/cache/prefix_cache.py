@@ -345,6 +345,10 @@ class PrefixCache:
                 if node.parent and node.is_leaf and not node.pins and node.last_used < now - self._ttl_s:
                     self.evictor.remove(trie, node)
 
+    def is_aging(self, seconds: float) -> bool:
+        """Whether a note of use that is so old may let what it is of die too early."""
+        return self._ttl_s is not None and seconds > self._ttl_s / 4
+
     def flush(self) -> bool:
         """Hand everything that the disk lacks to it and wait until it is written; False if that failed."""
         disk = self.memory.disk

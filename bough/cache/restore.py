@@ -261,7 +261,7 @@ class _Hanging:
         node = stretch.node_of(address)
         point = self._trie.add_point(node, address.end, Reason(record.reason), kept=record.is_kept)
         point.superseded = record.is_superseded
-        point.noted = Noted(address, point.reason, point.kept, point.superseded)
+        point.noted = Noted(address, point.reason, point.kept, point.superseded, record.last_used)
         point.states = {state.group: state for state in self._states.pop((node, address.end), [])}
         for group in self._groups.values():
             if group.kind is Kind.WINDOW:

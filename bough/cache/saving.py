@@ -121,8 +121,8 @@ def _is_whole(item: Item, page_tokens: int) -> bool:
 def _note_points(cache: PrefixCache, node: Node, trail: Trail, last_used: float) -> None:
     assert cache.memory.disk is not None
     for point in node.points.values():
-        noted = Noted(trail.address(point), point.reason, point.kept, point.superseded)
-        if noted != point.noted:
+        noted = Noted(trail.address(point), point.reason, point.kept, point.superseded, last_used)
+        if noted != point.noted or cache.is_aging(last_used - point.noted.last_used):
             point.noted = noted
             cache.memory.disk.put_point(
                 noted.address,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from bough.cache.disk import Disk, DiskBusy
+from bough.cache.disk import Copy, Disk, DiskBusy
+from bough.cache.disk.faults import DiskSlow
 from bough.cache.rates import Fixed
 from bough.cache.state import Place
 from bough.errors import EngineError
@@ -180,9 +181,11 @@ def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
 
 def test_loading_stops_when_it_turns_out_slower_than_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     class SlowDisk(FakeDisk):
-        def get(self, copy: object) -> bytearray:
+        def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
             now[0] += 1.0
-            return super().get(copy)  # type: ignore[arg-type]
+            if not goes_on():
+                raise DiskSlow(10)
+            return super().get(copy)
 
     now = [0.0]
     monkeypatch.setattr("bough.cache.loading.time.perf_counter", lambda: now[0])
@@ -191,7 +194,7 @@ def test_loading_stops_when_it_turns_out_slower_than_computing(monkeypatch: pyte
     w.cache.rates.note_prefill(0, 100, 1.0)
     demote_all(w)
     session = w.begin(LONG)
-    assert session.cached == 4  # one page was tried
+    assert session.cached == 0 and session.loading.disk_bytes == 10  # it was given up in the middle of a page
     w.close(session)
     demote_all(w)
     assert w.begin(LONG).cached == 0  # and now it is known

@@ -39,6 +39,14 @@ class DiskMiss(BoughError):
         self.detail = detail
 
 
+class DiskSlow(BoughError):
+    """Whoever wanted a copy has no more patience; it is as good as before. `done_bytes` of it had been read."""
+
+    def __init__(self, done_bytes: int) -> None:
+        super().__init__(f"reading was given up after {done_bytes:,} bytes")
+        self.done_bytes = done_bytes
+
+
 class Warnings:
     """Passes a warning on if none of its kind was passed on within the last minute."""
 

@@ -146,11 +146,13 @@ class Ledger:
             self.changed.notify_all()
 
     def expire(self, before: float) -> None:
-        """Let every copy die that was last used before this time. A point goes when nothing is left of its path."""
+        """Let every copy and point die that was last used before this time."""
         with self.changed:
             for copy in [copy for copy in self.live.values() if copy.last_used < before]:
                 self._forget(copy)
                 self.counts.dropped += 1
+            for name in [name for name, record in self.points.items() if record.last_used < before]:
+                self.drop_point(name)
 
     def put_point(self, name: bytes, record: PointRecord) -> None:
         with self.changed:

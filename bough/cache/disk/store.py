@@ -172,8 +172,8 @@ class Disk:
         self._writer.wait_for(lambda: self._ledger.is_settled(copy), SAVE_WITHIN_S)
         return copy.is_saved
 
-    def get(self, copy: Copy) -> bytearray:
-        """The content of a copy, after everything about its file was checked.
+    def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
+        """The content of a copy, after everything about its file was checked. Raises DiskSlow if it is not to go on.
 
         Raises DiskMiss if it is not what it should be: then the copy is dropped, whoever uses it. The content of a pending
         copy comes from where it is to be written from.
@@ -183,7 +183,7 @@ class Disk:
         try:
             if not (copy.is_saved or self.save(copy)):
                 raise DiskMiss(MISSING, "it was never written")
-            content = self._opened.files.read(self.keys.name(copy.address), copy.address)
+            content = self._opened.files.read(self.keys.name(copy.address), copy.address, goes_on)
         except DiskMiss as miss:
             self._ledger.lose(copy, miss.reason)
             self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
