@@ -6,7 +6,7 @@ escapes the count. A page on disk has no content here; it is cut without being r
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -233,6 +233,19 @@ class Memory:
         kept, rest = halves if wanted.start < at else halves[::-1]
         self._store.release(rest)
         return kept
+
+    def check(self, items: Sequence[Item]) -> None:
+        """Assert that what is counted is what these items hold, place by place, and that the budgets hold."""
+        for place in (Place.DEVICE, Place.HOST):
+            assert sum(item.nbytes for item in items if item.place is place) == self.num_bytes[place]
+        for item in items:
+            is_copied = any(low <= span(item)[0] and span(item)[1] <= high for low, high in item.copies.values())
+            assert is_copied or item.place is not Place.DISK
+        copies = Counter(copy for item in items for copy in item.copies)
+        assert all(copy.num_users == number for copy, number in copies.items())
+        assert sum(copy.nbytes for copy in copies) == self.num_bytes[Place.DISK]
+        assert self.tiers is None or self.num_bytes[Place.HOST] <= self.tiers.host_bytes
+        assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
 
 
 def _is_pending(copy: Copy) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from bough.cache.adoption import adopt, reusable
 from bough.cache.captures import Capture, CaptureCosts
 from bough.cache.eviction import LRU, Policy
 from bough.cache.evictor import Evictor, memory_of
-from bough.cache.memory import Item, Memory, Tiers, span
+from bough.cache.memory import Memory, Tiers
 from bough.cache.node import Node, Pin, Point, Reason
 from bough.cache.rates import Rates
 from bough.cache.record import attach_captures, extend, fill_holes, fit
@@ -379,24 +378,10 @@ class PrefixCache:
         for trie in self.tries.values():
             trie.check()
         nodes = [node for trie in self.tries.values() for node in trie.walk()]
-        self._check_places([item for node in nodes for item in node.items()])
+        self.memory.check([item for node in nodes for item in node.items()])
         assert self.room.budget_bytes is None or self.room.used_bytes <= self.room.budget_bytes
         assert {pin for node in nodes for pin in node.pins} == self.room.pins
         assert len(self.room.pins) == sum(slot.is_busy for slot in self.slots)
-
-    def _check_places(self, items: Sequence[Item]) -> None:
-        for place in (Place.DEVICE, Place.HOST):
-            assert sum(item.nbytes for item in items if item.place is place) == self.memory.num_bytes[place]
-        for item in items:
-            is_copied = any(low <= span(item)[0] and span(item)[1] <= high for low, high in item.copies.values())
-            assert is_copied or item.place is not Place.DISK
-        copies = Counter(copy for item in items for copy in item.copies)
-        assert all(copy.num_users == number for copy, number in copies.items())
-        assert sum(copy.nbytes for copy in copies) == self.memory.num_bytes[Place.DISK]
-        if self.tiers is not None:
-            assert self.memory.num_bytes[Place.HOST] <= self.tiers.host_bytes
-        if self.memory.disk is not None:
-            assert self.memory.disk.claimed_bytes <= self.memory.disk.budget_bytes
 
 
 def unnamed(disk_root: bytes) -> str:
