@@ -152,8 +152,11 @@ class Evictor:
     def _evict(self, place: Place, candidate: Candidate) -> bool:
         if place is Place.DISK:
             return self._evict_copies(candidate)
-        if place is not self._places[-1] and self._move_down(place, candidate):
-            return True
+        if place is not self._places[-1]:
+            if self._move_down(place, candidate):
+                return True
+            if not self._movable(place, candidate):
+                return False  # a lane stands on all that it has there: letting go of what lies below would free nothing
         return self._let_go(candidate)
 
     def _let_go(self, candidate: Candidate) -> bool:

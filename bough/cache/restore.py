@@ -198,6 +198,7 @@ class _Hanging:
         self._page_tokens = cache.page_tokens
         self._groups = {group.index: group for group in cache.groups}
         self._age = cache.clock() - cache.wall()  # added to a time on disk, it gives one of this run's clock
+        self._broken: list[tuple[Node, Point]] = []  # restore points that something is missing of
         self._states: dict[tuple[Node, int], list[State]] = defaultdict(list)
 
     def hang(self, stretches: list[_Stretch]) -> None:
@@ -213,6 +214,8 @@ class _Hanging:
                 for record in border.points:
                     self._add_point(stretch, record)
             stretch.pin.node.pins.discard(stretch.pin)
+        for node, point in self._broken:  # not before all are there: they may share window rows
+            self._trie.drop_point(node, point)
         for states in self._states.values():
             for state in states:
                 self._memory.release(state)  # of no restore point
@@ -267,7 +270,7 @@ class _Hanging:
             if group.kind is Kind.WINDOW:
                 self._trie.hold_window(node, point, group)
         if not all(self._can_restore(node, point, group) for group in self._groups.values()):
-            self._trie.drop_point(node, point)
+            self._broken.append((node, point))
 
     def _can_restore(self, node: Node, point: Point, group: Group) -> bool:
         if group.kind is Kind.RECURRENT:

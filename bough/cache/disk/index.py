@@ -146,7 +146,10 @@ class Index:
 
     def problems(self) -> list[str]:
         """What SQLite itself finds wrong with the file."""
-        found = [str(row[0]) for row in self._connection.execute("PRAGMA integrity_check(20)")]
+        try:
+            found = [str(row[0]) for row in self._connection.execute("PRAGMA integrity_check(20)")]
+        except sqlite3.DatabaseError as error:
+            return [str(error)]
         return [] if found == ["ok"] else found
 
     def _prepare(self) -> None:

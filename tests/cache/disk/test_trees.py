@@ -115,6 +115,14 @@ def test_an_index_that_is_nonsense_is_a_problem_not_a_crash(trees: Path) -> None
     assert "index" in verify_tree(folder).problems[0]
 
 
+def test_an_index_that_is_nonsense_in_the_middle_is_a_problem_too(trees: Path) -> None:
+    tree = make_tree(trees, "tree", num_tokens=1600)
+    content = bytearray((tree / INDEX).read_bytes())
+    content[3 * 8192 : 6 * 8192] = b"nonsense" * (3 * 1024)
+    (tree / INDEX).write_bytes(content)
+    assert "index: database disk image is malformed" in verify_tree(tree).problems
+
+
 def test_a_tree_in_use_is_neither_verified_nor_removed(trees: Path) -> None:
     folder = make_tree(trees, "a")
     with open_tree(folder, budget_bytes=10**6, floor_bytes=0) as disk:
@@ -178,10 +186,15 @@ def test_a_tree_whose_log_lost_its_shared_memory_is_shown_and_verified(trees: Pa
     assert (verify_tree(trees / "cut").problems, verify_tree(trees / "cut").num_files) == ((), 2)
 
 
-def test_a_tree_whose_log_is_torn_is_shown_and_verified(trees: Path) -> None:
+def test_a_tree_whose_log_has_only_its_header_is_shown_and_verified(trees: Path) -> None:
+    """A process was killed, or the power failed, when it had just begun the log."""
     make_tree(trees, "tree")
-    (trees / "tree" / f"{INDEX}-wal").write_bytes(bytes(4096))
-    (trees / "tree" / f"{INDEX}-shm").write_bytes(bytes(2**15))
-    (tree,) = list_trees(trees)
+    with Shelf(trees / "other").open() as disk:
+        put_path(disk, range(8))
+        assert disk.flush(10)
+        log = (trees / "other" / f"{INDEX}-wal").read_bytes()
+    (trees / "tree" / f"{INDEX}-wal").write_bytes(log[:32])
+    (trees / "tree" / f"{INDEX}-shm").write_bytes(b"")
+    _, tree = list_trees(trees)
     assert (tree.problem, tree.num_pages) == ("", 2)
     assert verify_tree(trees / "tree").problems == ()
