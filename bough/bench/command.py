@@ -218,7 +218,7 @@ def paging(
     console.print(_milliseconds(f"{figures.conversations} conversations of {figures.tokens:,} tokens, medians", rows))
     console.print(
         f"{figures.conversation_bytes / 2**20:,.0f} MiB each · {figures.host_share:.0%} of it from the host · "
-        f"right to the bit: {figures.is_exact} · answers equal: {figures.answers_equal}"
+        f"right to the bit: {figures.is_exact} · answer tokens as computed: {figures.agreement:.0%}"
     )
     if as_json:
         print(json.dumps(asdict(figures)))

@@ -1,6 +1,7 @@
 """Many trees: the folders of all models and fingerprints, side by side below one folder.
 
-Looking takes no lock and writes nothing. Whatever changes a tree takes its lock first, and raises DiskBusy if it is in use.
+Looking takes no lock and changes nothing that is kept. Whatever changes a tree takes its lock first, and raises DiskBusy
+if it is in use.
 """
 
 from __future__ import annotations
