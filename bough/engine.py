@@ -80,10 +80,6 @@ class Engine(ContentStore, Protocol):
         """Choose one token for each, as `SamplingParams` defines."""
         ...
 
-    def host_bytes(self) -> int:
-        """Host memory that this engine has taken for pages and states, whether they use it just now or not."""
-        ...
-
     def limit_host(self, budget_bytes: int) -> None:
         """Take no more than so much host memory for pages and states."""
         ...

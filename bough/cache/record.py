@@ -56,7 +56,8 @@ def extend(cache: PrefixCache, session: Session, end: int) -> None:
     start = session.pin.offset
     if start >= end:
         return
-    pages = _publish(cache, session, start, end)  # first: if this fails, the tree is as it was
+    nbytes = (end - start) * cache.costs.row_bytes
+    pages = cache.room.insist(lambda: _publish(cache, session, start, end), nbytes, session.slot)  # first: it may fail
     try:
         node = _place(cache, session, start, end)
     except BaseException:

@@ -6,7 +6,8 @@ worked out whether that would help: a request that cannot fit takes nothing from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from bough.cache.evictor import Evictor
 from bough.cache.memory import Item
@@ -14,7 +15,9 @@ from bough.cache.node import Node, Pin, Point
 from bough.cache.session import Slot
 from bough.cache.state import Kind, Page, Place
 from bough.cache.trie import Trie
-from bough.errors import DoesNotFit
+from bough.errors import DoesNotFit, EngineError
+
+Result = TypeVar("Result")
 
 
 class Room:
@@ -76,8 +79,21 @@ class Room:
         """Let a lane grow to hold `total_tokens`, if room can be made for that and for what else is about to come."""
         if not self.make(self.growth(slot, total_tokens) + extra_bytes, spare=slot):
             return False
-        slot.lane.reserve(total_tokens)
+        self.insist(lambda: slot.lane.reserve(total_tokens), self.growth(slot, total_tokens), spare=slot)
         return True
+
+    def insist(self, take: Callable[[], Result], nbytes: int, spare: Slot) -> Result:
+        """Take memory; if the engine has none although the budget does, once more after as much was let go as is wanted."""
+        try:
+            return take()
+        except (EngineError, MemoryError):
+            target = self.used_bytes - nbytes
+            has_freed = False
+            while self.used_bytes > target and (self._clear_resting_lane(spare) or self.evictor.evict_one()):
+                has_freed = True
+            if not has_freed:
+                raise
+            return take()
 
     def growth(self, slot: Slot, total_tokens: int) -> int:
         """Bytes that a lane takes beyond its own, at the most, while it grows to hold `total_tokens`."""

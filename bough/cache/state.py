@@ -231,6 +231,10 @@ class ContentStore(PageStore, Protocol):
         """Move the content back to the device, in place; as `to_host`."""
         ...
 
+    def host_bytes(self) -> int:
+        """Host memory that was taken for pages and states, whether they use it just now or not."""
+        ...
+
     def host_seconds_per_byte(self) -> float | None:
         """What bringing a byte from the host to a lane took lately; None if nothing was brought yet."""
         ...

@@ -42,6 +42,7 @@ def _below(cache: PrefixCache) -> Stats:
         found |= {
             "host_bytes": cache.memory.num_bytes[Place.HOST],
             "host_budget_bytes": cache.tiers.host_bytes,
+            "host_taken_bytes": cache.tiers.store.host_bytes(),
             "demoted_bytes": cache.evictor.counts.host_bytes,
         }
     if cache.memory.disk is not None:

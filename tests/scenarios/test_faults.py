@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bough.cache.tokens import common_prefix, pack
 from bough.cache.view import explain
 from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary
@@ -35,7 +36,7 @@ def test_a_lane_whose_last_record_failed_is_not_taken_for_what_it_held_before(
     again = w.run([*A, 5], salt=salts[1])
 
     assert again.tokens == [*A, 5]
-    assert salts[0] == salts[1] or again.cached == 0
+    assert salts[0] == salts[1] or again.cached <= common_prefix(pack(A), pack(B))  # of B, if it was recorded after all
 
 
 def test_a_request_that_can_never_fit_takes_nothing_from_the_others() -> None:

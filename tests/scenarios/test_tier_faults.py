@@ -13,7 +13,7 @@ from bough.cache.loading import Loader
 from bough.cache.plan import plan
 from bough.cache.rates import Fixed
 from bough.cache.state import Place
-from bough.errors import DoesNotFit
+from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -346,3 +346,26 @@ def open_disk(folder: Path, *, ttl_s: float | None = None, now_s: float = 0.0) -
         ttl_s=ttl_s,
         clock=lambda: now_s,
     )
+
+
+@pytest.mark.parametrize("where", ["reserve", "publish"])
+@pytest.mark.parametrize("error", [EngineError, MemoryError])
+def test_an_engine_without_memory_is_asked_again_after_something_was_let_go(where: str, error: type[Exception]) -> None:
+    w = World(MODELS["full"], 4, num_lanes=2, budget_bytes=100_000)
+    w.run(list(range(1, 33)), [1])
+    w.engine.fail_next, w.engine.fail_with = where, error
+
+    done = w.run(list(range(40, 60)), [1])
+
+    assert done.computed == 20
+    assert w.known(list(range(40, 60))) == 20
+    assert w.known(list(range(1, 33))) < 32 or w.cache.slots[0].lane.nbytes == 0  # something made way
+
+
+def test_an_engine_that_has_no_memory_at_all_fails_that_request_only() -> None:
+    w = World(MODELS["full"], 4, budget_bytes=100_000)
+    w.engine.fail_next, w.engine.fail_with = "reserve", MemoryError
+    with pytest.raises(MemoryError):
+        w.begin(list(range(1, 9)))
+    w.check()
+    assert w.run(list(range(1, 9))).computed == 8
