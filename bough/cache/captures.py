@@ -1,7 +1,8 @@
 """Captures: which restore points a request makes on its way, and what they cost.
 
 Models of full attention alone need none. Elsewhere: where the prompt leaves the tree, the end of system and tools, the
-start of the last user message, the end of every message that can be afforded, one token before the prompt's end, the end.
+start of the last user message, the end of every message that can be afforded, one token before the prompt's end, the end,
+and every so often on the way through a long prompt.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 from bough.cache.node import Reason
 from bough.cache.state import Group, Kind
 from bough.types import Boundary, Mark
+
+POINT_SPACING = 16_384
+"""A long prompt gets a restore point at every multiple of this, for those that part from it in between."""
 
 REDUNDANT_SHARE = 0.2
 """Redundant restore points may take this share of their path's row bytes; what is beyond goes at once."""

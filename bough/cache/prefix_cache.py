@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bough.cache.adoption import adopt, reusable
-from bough.cache.captures import Capture, CaptureCosts
+from bough.cache.captures import POINT_SPACING, Capture, CaptureCosts
 from bough.cache.eviction import LRU, Policy
 from bough.cache.evictor import Evictor, memory_of
 from bough.cache.memory import Memory, Tiers
@@ -70,6 +70,7 @@ class PrefixCache:
         salt_share: float = 1.0,
         keeps_on_device: bool = True,
         ttl_s: float | None = None,
+        point_spacing: int = POINT_SPACING,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.groups = tuple(store.groups)
@@ -105,6 +106,7 @@ class PrefixCache:
         ] = []  # tails of edges that were split: a page of theirs may have to be saved anew
         self.keeps_on_device = keeps_on_device  # False: nothing but what lanes hold
         self._ttl_s = ttl_s
+        self._point_spacing = point_spacing
         self._expire_at = clock()
 
     def open_trie(self, salt: str) -> Trie:
@@ -189,6 +191,8 @@ class PrefixCache:
             return
         for capture in captures:
             session.schedule(capture.offset, capture.reason)
+        for offset in range(self._point_spacing, total, self._point_spacing):
+            session.schedule(offset, Reason.BRANCH)
         if session.cached < session.matched or session.is_branch:
             session.schedule(min(session.matched, total - 1), Reason.BRANCH)
         session.schedule(total - 1, Reason.PROMPT_END)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from bough.cache.captures import POINT_SPACING
 from bough.cache.session import Session
 from bough.replay.engine import CountingEngine
 from bough.replay.request import Request, Trace
@@ -20,14 +21,14 @@ STATE_TOKENS = 1536
 
 
 class PlacedTree(Tree):
-    """States where the library places them: at the end, where paths part, at the prompt's end, and at boundaries.
+    """States where the library places them: at the end, where paths part, at boundaries, and far apart in long prompts.
 
     Of the boundaries that a trace tells, those with the given marks are passed on.
     """
 
     def __init__(self, trace: Trace, budget: int, marks: Collection[Mark] = (Mark.SYSTEM_END,)) -> None:
         self._states = CountingEngine(state_bytes=max(1, STATE_TOKENS // trace.block_tokens))
-        super().__init__(budget, engine=self._states)
+        super().__init__(budget, engine=self._states, point_spacing=max(1, POINT_SPACING // trace.block_tokens))
         self._marks = marks
         self._num_served = 0
         self._sum_of_shares = 0.0

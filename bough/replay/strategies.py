@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from bough.cache.captures import POINT_SPACING
 from bough.cache.eviction import Policy
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Session
@@ -54,7 +55,13 @@ class Tree:
     The engine is that of a model of full attention alone, unless another is given.
     """
 
-    def __init__(self, budget: int, policy: Policy | None = None, engine: CountingEngine | None = None) -> None:
+    def __init__(
+        self,
+        budget: int,
+        policy: Policy | None = None,
+        engine: CountingEngine | None = None,
+        point_spacing: int = POINT_SPACING,
+    ) -> None:
         self._engine = engine or CountingEngine()
         self._now = 0.0
         self.cache = PrefixCache(
@@ -64,6 +71,7 @@ class Tree:
             page_tokens=PAGE_TOKENS,
             policy=policy,
             clock=lambda: self._now,
+            point_spacing=point_spacing,
         )
 
     @property

@@ -243,6 +243,14 @@ def test_a_device_that_is_off_keeps_nothing_beyond_the_request() -> None:
     assert w.run([*LONG, 99]).cached == len(LONG)
 
 
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "full"])
+def test_a_long_prompt_leaves_restore_points_on_its_way(model: str) -> None:
+    w = World(MODELS[model], 4, point_spacing=10)
+    w.run(LONG)
+    w.cache.room.clear_slot(w.cache.slots[0])
+    assert w.run([*LONG[:23], 99]).cached == 20
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_clearing_forgets_what_is_on_disk_too(model: str) -> None:
     disk = FakeDisk(4)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bough.cache.captures import POINT_SPACING
 from bough.cache.memory import Tiers
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.rates import Rates
@@ -51,6 +52,7 @@ class World:
         salt_share: float = 1.0,
         keeps_on_device: bool = True,
         ttl_s: float | None = None,
+        point_spacing: int = POINT_SPACING,
     ) -> None:
         self.engine: Any = engine or FakeEngine(groups, has_host=host_bytes > 0)
         ticks = itertools.count(1)
@@ -66,6 +68,7 @@ class World:
             salt_share=salt_share,
             keeps_on_device=keeps_on_device,
             ttl_s=ttl_s,
+            point_spacing=point_spacing,
         )
         if disk is not None:
             restore(self.cache)
