@@ -154,3 +154,15 @@ def classify(node: Node, page_tokens: int, *, needs_points: bool) -> Class | Non
         if tail_start(node, page_tokens, needs_points=needs_points, take_kept=take_kept) < node.end:
             return Class.KEPT_TAIL if take_kept else Class.TAIL
     return None
+
+
+def is_bare(node: Node) -> bool:
+    """Whether the node is a leaf that has lost all that it held."""
+    return node.is_leaf and not node.is_root and not any(True for _ in node.items())
+
+
+def classify_copies(node: Node) -> Class | None:
+    """What of a node would go from the disk next, or None if nothing may."""
+    if not is_bare(node) and not any(item.copies for item in node.items()):
+        return None
+    return Class.TAIL if node.deepest_point(node.end, kept=True) is None else Class.KEPT_TAIL

@@ -19,7 +19,9 @@ from bough.cache.eviction import (
     Class,
     Policy,
     classify,
+    classify_copies,
     classify_move,
+    is_bare,
     items_at,
     redundant_point,
     tail_items,
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 
 WAIT_AGAIN_S = 30.0
 """So long no eviction waits for a disk that has not written a page in time; what is not saved goes for good instead."""
+
+MOST_REFUSED = 256
+"""Before more candidates are remembered that could not go, stale ones are forgotten."""
 
 
 @dataclass
@@ -100,10 +105,10 @@ class Evictor:
 
     def _classify(self, node: Node, place: Place) -> Class | None:
         if place is Place.DISK:
-            return _classify_copies(node)
+            return classify_copies(node)
         if place is not self._places[-1]:
             return classify_move(node, place, self.page_tokens)
-        if len(self._places) > 1 and not any(items_at(node, place)) and not _is_bare(node):
+        if len(self._places) > 1 and not any(items_at(node, place)) and not is_bare(node):
             return None
         return classify(node, self._step_tokens, needs_points=self.needs_points)
 
@@ -112,10 +117,16 @@ class Evictor:
         while (candidate := self.order.take(place, trie)) is not None:
             if self._evict(place, candidate):
                 return True
-            self._refused.append((place, candidate, candidate.node.stamp))
+            self._note_refused(place, candidate)
         if self._evict_refused(place, trie):
             return True
         return len(self._places) > 1 and place is not Place.DISK and self._free_stuck(place, trie)
+
+    def _note_refused(self, place: Place, candidate: Candidate) -> None:
+        """Remember a candidate that could not go just now; those that were offered again since are forgotten."""
+        if len(self._refused) >= MOST_REFUSED:
+            self._refused = [entry for entry in self._refused if entry[1].node.stamp == entry[2]]
+        self._refused.append((place, candidate, candidate.node.stamp))
 
     def _evict_refused(self, place: Place, trie: Trie | None) -> bool:
         """Try once more what was taken out of the order before and could not go then."""
@@ -362,7 +373,7 @@ class Evictor:
         items = sorted((item for item in node.items() if item.copies), key=lambda item: span(item)[1])
         if items and items[-1].place is Place.DISK and self._let_go(candidate):
             return True
-        if not items and _is_bare(node):
+        if not items and is_bare(node):
             return self._let_go(candidate)
         in_memory = [item for item in items if item.place is not Place.DISK]
         if not in_memory:
@@ -378,17 +389,6 @@ def _below(node: Node) -> Iterator[Node]:
     while stack:
         yield (each := stack.pop())
         stack.extend(each.children.values())
-
-
-def _is_bare(node: Node) -> bool:
-    """Whether the node is a leaf that has lost all that it held."""
-    return node.is_leaf and not node.is_root and not any(True for _ in node.items())
-
-
-def _classify_copies(node: Node) -> Class | None:
-    if not _is_bare(node) and not any(item.copies for item in node.items()):
-        return None
-    return Class.TAIL if node.deepest_point(node.end, kept=True) is None else Class.KEPT_TAIL
 
 
 def memory_of(trie: Trie) -> Memory:
