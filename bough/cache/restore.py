@@ -7,16 +7,14 @@ hung there. What the walk does not reach, because something before it is gone, i
 
 from __future__ import annotations
 
-import gc
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bough.cache.disk.address import Address, Copy
 from bough.cache.evictor import memory_of
+from bough.cache.garbage import uncollected
 from bough.cache.node import Node, Noted, Pin, Point, Reason
 from bough.cache.state import Group, Kind, Page, Place, State
 from bough.cache.tokens import common_prefix, cut, num_tokens
@@ -77,22 +75,10 @@ def restore(cache: PrefixCache) -> None:
     """Build the tries that the disk holds, as far as its budget goes. The cache must be empty."""
     disk = cache.memory.disk
     assert disk is not None and not cache.tries
-    with _no_collection():
+    with uncollected():
         _restore(cache, disk)
     while disk.claimed_bytes > disk.budget_bytes and cache.evictor.evict_one(Place.DISK):
         pass
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Hundreds of thousands of objects are made that all stay: looking for garbage among them would double the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _restore(cache: PrefixCache, disk: Disk) -> None:

@@ -188,13 +188,14 @@ class CacheMachine(RuleBasedStateMachine):
             assert not self.world.engine.live
 
 
-def test_random_walks_keep_every_invariant() -> None:
+def walk(machine: type[CacheMachine], num_walks: int, num_steps: int) -> None:
+    """The same walks each time, for CI; at least 3,000 steps are made, or that is a failure."""
     before = CacheMachine.num_steps
     run_state_machine_as_test(
-        CacheMachine,
+        machine,
         settings=settings(
-            max_examples=400,
-            stateful_step_count=50,
+            max_examples=num_walks,
+            stateful_step_count=num_steps,
             deadline=None,
             derandomize=True,
             report_multiple_bugs=False,
@@ -204,15 +205,24 @@ def test_random_walks_keep_every_invariant() -> None:
     assert CacheMachine.num_steps - before >= 3000
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_long_random_walks_keep_every_invariant() -> None:
+def walk_long(machine: type[CacheMachine]) -> None:
+    """Many walks, other ones each time."""
     run_state_machine_as_test(
-        CacheMachine,
+        machine,
         settings=settings(
             max_examples=3000, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+def test_random_walks_keep_every_invariant() -> None:
+    walk(CacheMachine, num_walks=400, num_steps=50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_long_random_walks_keep_every_invariant() -> None:
+    walk_long(CacheMachine)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -6,16 +6,15 @@ import random
 from contextlib import suppress
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule
 
 from bough.cache.state import Place
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
-from tests.scenarios.test_random_walks import CacheMachine
+from tests.scenarios.test_random_walks import CacheMachine, walk, walk_long
 from tests.scenarios.world import World
 
 
@@ -88,30 +87,13 @@ class TierMachine(CacheMachine):
 
 
 def test_random_walks_over_all_places_keep_every_invariant() -> None:
-    before = TierMachine.num_steps
-    run_state_machine_as_test(
-        TierMachine,
-        settings=settings(
-            max_examples=300,
-            stateful_step_count=60,
-            deadline=None,
-            derandomize=True,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-    assert TierMachine.num_steps - before >= 3000
+    walk(TierMachine, num_walks=300, num_steps=60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_long_random_walks_over_all_places_keep_every_invariant() -> None:
-    run_state_machine_as_test(
-        TierMachine,
-        settings=settings(
-            max_examples=3000, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    walk_long(TierMachine)
 
 
 class Day:

@@ -39,6 +39,3 @@ class Copy:
     is_saved: bool = False
     has_failed: bool = False
     num_users: int = field(default=1)
-
-    def covers(self, start: int, end: int) -> bool:
-        return self.address.start <= start and end <= self.address.end

@@ -8,7 +8,6 @@ last used stands apart, in `uses`, so that noting it writes little. `secure_dele
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bough.cache.disk.address import POINT, Address, Copy
+from bough.cache.garbage import uncollected
 
 FORMAT = 1
 INDEX = "index.sqlite"
@@ -103,7 +103,7 @@ class Index:
 
     def copies(self) -> dict[bytes, Copy]:
         """Every copy by its name, as saved and used by nobody; raises Unfit if they cannot be read."""
-        with _unfit_if_damaged(), _uncollected():
+        with _unfit_if_damaged(), uncollected():
             return dict(_read_copies(self._connection))
 
     def points(self) -> dict[bytes, PointRecord]:
@@ -243,18 +243,6 @@ def _unfit_if_damaged() -> Iterator[None]:
         if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _FAILURES:
             raise
         raise Unfit(f"SQLite says: {error}") from error
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Let no garbage be collected meanwhile: among many new objects that all stay, looking for it costs half the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _scalar(connection: sqlite3.Connection, query: str) -> int:
