@@ -5,7 +5,14 @@
     ├── RequestError             the request cannot be served as it stands; nothing was changed
     │   ├── PromptTooLong        more tokens than the model's context
     │   └── DoesNotFit           more memory than the budget can ever give, or can give now
-    ├── LanesBusy                every lane serves another request; try again when one ends
+    ├── Unavailable              this cannot be done now; the same request may do well later
+    │   ├── LanesBusy            every lane serves another request; try again when one ends
+    │   ├── QueueFull            as many requests wait as may wait
+    │   ├── ShuttingDown         the server ends, and takes nothing new
+    │   ├── TimedOut             a request took longer than it may
+    │   ├── EngineStuck          one step of the engine takes longer than any may
+    │   └── RateLimited          a client asks more often than it may
+    ├── AccessDenied             no key or a wrong one, or a page from elsewhere that asks in the user's name
     ├── ModelError               a model cannot be found, fetched, read or run
     │   ├── ModelNotFound
     │   ├── DownloadError
@@ -59,12 +66,58 @@ class DoesNotFit(RequestError):
         return self.needed_bytes <= self.budget_bytes
 
 
-class LanesBusy(BoughError):
+class Unavailable(BoughError):
+    """This cannot be done now; the same request may do well after `retry_after_s`."""
+
+    retry_after_s = 1.0
+
+
+class LanesBusy(Unavailable):
     """Every lane serves another request."""
 
     def __init__(self, num_lanes: int) -> None:
         super().__init__(f"all {num_lanes} lanes are busy; wait for a request to end or raise the setting `lanes`")
         self.num_lanes = num_lanes
+
+
+class QueueFull(Unavailable):
+    """As many requests wait for a lane as may wait."""
+
+    def __init__(self, num_waiting: int) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already, and no more may wait; try again soon")
+        self.num_waiting = num_waiting
+
+
+class ShuttingDown(Unavailable):
+    """The server or the model is ending and takes nothing new."""
+
+    retry_after_s = 5.0
+
+
+class TimedOut(Unavailable):
+    """A request waited or ran longer than it may. The work that was done is kept: asking again goes on from there."""
+
+
+class EngineStuck(Unavailable):
+    """One step of the engine takes longer than any may; its requests have been given up."""
+
+    retry_after_s = 30.0
+
+
+class RateLimited(Unavailable):
+    """A client asks more often than it may."""
+
+    def __init__(self, text: str, retry_after_s: float) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class AccessDenied(BoughError):
+    """No key, a wrong one, or a web page from elsewhere. `needs_key` tells whether a key would help."""
+
+    def __init__(self, text: str, *, needs_key: bool = True) -> None:
+        super().__init__(text)
+        self.needs_key = needs_key
 
 
 class ModelError(BoughError):

@@ -6,12 +6,12 @@ streams take turns between their pieces.
 
 from __future__ import annotations
 
-import operator
+import random
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,8 +21,6 @@ from bough.cache.memory import Tiers
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.restore import restore
 from bough.cache.session import Reuse
-from bough.cache.tokens import common_prefix, pack
-from bough.cache.view import Explanation, TreeView, explain, view_tree
 from bough.config import Settings, let_threads_sleep, load_settings
 from bough.engine import Engine
 from bough.errors import ModelNotFound, RequestError, UnsupportedModel
@@ -32,12 +30,20 @@ from bough.generate.generation import Generation
 from bough.generate.pipeline import run_alone
 from bough.generate.randomness import choose_seed
 from bough.generate.request import Request
+from bough.generate.scheduler import Scheduler
+from bough.generate.verifier import Verifier
+from bough.generate.worker import Limits, Worker
+from bough.handle import CacheHandle
 from bough.models.files import ModelFiles
 from bough.models.progress import Progress
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.prompts import Encoded, Prompts
 from bough.tiers import open_tiers
 from bough.turns import Turns
-from bough.types import Boundary, Chunk, Completion, Prompt, SamplingParams
+from bough.types import Chunk, Completion, Prompt, SamplingParams
+
+_FEWEST_LANES = 4
+_LANE_TOKENS = 4_096  # a lane that is meant to be useful holds so many
 
 _SAMPLING = {each.name for each in fields(SamplingParams)}
 
@@ -48,7 +54,11 @@ def load(name_or_path: str | Path | None = None, *, progress: Progress | None = 
     A known name or hub id that is not on this machine yet is fetched first. `cache=False` runs without reuse.
     """
     chosen = load_settings(settings)
-    files = find_model(str(name_or_path or chosen.model), chosen, progress)
+    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
+
+
+def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
+    """A runner for a model that is on this machine, by settings that are chosen already."""
     engine = make_engine(files, chosen, progress)
     tokenizer = load_tokenizer(files, chosen.trust_remote_code)
     return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
@@ -103,15 +113,6 @@ class _Vocabulary:
         return b"" if token_id in self._tokenizer.special_ids else self._tokenizer.token_bytes(token_id)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt as ids, with the boundaries of its messages if it was made of some."""
-
-    ids: Sequence[int]
-    boundaries: Sequence[Boundary] = ()
-    is_chat: bool = False
-
-
 class Runner:
     """A loaded model with its tree. Use it in a `with` statement, or call `close`."""
 
@@ -128,22 +129,25 @@ class Runner:
         self.settings = settings
         self.files = files
         self._tiers = tiers
+        self.prompts = Prompts(tokenizer, engine.vocab_size)
+        self._turns = Turns()
         self.prefix_cache = self._make_cache()
-        self.cache = CacheHandle(self)
+        self.cache = CacheHandle(self.prefix_cache, self._turns, self.prompts)
         self.reuse: Reuse = self.prefix_cache
         self._vocabulary = _Vocabulary(tokenizer)
         self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
         self._chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
-        self._turns = Turns()
+        self._worker: Worker | None = None
         self._running: set[Generator[Chunk | Completion, None, None]] = set()
         self._is_closed = False
 
     def _make_cache(self) -> PrefixCache:
         can = self.engine.capabilities
+        budget_bytes = self.settings.device_bytes or self.engine.default_budget_bytes()
         cache = PrefixCache(
             self.engine,
-            [self.engine.make_lane() for _ in range(self.settings.lanes)],
-            budget_bytes=self.settings.device_bytes or self.engine.default_budget_bytes(),
+            [self.engine.make_lane() for _ in range(self.settings.lanes or _num_lanes(self.engine, budget_bytes))],
+            budget_bytes=budget_bytes,
             keeps_on_device=self.settings.device_bytes != 0,
             is_enabled=self.settings.cache and can.can_reuse,
             can_chunk=can.can_chunk,
@@ -157,37 +161,8 @@ class Runner:
         return cache
 
     def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
-        """A prompt as ids: messages through the chat template, ids as they are, checked.
-
-        A text is what a user says, if the model has a chat template; with `raw`, or without one, it is taken as it stands.
-        """
-        if isinstance(prompt, str):
-            if raw or not (self.tokenizer.has_text and self.tokenizer.template.is_present):
-                return Encoded(self.tokenizer.encode(prompt))
-            prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
-            prompt = self._listed(prompt)
-        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            messages: Any = prompt
-            rendered = self.tokenizer.render(messages, tools=tools, **template_kwargs)
-            return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
-        return Encoded(self._checked_ids(prompt))
-
-    def _listed(self, prompt: Any) -> list[Any]:
-        """The elements of an array or tensor of ids; anything else that is no sequence is refused."""
-        if not hasattr(prompt, "tolist") or isinstance(listed := prompt.tolist(), int | float):
-            raise RequestError(f"a prompt is a text, messages, or token ids, not {type(prompt).__name__}")
-        return list(listed)
-
-    def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
-        try:
-            ids = [operator.index(each) for each in prompt]
-        except TypeError as error:
-            raise RequestError(f"a prompt is a text, messages, or a flat list of token ids: {error}") from error
-        wrong = next((each for each in ids if not 0 <= each < self.engine.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(f"token id {wrong} is outside the vocabulary of {self.engine.vocab_size}")
-        return ids
+        """A prompt as ids, as `Prompts.encode` says."""
+        return self.prompts.encode(prompt, raw=raw, tools=tools, **template_kwargs)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer. Options are those of `SamplingParams` and of `stream`."""
@@ -213,8 +188,31 @@ class Runner:
         Errors in prompt and options are raised here; what depends on lanes and memory (LanesBusy, DoesNotFit) at the first
         piece. Stop iterating (or close the iterator) to cancel: the work done is kept.
         """
-        params = self._params(params, sampling)
         encoded = self.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {}))
+        generation = self.prepare(
+            encoded,
+            self._params(params, sampling),
+            salt=salt,
+            store=store,
+            choice=choice,
+            is_cancelled=is_cancelled,
+            on_progress=on_progress,
+        )
+        return self._stream(generation)
+
+    def prepare(
+        self,
+        encoded: Encoded,
+        params: SamplingParams,
+        *,
+        salt: str = "",
+        store: bool = True,
+        keep: bool = False,
+        choice: int = 0,
+        is_cancelled: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """A request, checked, as steps that somebody drives. Raises RequestError, or PromptTooLong."""
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
             encoded.ids,
@@ -224,10 +222,11 @@ class Runner:
             seed=choose_seed(params.seed, secrets.randbits),
             choice=choice,
             store=store,
+            keep=keep,
             strip_leading_space=encoded.is_chat and self.tokenizer.strips_leading_space,
             **{name: hook for name, hook in hooks.items() if hook is not None},
         )
-        return self._stream(self._generation(request))
+        return self._generation(request)
 
     def warm(
         self,
@@ -243,30 +242,18 @@ class Runner:
         Messages are kept up to where the next one would begin; a text up to its own end, whatever follows it.
         """
         template = {"tools": tools, **(template_kwargs or {})}
-        encoded = self.encode(prompt, raw=raw, **template)
-        if encoded.is_chat:
-            encoded = self._prefix(prompt, encoded, template)
-        request = Request(encoded.ids, SamplingParams(max_tokens=0), encoded.boundaries, salt=salt, keep=True)
-        completion = _last(self._stream(self._generation(request)))
-        self._require_kept(encoded.ids, salt)
+        encoded = self.prompts.encode_prefix(prompt, raw=raw, **template)
+        generation = self.prepare(encoded, SamplingParams(max_tokens=0), salt=salt, keep=True)
+        completion = _last(self._stream(generation))
+        self.require_kept(encoded.ids, salt)
         return completion
 
-    def _require_kept(self, ids: Sequence[int], salt: str) -> None:
+    def require_kept(self, ids: Sequence[int], salt: str) -> None:
         """Raise if a prefix that was asked to be kept found no room."""
         cache = self.prefix_cache
         with self._turns:
             if cache.is_enabled and not cache.is_kept(ids, salt):
                 raise cache.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
-
-    def _prefix(self, prompt: Prompt, encoded: Encoded, template: dict[str, Any]) -> Encoded:
-        """The part of a rendered prompt that stays the same when a text goes on, or when another message follows."""
-        if isinstance(prompt, str):
-            other = self.encode(f"{prompt} and so on", **template)
-        else:
-            other = self.encode(prompt, **{**template, "add_generation_prompt": False})
-        shared = common_prefix(pack(encoded.ids), pack(other.ids)) or len(encoded.ids)
-        boundaries = [each for each in encoded.boundaries if each.offset <= shared]
-        return Encoded(encoded.ids[:shared], boundaries, is_chat=True)
 
     def _params(self, params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
         unknown = sorted(set(sampling) - _SAMPLING)
@@ -310,6 +297,20 @@ class Runner:
             raise RequestError("the runner is closed")
         return piece
 
+    def start_worker(self, limits: Limits | None = None, verify_share: float = 0.0) -> Worker:
+        """A thread that runs many requests together on this runner, until the runner is closed."""
+        assert self._worker is None, "there is one engine thread"
+        verifier = Verifier(self.engine, verify_share, random.random, self._generation) if verify_share else None
+        scheduler = Scheduler(self.engine, self.prefix_cache, self._chunk_size, time.monotonic, verifier)
+        self._worker = Worker(
+            scheduler,
+            self._turns,
+            limits or Limits(),
+            take_stats=lambda: {**self.prefix_cache.stats(), **(verifier.stats() if verifier else {})},
+            on_idle=self.prefix_cache.expire,
+        )
+        return self._worker
+
     @contextmanager
     def remembering(self, reuse: Reuse) -> Iterator[None]:
         """Let another way of remembering serve the requests inside this context; for benchmarks."""
@@ -321,6 +322,8 @@ class Runner:
 
     def close(self) -> None:
         """End what is running and give the model's memory back. A second call does nothing."""
+        if self._worker is not None:
+            self._worker.close()
         with self._turns:
             if self._is_closed:
                 return
@@ -337,6 +340,13 @@ class Runner:
         self.close()
 
 
+def _num_lanes(engine: Engine, budget_bytes: int) -> int:
+    """How many requests may run together: as many as have room for a conversation each, within reason."""
+    most = 8 if engine.describe().get("device") == "cpu" else 32
+    lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
+    return max(_FEWEST_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _FEWEST_LANES
+
+
 def _is_text(text: str) -> bool:
     try:
         text.encode()
@@ -351,47 +361,3 @@ def _last(pieces: Iterator[Chunk | Completion]) -> Completion:
         if isinstance(piece, Completion):
             return piece
     raise AssertionError("a stream ends with its completion")
-
-
-class CacheHandle:
-    """What a user can see and do of the tree."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-
-    def tree(self) -> TreeView:
-        """The tree at this moment; `str` draws it, `as_dict` is plain data."""
-        with self._runner._turns:
-            return view_tree(self._runner.prefix_cache, self._decode)
-
-    def stats(self) -> dict[str, Any]:
-        """Counts and bytes of everything that is kept."""
-        with self._runner._turns:
-            return self._runner.prefix_cache.stats()
-
-    def explain(
-        self,
-        prompt: Prompt,
-        *,
-        raw: bool = False,
-        salt: str = "",
-        tools: Any = None,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> Explanation:
-        """How much of a prompt would be reused, and why not more."""
-        ids = self._runner.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {})).ids
-        with self._runner._turns:
-            return explain(self._runner.prefix_cache, ids, salt, self._decode)
-
-    def clear(self) -> None:
-        """Forget everything that no running request stands on, on disk for good."""
-        with self._runner._turns:
-            self._runner.prefix_cache.clear()
-
-    def flush(self) -> bool:
-        """Wait until everything that is kept is on disk too, if there is one; False if something could not be written."""
-        with self._runner._turns:
-            return self._runner.prefix_cache.flush()
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._runner.tokenizer.decode(ids, skip_special_tokens=False)

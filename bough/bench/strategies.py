@@ -33,6 +33,9 @@ class LaneSession:
         self._on_close: Callable[[LaneSession], None] | None = on_close
         self.is_whole = True
 
+    def schedule(self, offset: int) -> None:
+        """Nothing to do: these strategies keep a lane as it is, not points of it."""
+
     def next_chunk(self, max_tokens: int) -> list[int]:
         return self._prompt[len(self.tokens) : len(self.tokens) + max_tokens]
 

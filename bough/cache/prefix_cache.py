@@ -87,7 +87,7 @@ class PrefixCache:
             salt_share=salt_share,
             to_wall=lambda at: wall() - (clock() - at),
             tries=lambda: self.tries.values(),
-            on_empty=self._forget,
+            on_empty=self.forget_if_empty,
         )
         self.duel = Duel(page_tokens)
         self.policy = policy  # None: the duel decides
@@ -162,7 +162,7 @@ class PrefixCache:
         try:
             adoption = adopt(self, trie, prompt, salt, total + max_new_tokens, reuses=reuses)
         except BaseException:
-            self._forget(trie)
+            self.forget_if_empty(trie)
             raise
         session = Session(self, adoption, trie, salt, prompt, stores=reuses and store, keep=keep)
         try:
@@ -260,7 +260,7 @@ class PrefixCache:
             self.room.clear_slot(session.slot)
         finally:
             rest(self, session)
-            self._forget(session.trie)
+            self.forget_if_empty(session.trie)
 
     def _record_last(self, session: Session) -> None:
         if self.costs.needs_points and session.offset:
@@ -282,7 +282,7 @@ class PrefixCache:
         slot.lane.adopt(at, {group: Source(live=at) for group in self.groups})
         slot.tokens = session.tokens.tobytes()
 
-    def _forget(self, trie: Trie) -> None:
+    def forget_if_empty(self, trie: Trie) -> None:
         """Drop a root that holds nothing and on which nobody stands."""
         if trie.root.is_leaf and not trie.root.pins:
             for name in [name for name in (trie.salt, unnamed(trie.disk_root)) if self.tries.get(name) is trie]:
@@ -335,7 +335,7 @@ class PrefixCache:
             trie.clear()
             for node in trie.walk():
                 self.evictor.offer(trie, node)
-            self._forget(trie)
+            self.forget_if_empty(trie)
 
     def expire(self) -> None:
         """Forget, once a minute, what nobody used for as long as state may live."""
@@ -370,7 +370,11 @@ class PrefixCache:
         if disk is not None:
             self.flush()
             disk.close()
-            self.memory.disk = None
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give all memory back, and know of no disk any more; what was written there stays there."""
+        self.memory.disk = None
         for trie in self.tries.values():
             memory_of(trie).disk = None
             for item in [item for node in trie.walk() for item in node.items()]:

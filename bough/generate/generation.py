@@ -215,13 +215,15 @@ class Generation:
             text=self._text.all,
             token_ids=tuple(self._token_ids),
             finish_reason=self.finish_reason,
-            usage=self._usage(),
+            usage=self.usage,
             timings=timings,
             logprobs=tuple(self._logprobs),
             stop=self._text.stop,
         )
 
-    def _usage(self) -> Usage:
+    @property
+    def usage(self) -> Usage:
+        """What was found, reused and evaluated of the prompt so far, and how much was generated."""
         session, prompt_tokens = self.session, len(self.request.ids)
         evaluated = min(self.lane.offset, prompt_tokens) - session.cached
         return Usage(

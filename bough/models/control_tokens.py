@@ -98,6 +98,13 @@ class ControlTokens:
         rest = self._encode_piece(text[position:], position)
         return Encoded(ids + rest.ids, ends + rest.ends)
 
+    def encode_inside(self, text: str) -> list[int]:
+        """The tokens of what an assistant says in the middle of a chat, special tokens in it as plain text."""
+        marked = self.mark([{"role": "assistant", "content": text}], None)
+        if marked is None:
+            return self._encode_piece(text, 1).ids
+        return self.encode(marked.messages[0]["content"], marked.marks).ids
+
     def encode_plain(self, text: str) -> list[int]:
         """The tokens of text inside a chat, no control token among them. Raises RequestError if that cannot be."""
         for pieces in ([text], list(text)):

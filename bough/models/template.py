@@ -88,15 +88,24 @@ class Template:
         add_generation_prompt: bool,
         tools: Tools | None,
         options: dict[str, Any],
+        prefill: str = "",
     ) -> Rendered:
-        """The prompt for the next answer. Raises RequestError if the messages, tools or template do not allow one."""
+        """The prompt for the next answer, which begins with `prefill`.
+
+        Raises RequestError if the messages, tools or template do not allow one.
+        """
         if not self.is_present:
             raise RequestError("the model has no chat template: send a prompt instead of messages")
         chat = Chat(self, self._known_roles(check_messages(messages)), list(tools) if tools else None, options)
         text = chat.text(add_generation_prompt=add_generation_prompt)
         if chat.tools and text == replace(chat, tools=None).text(add_generation_prompt=add_generation_prompt):
             raise RequestError("the model's chat template does not support tools")
-        return self._encode(chat, text, add_generation_prompt)
+        rendered = self._encode(chat, text, add_generation_prompt)
+        return self._begun(rendered, prefill) if prefill else rendered
+
+    def _begun(self, rendered: Rendered, prefill: str) -> Rendered:
+        """A prompt with the beginning of its answer; nothing that the client typed there is a control token either."""
+        return replace(rendered, ids=rendered.ids + self._control.encode_inside(prefill), text=rendered.text + prefill)
 
     def text(
         self, messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool, options: dict[str, Any]

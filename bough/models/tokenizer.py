@@ -73,10 +73,14 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Tools | None = None,
+        prefill: str = "",
         **template_kwargs: Any,
     ) -> Rendered:
-        """The prompt that asks for the next message. Raises RequestError if the messages or the template forbid one."""
-        return self.template.render(messages, add_generation_prompt, tools, template_kwargs)
+        """The prompt that asks for the next message, or for the rest of one that begins with `prefill`.
+
+        Raises RequestError if the messages or the template forbid one.
+        """
+        return self.template.render(messages, add_generation_prompt, tools, template_kwargs, prefill)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids, with a replacement character for each broken one; no text without a tokenizer."""

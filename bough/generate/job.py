@@ -1,0 +1,86 @@
+"""A request that runs beside others: its generation, who listens to it, and how long it may take."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bough.cache.tokens import pack
+from bough.errors import BoughError
+from bough.generate.generation import Generation
+from bough.types import Chunk, Completion, Usage
+
+
+class Listener(Protocol):
+    """Hears what becomes of a request, in the engine's thread: it must not block. The last call is one of the last two."""
+
+    def on_start(self, usage: Usage, waited_s: float) -> None:
+        """The request has a lane; `usage` tells what of its prompt is cached."""
+        ...
+
+    def on_chunk(self, chunk: Chunk) -> None: ...
+    def on_end(self, completion: Completion) -> None: ...
+    def on_error(self, error: BoughError) -> None: ...
+
+
+@dataclass(eq=False)
+class Job:
+    """One request for a scheduler. `passed` counts how often others were preferred, for a lane, then for a chunk."""
+
+    generation: Generation
+    listener: Listener
+    deadline_s: float = math.inf
+    submitted_s: float = 0.0
+    passed: int = 0
+    leader: Job | None = None  # whose work it waits for
+    is_over: bool = False
+    packed: bytes = field(init=False)
+    _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self.packed = pack(self.generation.request.ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.generation.request.ids)
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens that are still to be evaluated, once it has a lane."""
+        return self.num_tokens - self.generation.lane.offset
+
+    @property
+    def is_prefilling(self) -> bool:
+        return not self.generation.is_done and not self.generation.is_prefilled
+
+    @property
+    def is_decoding(self) -> bool:
+        return not self.generation.is_done and self.generation.is_prefilled
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.generation.request.is_cancelled()
+
+    def start(self, waited_s: float) -> None:
+        if not self.is_over:
+            self.listener.on_start(self.generation.usage, waited_s)
+
+    def deliver(self, chunk: Chunk) -> None:
+        if not self.is_over:
+            self.listener.on_chunk(chunk)
+
+    def end(self, completion: Completion) -> None:
+        if self._end_once():
+            self.listener.on_end(completion)
+
+    def fail(self, error: BoughError) -> None:
+        """Tell the listener; a watchdog may do so from its own thread while the engine is stuck."""
+        if self._end_once():
+            self.listener.on_error(error)
+
+    def _end_once(self) -> bool:
+        with self._ending:
+            was_over, self.is_over = self.is_over, True
+        return not was_over

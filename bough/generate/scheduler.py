@@ -1,0 +1,279 @@
+"""Many requests on one engine: which of them goes on next.
+
+One thread calls `turn` again and again. Each turn lets requests in that wait for a lane, then runs one prefill chunk and
+one decode step of all lanes together, so that a long prompt never stops others' words. What is shorter goes first; what
+was passed over `AGE` times goes next.
+
+A request whose prefix another one is just computing waits until that part is published, or until the other ends for any
+reason: then it goes on from what was kept, the oldest first.
+
+Always true between turns:
+- a request waits, or it runs and has a lane of its own;
+- one that is over is in neither list, and its lane rests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.tokens import common_prefix
+from bough.engine import Engine
+from bough.errors import BoughError, DoesNotFit, EngineError, LanesBusy, TimedOut
+from bough.generate.chunk_size import ChunkSize
+from bough.generate.generation import Generation
+from bough.generate.job import Job
+from bough.generate.verifier import Verifier
+from bough.types import Sampled
+
+log = logging.getLogger(__name__)
+
+SHARED_TOKENS = 256
+"""A prefix that another request is computing is waited for if it is at least so much longer than what is known."""
+
+AGE = 8
+
+
+class Scheduler:
+    """Requests that wait and requests that run. Exactly one thread calls it, but for the two counts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cache: PrefixCache,
+        size: ChunkSize,
+        clock: Callable[[], float],
+        verifier: Verifier | None = None,
+    ) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._size = size
+        self._clock = clock
+        self._verifier = verifier
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or (self._verifier and self._verifier.has_work))
+
+    @property
+    def num_free_lanes(self) -> int:
+        return sum(not slot.is_busy for slot in self._cache.slots)
+
+    def add(self, job: Job) -> None:
+        """Let a request wait for its turn."""
+        self.waiting.append(job)
+
+    def turn(self) -> None:
+        """Let requests in, then run a prefill chunk and a decode step, as far as there are any to run."""
+        self._sweep()
+        self._admit()
+        self._prefill()
+        self._decode()
+        for job in [job for job in self.running if job.generation.is_done]:
+            self._finish(job)
+
+    def fail_all(self, error: BoughError) -> None:
+        """End every request by this error; what they have computed is kept."""
+        for job in [*self.waiting, *self.running]:
+            self._fail(job, error)
+
+    def _sweep(self) -> None:
+        """Let go of what nobody wants any more, and of what took too long."""
+        now = self._clock()
+        for job in [*self.waiting, *self.running]:
+            if now > job.deadline_s:
+                self._fail(
+                    job, TimedOut(f"the request took longer than the {job.deadline_s - job.submitted_s:.0f} s it may")
+                )
+            elif job.is_over or (job in self.waiting and job.is_cancelled):
+                self._drop(job)
+
+    # Lanes
+
+    def _admit(self) -> None:
+        """Give lanes to requests that wait, the one with the least to compute first; checks only where all is quiet."""
+        tried: set[Job] = set()
+        while self.num_free_lanes and (job := self._choose(tried)) is not None:
+            tried.add(job)
+            if not self._begin(job) and job.passed >= AGE:
+                break  # it waits for memory, and has been passed over often enough
+        if self._verifier and not self.waiting and not self.running:
+            check = self._verifier.next_check()
+            if check is not None:
+                self._begin(check)
+
+    def _choose(self, tried: set[Job]) -> Job | None:
+        """The next request for a lane, of those that need not wait for another; those before it are passed over."""
+        ready = [job for job in self.waiting if job not in tried and self._leader_of(job) is None]
+        if not ready:
+            return None
+        chosen = next((job for job in ready if job.passed >= AGE), None) or min(ready, key=self._to_compute)
+        for job in ready[: ready.index(chosen)]:
+            job.passed += 1
+        return chosen
+
+    def _to_compute(self, job: Job) -> int:
+        return job.num_tokens - self._known(job)
+
+    def _known(self, job: Job) -> int:
+        return self._cache.look(job.packed, job.generation.request.salt)
+
+    def _leader_of(self, job: Job) -> Job | None:
+        """The running request that is computing what this one needs, if waiting was worth it when that was first seen."""
+        leaders = [other for other in self.running if other.is_prefilling and self._can_lead(other, job)]
+        job.leader = next((other for other in leaders if self._leads(other, job)), None)
+        return job.leader
+
+    def _leads(self, other: Job, job: Job) -> bool:
+        """Whether `other` will publish a prefix of `job`, and so much more than is known of it that waiting is worth it."""
+        shared = min(common_prefix(job.packed, other.packed), job.num_tokens - 1)
+        if other.generation.lane.offset >= shared:
+            return False
+        is_worth_it = job.leader is other or shared - self._known(job) >= SHARED_TOKENS
+        if is_worth_it:
+            other.generation.session.schedule(shared)
+        return is_worth_it
+
+    def _can_lead(self, other: Job, job: Job) -> bool:
+        theirs, ours = other.generation.request, job.generation.request
+        return self._cache.is_enabled and theirs.store and theirs.salt == ours.salt and not other.is_over
+
+    def _begin(self, job: Job) -> bool:
+        """Let a request take a lane; False if it has to wait for memory."""
+        try:
+            job.generation.begin(self._cache)
+        except DoesNotFit as error:
+            if error.can_wait and self.running:
+                job.passed += 1
+                return False
+            self._fail(job, error)
+        except LanesBusy:
+            return False
+        except (BoughError, MemoryError) as error:
+            self._fail(job, _translated(error))
+        else:
+            if job in self.waiting:
+                self.waiting.remove(job)
+            self.running.append(job)
+            job.passed = 0
+            job.start(self._clock() - job.submitted_s)
+        return True
+
+    # Prefill
+
+    def _prefill(self) -> None:
+        """Evaluate one chunk of the request with the fewest tokens left."""
+        jobs = [job for job in self.running if job.is_prefilling]
+        if not jobs:
+            return
+        chosen = next((job for job in jobs if job.passed >= AGE), None) or min(jobs, key=lambda job: job.remaining)
+        for job in jobs:
+            job.passed = 0 if job is chosen else job.passed + 1
+        try:
+            chosen.generation.prefill_chunk(self._size)
+        except (BoughError, MemoryError) as error:
+            self._fail(chosen, _translated(error))
+            return
+        if chosen.is_decoding and self._verifier:
+            self._verifier.note(chosen.generation)
+
+    # Decode
+
+    def _decode(self) -> None:
+        """One token more for every lane whose prompt is done, in one step of the engine."""
+        jobs = [job for job in self.running if job.is_decoding]
+        if not jobs:
+            return
+        started_s = self._clock()
+        self._feed([job for job in jobs if job.generation.next_id is not None])
+        for job, sampled in self._sample([job for job in jobs if job in self.running]):
+            self._accept(job, sampled)
+        seconds = self._clock() - started_s
+        for job in jobs:
+            if job in self.running:
+                job.generation.note_step(seconds)
+
+    def _feed(self, jobs: Sequence[Job]) -> None:
+        ready = [job for job in jobs if self._cross_limit(job)]
+        if not ready:
+            return
+        ids = [_next_id(job.generation) for job in ready]
+        try:
+            with ExitStack() as feeding:
+                for job, token_id in zip(ready, ids, strict=True):
+                    feeding.enter_context(job.generation.feeding([token_id]))
+                logits = self._engine.step([job.generation.lane for job in ready], ids)
+        except (BoughError, MemoryError) as error:
+            for job in ready:
+                self._fail(job, _translated(error))
+            return
+        for job, each in zip(ready, logits, strict=True):
+            job.generation.logits = each
+
+    def _cross_limit(self, job: Job) -> bool:
+        try:
+            job.generation.cross_reuse_limit()
+        except (BoughError, MemoryError) as error:
+            self._fail(job, _translated(error))
+            return False
+        return True
+
+    def _sample(self, jobs: Sequence[Job]) -> list[tuple[Job, Sampled]]:
+        """A token for each request; one that has none fails alone."""
+        drawn = []
+        for job in jobs:
+            try:
+                drawn.append((job, job.generation.draw()))
+            except BoughError as error:
+                self._fail(job, error)
+        try:
+            sampled = self._engine.sample([job.generation.logits for job, _ in drawn], [draw for _, draw in drawn])
+            return [(job, each) for (job, _), each in zip(drawn, sampled, strict=True)]
+        except (BoughError, MemoryError) as error:
+            if len(drawn) == 1:
+                self._fail(drawn[0][0], _translated(error))
+                return []
+            return [pair for job, _ in drawn for pair in self._sample([job])]
+
+    def _accept(self, job: Job, sampled: Sampled) -> None:
+        try:
+            chunk = job.generation.accept(sampled)
+        except BoughError as error:
+            self._fail(job, error)
+            return
+        if chunk is not None:
+            job.deliver(chunk)
+
+    # Ends
+
+    def _finish(self, job: Job) -> None:
+        """Tell the listener first: the last token does not wait for the record."""
+        job.end(job.generation.completion())
+        self._drop(job)
+
+    def _fail(self, job: Job, error: BoughError) -> None:
+        job.fail(error)
+        self._drop(job)
+
+    def _drop(self, job: Job) -> None:
+        """Record what a request has computed and let its lane rest."""
+        for jobs in (self.waiting, self.running):
+            if job in jobs:
+                jobs.remove(job)
+        try:
+            job.generation.close()
+        except (BoughError, MemoryError) as error:
+            log.warning("a request could not be recorded: %s", error)
+
+
+def _next_id(generation: Generation) -> int:
+    assert generation.next_id is not None
+    return generation.next_id
+
+
+def _translated(error: BoughError | MemoryError) -> BoughError:
+    return error if isinstance(error, BoughError) else EngineError(f"no memory: {error}")

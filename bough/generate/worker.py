@@ -1,0 +1,191 @@
+"""The engine's thread: it alone runs the scheduler, and whatever else touches the tree while requests run.
+
+Others hand it requests (`submit`) and calls (`call`), which it takes between two turns. A watchdog fails the requests of a
+step that does not end, so that their clients do not wait for ever; when the step ends after all, the worker goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bough.errors import EngineError, EngineStuck, QueueFull, ShuttingDown
+from bough.generate.job import Job
+from bough.generate.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+IDLE_S = 60.0
+"""So often an idle worker looks after what may have expired."""
+
+_SNAPSHOT_SHARE = 20  # taking figures costs at most one part in so many of the time
+_WATCH_S = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many requests may wait for a lane, and how long one step of the engine may take."""
+
+    queue: int = 64
+    stuck_s: float = 300.0
+
+
+class Worker:
+    """A thread that runs a scheduler until `close`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        turns: AbstractContextManager[None],
+        limits: Limits,
+        *,
+        take_stats: Callable[[], dict[str, Any]],
+        on_idle: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self._turns = turns
+        self._take_stats = take_stats
+        self._on_idle = on_idle
+        self._clock = clock
+        self._inbox: deque[Job | Callable[[], None]] = deque()
+        self._wakes = threading.Condition()
+        self._is_closing = False
+        self._busy_since: float | None = None
+        self._is_stuck = False
+        self._snapshot: dict[str, Any] = take_stats()
+        self._snapshot_due_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
+        self._watchdog = threading.Thread(target=self._watch, name="bough-watchdog", daemon=True)
+        self._thread.start()
+        self._watchdog.start()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a step runs longer than any may."""
+        return self._is_stuck
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no lane yet."""
+        return len(self._inbox) + len(self.scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The figures of the cache as they were a moment ago, and those of the queue now; never waits."""
+        return {**self._snapshot, "queue": self.num_waiting, "running": self.num_running}
+
+    def submit(self, job: Job) -> None:
+        """Hand over a request; its listener hears the rest. Raises ShuttingDown, EngineStuck or QueueFull."""
+        with self._wakes:
+            self._require_open()
+            if self._is_stuck:
+                raise EngineStuck("the engine has been busy with one step for too long; nothing new is taken until it ends")
+            if self.num_waiting >= self.limits.queue + self.scheduler.num_free_lanes:
+                raise QueueFull(self.num_waiting)
+            job.submitted_s = self._clock()
+            self._inbox.append(job)
+            self._wakes.notify()
+
+    def call(self, work: Callable[[], Result]) -> Future[Result]:
+        """Run something between two turns, such as a look at the tree. Raises ShuttingDown."""
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._wakes:
+            self._require_open()
+            self._inbox.append(run)
+            self._wakes.notify()
+        return future
+
+    def close(self) -> None:
+        """End what is running, with what it has computed kept, and wait for the thread. A second call does nothing."""
+        with self._wakes:
+            self._is_closing = True
+            self._wakes.notify()
+        self._thread.join()
+        self._watchdog.join()
+
+    def _require_open(self) -> None:
+        if self._is_closing:
+            raise ShuttingDown("the model is being unloaded; try again")
+
+    def _run(self) -> None:
+        while True:
+            with self._wakes:
+                if not (self._inbox or self.scheduler.has_work or self._is_closing):
+                    self._wakes.wait(IDLE_S)
+                handed, is_closing = list(self._inbox), self._is_closing
+                self._inbox.clear()
+            with self._turns:
+                self._busy_since = self._clock()
+                self._turn(handed, is_closing)
+                self._busy_since = None
+            if is_closing:
+                return
+
+    def _turn(self, handed: list[Job | Callable[[], None]], is_closing: bool) -> None:
+        """Take what was handed over, then one turn; a mistake of ours ends the requests, and never the thread."""
+        try:
+            for each in handed:
+                if isinstance(each, Job):
+                    self.scheduler.add(each)
+                else:
+                    each()
+            if is_closing:
+                self.scheduler.fail_all(ShuttingDown("the model was unloaded; ask again"))
+            elif self.scheduler.has_work:
+                self.scheduler.turn()
+            else:
+                self._on_idle()
+            self._refresh_snapshot()
+        except Exception as error:
+            log.exception("a turn of the scheduler failed by a mistake of ours")
+            self.scheduler.fail_all(EngineError(f"{type(error).__name__}: {error}"))
+
+    def _refresh_snapshot(self) -> None:
+        started_s = self._clock()
+        if started_s < self._snapshot_due_s and self.scheduler.has_work:
+            return
+        self._snapshot = self._take_stats()
+        now = self._clock()
+        self._snapshot_due_s = now + max(0.5, _SNAPSHOT_SHARE * (now - started_s))
+
+    def _watch(self) -> None:
+        """Look every second whether a step takes too long."""
+        while self._thread.is_alive():
+            self._thread.join(min(_WATCH_S, self.limits.stuck_s / 4))
+            since = self._busy_since
+            is_stuck = since is not None and self._clock() - since > self.limits.stuck_s
+            if is_stuck and not self._is_stuck:
+                self._is_stuck = True
+                log.error("a step of the engine takes longer than %.0f s: its requests are given up", self.limits.stuck_s)
+            if is_stuck:
+                self._give_up()
+            self._is_stuck = is_stuck
+
+    def _give_up(self) -> None:
+        """Tell the clients; the engine's thread cleans up when the step ends."""
+        with self._wakes:
+            handed = [each for each in self._inbox if isinstance(each, Job)]
+        for job in [*handed, *list(self.scheduler.waiting), *list(self.scheduler.running)]:
+            job.fail(EngineStuck(f"a step of the engine takes longer than {self.limits.stuck_s:.0f} s"))

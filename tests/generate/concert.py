@@ -1,0 +1,118 @@
+"""Many requests on a fake engine, driven turn by turn, with everything checked in between."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from bough.cache.prefix_cache import PrefixCache
+from bough.errors import BoughError
+from bough.generate.chunk_size import ChunkSize
+from bough.generate.generation import Generation
+from bough.generate.job import Job
+from bough.generate.pipeline import run_alone
+from bough.generate.request import Request
+from bough.generate.scheduler import Scheduler
+from bough.generate.verifier import Verifier
+from bough.types import Chunk, Completion, SamplingParams, Usage
+from tests import invariants
+from tests.fakes import MODELS, FakeEngine
+
+
+class Letters:
+    """A vocabulary whose tokens are single letters; none ends an answer."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([ord("A") + token_id % 57])
+
+
+class Client:
+    """Listens to one request, and may hang up."""
+
+    def __init__(self) -> None:
+        self.started: Usage | None = None
+        self.tokens: list[int] = []
+        self.completion: Completion | None = None
+        self.error: BoughError | None = None
+        self.is_gone = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.completion is not None or self.error is not None
+
+    def on_start(self, usage: Usage, waited_s: float) -> None:
+        assert self.started is None
+        self.started = usage
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        assert not self.is_done
+        self.tokens += chunk.token_ids
+
+    def on_end(self, completion: Completion) -> None:
+        assert not self.is_done
+        self.completion = completion
+
+    def on_error(self, error: BoughError) -> None:
+        assert not self.is_done
+        self.error = error
+
+
+class Concert:
+    """A fake engine with lanes, a scheduler over it, and clients."""
+
+    def __init__(
+        self,
+        model: str = "full",
+        *,
+        lanes: int = 4,
+        chunk: int = 16,
+        budget_bytes: int | None = None,
+        random: Callable[[], float] | None = None,
+    ) -> None:
+        self.engine = FakeEngine(MODELS[model])
+        lanes_made = [self.engine.make_lane() for _ in range(lanes)]
+        self.cache = PrefixCache(self.engine, lanes_made, page_tokens=16, budget_bytes=budget_bytes)
+        ticks = itertools.count(1)
+        self.clock = lambda: next(ticks) / 100
+        self.verifier = Verifier(self.engine, 0.5, random, self.prepare) if random else None
+        self.scheduler = Scheduler(self.engine, self.cache, ChunkSize(chunk), self.clock, self.verifier)
+
+    def prepare(self, request: Request) -> Generation:
+        return Generation(self.engine, request, Letters(), None, self.clock)
+
+    def ask(
+        self, ids: Sequence[int], *, deadline_s: float = math.inf, salt: str = "", seed: int = 0, **params: object
+    ) -> Client:
+        client = Client()
+        wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
+        request = Request(list(ids), wanted, salt=salt, seed=seed, is_cancelled=lambda: client.is_gone)
+        job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock())
+        self.scheduler.add(job)
+        return client
+
+    def turn(self) -> None:
+        self.scheduler.turn()
+        sessions = [job.generation.session for job in self.scheduler.running]
+        invariants.check(self.cache, self.engine, sessions)  # type: ignore[arg-type]
+
+    def play(self, most: int = 10_000) -> None:
+        """Turn until everybody is served."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                break
+            self.turn()
+        assert not self.scheduler.has_work
+        assert not any(slot.is_busy for slot in self.cache.slots)
+
+    def alone(self, ids: Sequence[int], *, seed: int = 0, **params: object) -> list[int]:
+        """What a request generates when it is the only one, on an engine of its own."""
+        engine = FakeEngine(self.engine.groups)
+        cache = PrefixCache(engine, [engine.make_lane()], page_tokens=16)
+        wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
+        generation = Generation(engine, Request(list(ids), wanted, seed=seed), Letters(), None, self.clock)
+        *_, completion = run_alone(engine, cache, generation, ChunkSize(16))
+        assert isinstance(completion, Completion)
+        return list(completion.token_ids)

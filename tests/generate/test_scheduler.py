@@ -1,0 +1,278 @@
+"""Many requests on one engine: who goes next, who waits for whom, and that nobody notices the others."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bough.errors import BoughError, DoesNotFit, EngineError, TimedOut
+from bough.generate.scheduler import AGE, SHARED_TOKENS
+from bough.types import Draw, Sampled
+from tests.fakes import MODELS
+from tests.generate.concert import Client, Concert
+
+every_model = pytest.mark.parametrize("model", MODELS)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(64) for _ in range(length)]
+
+
+@every_model
+def test_together_everybody_gets_what_they_would_get_alone(model: str) -> None:
+    concert = Concert(model)
+    asks = [(prompt(seed, 10 + 7 * seed), {"seed": seed, "temperature": float(seed % 2)}) for seed in range(8)]
+
+    clients = [concert.ask(ids, **params) for ids, params in asks]  # type: ignore[arg-type]
+    concert.play()
+
+    assert [client.tokens for client in clients] == [concert.alone(ids, **params) for ids, params in asks]  # type: ignore[arg-type]
+
+
+def test_words_keep_coming_while_a_long_prompt_is_read() -> None:
+    concert = Concert()
+    talker = concert.ask(prompt(1, 8), max_tokens=100)
+    concert.turn()
+    reader = concert.ask(prompt(2, 160))
+
+    for expected in range(2, 10):
+        concert.turn()
+        assert (len(talker.tokens), reader.tokens) == (expected, [])
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
+    concert = Concert()
+    long = concert.ask(prompt(1, 600))
+    concert.turn()
+    short = concert.ask(prompt(2, 20))
+
+    while not short.tokens:
+        concert.turn()
+
+    assert not long.tokens
+    assert concert.scheduler.running[0].remaining > 500
+
+
+def test_a_long_prompt_is_passed_over_only_so_often() -> None:
+    concert = Concert(lanes=2 * AGE)
+    long = concert.ask(prompt(0, 48), max_tokens=1)
+    concert.turn()
+    others = [concert.ask(prompt(seed, 16), max_tokens=1) for seed in range(1, 2 * AGE)]
+
+    turns = 0
+    while not long.tokens:
+        concert.turn()
+        turns += 1
+
+    assert turns <= 2 * (AGE + 1)
+    assert sum(other.is_done for other in others) <= turns - 2
+
+
+def test_a_request_that_waits_for_a_lane_is_passed_over_only_so_often() -> None:
+    concert = Concert(lanes=1)
+    concert.ask(prompt(0, 16), max_tokens=1)
+    long = concert.ask(prompt(1, 200), max_tokens=1)
+    shorts = [concert.ask(prompt(seed, 16), max_tokens=1) for seed in range(2, 30)]
+
+    while not long.is_done:
+        concert.turn()
+
+    assert AGE - 1 <= sum(short.is_done for short in shorts) <= AGE + 1
+
+
+@every_model
+def test_a_prefix_that_two_need_is_computed_once(model: str) -> None:
+    concert = Concert(model)
+    shared = prompt(1, SHARED_TOKENS + 80)
+
+    clients = [concert.ask([*shared, *prompt(seed, 10)]) for seed in range(2, 5)]
+    concert.play()
+
+    assert concert.engine.evaluated.count(16) < 2 * len(shared) // 16
+    cached = sorted(client.completion.usage.cached_tokens for client in clients if client.completion)
+    assert cached[0] == 0 and cached[1] >= len(shared) - 16
+
+
+@every_model
+@pytest.mark.parametrize("ending", ["gone", "failed", "late"])
+def test_when_the_one_that_computes_it_ends_early_the_oldest_of_the_others_goes_on(model: str, ending: str) -> None:
+    concert = Concert(model)
+    shared = prompt(1, SHARED_TOKENS + 200)
+    leader = concert.ask([*shared, 1], deadline_s=concert.clock() + 0.6 if ending == "late" else float("inf"))
+    first, second = (concert.ask([*shared, token]) for token in (2, 3))
+    for _ in range(5):
+        concert.turn()
+    assert first.started is second.started is None or ending == "late"
+
+    leader.is_gone = ending == "gone"
+    concert.engine.fail_next = "evaluate" if ending == "failed" else None
+    concert.play()
+
+    assert leader.error is not None or leader.completion is not None
+    assert first.tokens == concert.alone([*shared, 2]) and second.tokens == concert.alone([*shared, 3])
+    assert sum(concert.engine.evaluated) < 2 * len(shared)
+
+
+def test_nobody_waits_for_a_prefix_of_another_salt() -> None:
+    concert = Concert()
+    shared = prompt(1, SHARED_TOKENS + 80)
+
+    clients = [concert.ask(shared, salt=salt) for salt in ("a", "b")]
+    concert.turn()
+
+    assert all(client.started for client in clients)
+    concert.play()
+    assert all(client.completion and client.completion.usage.cached_tokens == 0 for client in clients)
+
+
+def test_a_request_waits_for_memory_that_others_will_give_back() -> None:
+    concert = Concert(budget_bytes=2400)
+    first, second = concert.ask(prompt(1, 150)), concert.ask(prompt(2, 150))
+
+    concert.turn()
+    assert first.started and not second.started
+    concert.play()
+
+    assert second.tokens == concert.alone(prompt(2, 150))
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    concert = Concert(budget_bytes=1000)
+
+    client = concert.ask(prompt(1, 500))
+    concert.play()
+
+    assert isinstance(client.error, DoesNotFit)
+    assert "1,000 bytes" in str(client.error)
+
+
+def test_a_request_that_takes_too_long_is_told_so_and_its_work_is_kept() -> None:
+    concert = Concert()
+    client = concert.ask(prompt(1, 400), deadline_s=concert.clock() + 0.5)
+
+    concert.play()
+
+    assert isinstance(client.error, TimedOut)
+    assert concert.cache.look(prompt(1, 400)) > 0
+
+
+def test_a_client_that_hangs_up_while_it_waits_is_forgotten() -> None:
+    concert = Concert(lanes=1)
+    first, second = concert.ask(prompt(1, 50)), concert.ask(prompt(2, 50))
+    concert.turn()
+    second.is_gone = True
+
+    concert.play()
+
+    assert first.completion and not second.started
+
+
+@every_model
+def test_a_failed_step_fails_those_in_it_and_the_next_requests_are_served(model: str) -> None:
+    concert = Concert(model)
+    clients = [concert.ask(prompt(seed, 10), max_tokens=8) for seed in range(2)]
+    while len(clients[1].tokens) < 2:
+        concert.turn()
+    concert.engine.fail_next = "evaluate"
+    concert.play()
+    assert all(isinstance(client.error, EngineError) for client in clients)
+
+    again = concert.ask(prompt(0, 10), max_tokens=8)
+    concert.play()
+
+    assert again.tokens == concert.alone(prompt(0, 10), max_tokens=8)
+
+
+def test_a_token_that_cannot_be_chosen_fails_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    concert = Concert()
+    sample = concert.engine.sample
+
+    def refuse(logits: list[object], draws: list[Draw]) -> list[Sampled]:
+        if any(draw.params.top_k == 7 for draw in draws):
+            raise EngineError("no token can be chosen")
+        return sample(logits, draws)
+
+    monkeypatch.setattr(concert.engine, "sample", refuse)
+    good, bad = concert.ask(prompt(1, 10)), concert.ask(prompt(2, 10), top_k=7)
+    concert.play()
+
+    assert good.tokens == concert.alone(prompt(1, 10))
+    assert isinstance(bad.error, EngineError)
+
+
+@every_model
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_and_goes_all_are_served_and_nothing_is_lost(model: str, seed: int) -> None:
+    chance = random.Random(seed)
+    concert = Concert(model, lanes=3, budget_bytes=20_000 if seed % 2 else None)
+    bases = [prompt(number, 400) for number in range(4)]
+    asked: list[tuple[list[int], Client]] = []
+    for _ in range(160):
+        roll = chance.random()
+        if roll < 0.3:
+            base = chance.choice(bases)
+            ids = [*base[: chance.randrange(1, len(base))], *prompt(chance.randrange(99), chance.randrange(1, 20))]
+            asked.append((ids, concert.ask(ids, max_tokens=chance.randrange(6), salt=chance.choice(["", "x"]))))
+        elif roll < 0.35 and asked:
+            chance.choice(asked)[1].is_gone = True
+        elif roll < 0.38:
+            concert.engine.fail_next = chance.choice(["evaluate", "publish", "capture", "reserve", "adopt"])
+        concert.turn()
+    concert.engine.fail_next = None
+    concert.play()
+
+    for ids, client in asked:
+        if not client.is_gone:
+            assert client.is_done
+        if client.completion and client.completion.finish_reason == "length":
+            count = client.completion.usage.completion_tokens
+            assert client.tokens == concert.alone(ids, max_tokens=count)
+
+
+class Dice:
+    """Says yes to every check."""
+
+    def __call__(self) -> float:
+        return 0.0
+
+
+@every_model
+def test_hits_are_checked_when_all_is_quiet_and_found_right(model: str) -> None:
+    concert = Concert(model, random=Dice())
+    for _ in range(3):
+        concert.ask(prompt(1, 100))
+        concert.play()
+
+    assert concert.verifier is not None
+    assert concert.verifier.stats() == {"verified": 2, "different": 0}
+
+
+def test_a_hit_that_is_wrong_raises_the_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    concert = Concert(random=Dice())
+    concert.ask(prompt(1, 100))
+    concert.play()
+    for slot in concert.cache.slots:
+        concert.cache.room.clear_slot(slot)
+    (trie,) = concert.cache.tries.values()
+    page = next(page for node in trie.walk() for pages in node.pages.values() for page in pages)
+    page.rows = tuple(reversed(page.rows))
+
+    concert.ask(prompt(1, 100))
+    while concert.scheduler.has_work:
+        concert.scheduler.turn()
+
+    assert concert.verifier is not None
+    assert concert.verifier.stats() == {"verified": 1, "different": 1}
+    assert "ALARM" in caplog.text
+
+
+def test_nothing_but_our_own_errors_reaches_a_listener() -> None:
+    concert = Concert()
+    concert.engine.fail_next, concert.engine.fail_with = "reserve", MemoryError
+    client = concert.ask(prompt(1, 10))
+
+    concert.play()
+
+    assert isinstance(client.error, BoughError)
