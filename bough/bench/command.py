@@ -225,6 +225,50 @@ def paging(
 
 
 @app.command()
+def lanes(
+    model: Model = None,
+    shape: Annotated[str | None, typer.Option(help="Random weights instead of a model: llama-8b or tiny.")] = None,
+    counts: Annotated[str, typer.Option("--lanes", help="How many at once, separated by commas.")] = "1,2,4,8",
+    context: Annotated[int, typer.Option(min=16, help="Tokens of each conversation.")] = 500,
+    steps: Annotated[int, typer.Option(min=4)] = 24,
+    threads: Annotated[int | None, typer.Option(help="Threads of the engine.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tokens a second of several conversations at once, in one step of the engine, against one alone."""
+    from bough.bench.lanes import measure_lanes
+    from bough.bench.report import load_warning
+    from bough.runner import load, load_shape
+
+    console = Console(stderr=as_json)
+    wanted = _numbers(counts)
+    if warning := load_warning():
+        console.print(f"[yellow]{warning}[/yellow]")
+    settings: dict[str, Any] = {"lanes": max(wanted), "threads": threads}
+    with (
+        console.status("measuring"),
+        load_shape(_shape(shape), **settings) if shape else load(model, disk_bytes=0, **settings) as runner,
+    ):
+        figures = measure_lanes(runner, wanted, context, steps)
+    table = Table(title=f"decoding at {figures.context_tokens:,} tokens of context, medians", title_justify="left")
+    for column in ("lanes", "step", "together", "against one"):
+        table.add_column(column, justify="right")
+    for count, milliseconds in figures.step_ms.items():
+        rate, ratio = figures.tokens_per_s[count], figures.ratio[count]
+        table.add_row(str(count), f"{milliseconds:,.1f} ms", f"{rate:,.1f} tokens/s", f"{ratio:.2f}×")
+    console.print(table)
+    console.print(f"tokens as when run one by one: {figures.agreement:.1%}")
+    if as_json:
+        print(json.dumps(asdict(figures)))
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    if not numbers or min(numbers) < 1:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,4,8")
+    return numbers
+
+
+@app.command()
 def demo(model: Model = None) -> None:
     """A short tour: conversations that take turns, what each turn cost, and the tree that remembers them."""
     from bough.bench.demo import show_demo

@@ -111,7 +111,7 @@ def make_strategy(name: str, runner: Runner) -> Strategy:
         return SingleEntry(engine, engine.make_lane())
     if name == "copies":
         return CopyPerConversation(engine, engine.make_lane())
-    lanes = [engine.make_lane() for _ in range(runner.settings.lanes)]
+    lanes = [engine.make_lane() for _ in runner.prefix_cache.slots]
     return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.room.budget_bytes, is_enabled=name == "tree")
 
 

@@ -18,13 +18,18 @@ from typer.core import TyperGroup
 
 from bough.bench.command import app as bench_app
 from bough.cli.cache import app as cache_app
+from bough.cli.explain import explain
 from bough.cli.list import list_models
+from bough.cli.ps import ps
 from bough.cli.pull import pull
 from bough.cli.remove import remove
 from bough.cli.replay import replay
 from bough.cli.run import run
 from bough.cli.screen import Screen
+from bough.cli.serve import serve
 from bough.cli.show import show
+from bough.cli.stop import stop
+from bough.cli.tree import tree
 from bough.errors import BoughError
 
 INTERRUPTED = 130
@@ -86,10 +91,15 @@ def bough(
 
 
 app.command("run")(run)
+app.command("serve")(serve)
 app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("show")(show)
 app.command("rm")(remove)
+app.command("ps")(ps)
+app.command("stop")(stop)
+app.command("tree")(tree)
+app.command("explain")(explain)
 app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 app.command("replay")(replay)

@@ -45,3 +45,53 @@ Cache = Annotated[
 TrustRemoteCode = Annotated[
     bool | None, typer.Option("--trust-remote-code", help="Run code that came with the model.", rich_help_panel=_SETTINGS)
 ]
+Lanes = Annotated[
+    int | None, typer.Option(help="Requests that run together; 0: as memory allows.", rich_help_panel=_SETTINGS)
+]
+
+_SERVER = "Server (settings, too)"
+
+Host = Annotated[str | None, typer.Option(help="The address to listen at.", rich_help_panel=_SERVER)]
+Port = Annotated[int | None, typer.Option(help="The port to listen at; 0: any free one.", rich_help_panel=_SERVER)]
+KeysFile = Annotated[
+    str | None, typer.Option(help="A file with a key a line: serve only who has one.", rich_help_panel=_SERVER)
+]
+Origins = Annotated[
+    str | None, typer.Option(help="Web pages that may ask besides local ones, with commas.", rich_help_panel=_SERVER)
+]
+AllowedHosts = Annotated[
+    str | None, typer.Option(help="Names of this machine besides local ones, with commas.", rich_help_panel=_SERVER)
+]
+KeepAlive = Annotated[
+    str | None, typer.Option(help="How long unused models stay loaded: 5m, 1h, never.", rich_help_panel=_SERVER)
+]
+MaxModels = Annotated[
+    int | None, typer.Option(help="Models loaded at the same time; 0: as memory allows.", rich_help_panel=_SERVER)
+]
+Queue = Annotated[int | None, typer.Option(help="Requests that may wait.", rich_help_panel=_SERVER)]
+RequestTimeout = Annotated[
+    str | None, typer.Option(help="The longest that a request may take: 10m, never.", rich_help_panel=_SERVER)
+]
+Watchdog = Annotated[
+    str | None, typer.Option(help="Give up on a step of the engine after so long.", rich_help_panel=_SERVER)
+]
+StopAfter = Annotated[
+    str | None, typer.Option(help="How long to wait for answers under way at the end.", rich_help_panel=_SERVER)
+]
+MaxBody = Annotated[str | None, typer.Option(help="The largest request, such as 32MB.", rich_help_panel=_SERVER)]
+MaxImport = Annotated[str | None, typer.Option(help="The largest tree to import.", rich_help_panel=_SERVER)]
+RateLimit = Annotated[
+    int | None, typer.Option(help="Requests a minute by one client; 0: any number.", rich_help_panel=_SERVER)
+]
+VerifyCache = Annotated[
+    float | None, typer.Option(help="The share of answers to compute again and compare.", rich_help_panel=_SERVER)
+]
+SortTools = Annotated[
+    bool | None, typer.Option("--sort-tools/--keep-tools", help="Sort tools for more reuse.", rich_help_panel=_SERVER)
+]
+LogJson = Annotated[
+    bool | None, typer.Option("--log-json/--log-text", help="Log requests as JSON.", rich_help_panel=_SERVER)
+]
+
+Url = Annotated[str | None, typer.Option("--url", help="The server; not given: that of the settings host and port.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -28,12 +28,17 @@ RECORD_FILE = "bough.json"
 _FORMAT = 1
 _LEFT_BY_FILE = ".left-by"
 _REPLACED = ".replaced-"
+_LONGEST_NAME = 200  # as a file's name it gets a few letters more, and most file systems take 255
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
 def plain_name(name: str) -> str:
     """The name without `:latest`. Raises ModelNotFound for anything that is not a name, such as a path."""
     plain = name.removesuffix(":latest")
+    if len(plain) > _LONGEST_NAME:
+        raise ModelNotFound(
+            f"{name[:20]!r}… is not a model name: it has {len(plain)} characters, more than {_LONGEST_NAME}"
+        )
     if not _NAME.fullmatch(plain) or "--" in plain:
         raise ModelNotFound(
             f"{name!r} is not a model name: letters, digits, '.', '_' and '-', with at most one '/' between"
@@ -75,6 +80,22 @@ class Store:
                 size_bytes = model.size_bytes
                 _delete(model.folder, model.folder)
         return size_bytes
+
+    def copy(self, source: str, target: str) -> ModelFiles:
+        """The model `source` under the name `target` too, in place of another of that name: whole, or not there.
+
+        The files are shared where the file system can, since they are never changed. Raises ModelNotFound, or ModelError
+        if the files go while they are copied.
+        """
+        model = self._require(source)
+        if plain_name(target) == model.name:
+            return model
+        with self.making(target) as making, reaching(model.folder):
+            for file in [each for each in model.folder.rglob("*") if each.is_file() and each.name != RECORD_FILE]:
+                _share(file, making.folder / file.relative_to(model.folder))
+            if self.find(source) != model:
+                raise ModelNotFound(f"the model {source!r} was removed or replaced while it was copied")
+            return making.commit(model.source, model.sha256, model.num_parameters, model.quantization)
 
     def describe(self) -> str:
         """What there is, as the end of a sentence."""
@@ -180,6 +201,15 @@ class Making:
             self.folder.replace(self.final)
         finally:
             _mend(self.final)
+
+
+def _share(file: Path, target: Path) -> None:
+    """Let `target` be the same file, or else a copy of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(file.resolve())
+    except OSError:  # another file system, or one without such links
+        shutil.copyfile(file, target)
 
 
 def _prepare(folder: Path, commit: str) -> None:

@@ -4,15 +4,15 @@ A lane hands the model only the rows that its queries may look at, newest last, 
 alone: of k rows and q queries, query i stands at row k - q + i. Grouped heads are never repeated in memory.
 
 Keys may carry the rows of several lanes (`attach_lanes`): then each batch entry attends to the rows of its own lane, and a
-lane's result does not depend on its neighbours.
+lane's result does not depend on its neighbours. Where there is a table of them, one kernel serves all lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ from transformers import AttentionInterface
 NAME = "bough"
 _LANES = "_bough_lanes"
 _WINDOW = "_bough_window"
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+_LARGEST_FLASH_DIM = 256
 _BLOCK = 512  # queries that are looked at together where a mask is needed, so that no mask covers the whole sequence
 
 
@@ -31,9 +33,29 @@ def register() -> None:
     AttentionInterface.register(NAME, attention)
 
 
-def attach_lanes(keys: Tensor, lanes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+Rows = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of each lane."""
+
+
+class Table(Protocol):
+    """Where the rows of each lane of a batch lie, and the kernels that find them there."""
+
+    def write(self, place: int, keys: Tensor, values: Tensor) -> None: ...
+    def attend(self, place: int, query: Tensor, heads: int, scaling: float | None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LaneRows:
+    """The rows of one layer on each lane of a batch: in a table, at the layer's place, and as tensors when asked."""
+
+    table: Table | None
+    place: int
+    tensors: Callable[[], Rows]
+
+
+def attach_lanes(keys: Tensor, lanes: LaneRows) -> Tensor:
     """The same keys, carrying the keys and values of each lane of a batch."""
-    setattr(keys, _LANES, tuple(lanes))
+    setattr(keys, _LANES, lanes)
     return keys
 
 
@@ -76,12 +98,24 @@ def attention(
         raise NotImplementedError("bough attends causally, without a mask and without a position bias")
     manner = _Manner(scaling, getattr(key, _WINDOW, None) or sliding_window or 0, softcap, s_aux)
     lanes = getattr(key, _LANES, None)
-    if lanes is None:
-        output = _attend(query, key, value, manner)
-    else:
-        pairs = zip(query.chunk(len(lanes)), lanes, strict=True)
-        output = torch.cat([_attend(each, keys, values, manner) for each, (keys, values) in pairs])
+    output = _attend(query, key, value, manner) if lanes is None else _attend_lanes(query, key.shape[1], lanes, manner)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _attend_lanes(query: Tensor, heads: int, lanes: LaneRows, manner: _Manner) -> Tensor:
+    """Each batch entry over the rows of its own lane. What can be done for all lanes at once is: they may be many."""
+    is_plain = manner.is_plain and query.shape[2] == 1
+    if is_plain and lanes.table is not None:
+        return lanes.table.attend(lanes.place, query, heads, manner.scaling)
+    rows = lanes.tensors()
+    if not is_plain or manner.window:
+        pairs = zip(query.chunk(len(rows)), rows, strict=True)
+        return torch.cat([_attend(each, keys, values, manner) for each, (keys, values) in pairs])
+    attend = _attend_one if _has_flash(query, *rows[0]) else _attend_one_anywhere
+    batch, num_heads, _, dim = query.shape
+    folded = query.reshape(batch, heads, -1, dim).chunk(batch)
+    outputs = [attend(each, *pair, manner.scaling) for each, pair in zip(folded, rows, strict=True)]
+    return torch.cat(outputs).view(batch, num_heads, 1, -1)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, manner: _Manner) -> Tensor:
@@ -127,8 +161,28 @@ def _attend_folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     folded = query.reshape(batch, key.shape[1], num_shared * num_queries, dim)
     if mask is not None:
         mask = mask.repeat(num_shared, 1)
-    output = F.scaled_dot_product_attention(folded, key, value, mask, scale=manner.scaling)
+    if mask is None and num_queries == 1 and _has_flash(folded, key, value):
+        output = _attend_one(folded, key, value, manner.scaling)
+    else:
+        output = F.scaled_dot_product_attention(folded, key, value, mask, scale=manner.scaling)
     return output.reshape(batch, num_heads, num_queries, value.shape[3])
+
+
+def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the kernel can be had that cuts a long sequence into parts: the one that torch prefers on Hopper does not,
+    and takes ten times longer for a single token."""
+    dim = query.shape[-1]
+    is_fit = query.is_cuda and query.dtype in _HALF_TYPES and dim % 8 == 0 and dim <= _LARGEST_FLASH_DIM
+    return is_fit and value.shape[-1] == dim
+
+
+def _attend_one(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Queries that may see all rows, by that kernel."""
+    return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scaling)[0]  # type: ignore[no-any-return]
+
+
+def _attend_one_anywhere(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, scale=scaling)
 
 
 def _attend_by_the_book(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, manner: _Manner) -> Tensor:

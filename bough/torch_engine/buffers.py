@@ -32,8 +32,9 @@ class RowBuffer:
         self.layout = layout
         self.base = 0
         self.capacity = 0
-        self.written: Views = []  # the rows of the run that is under way, of each layer
-        self.seen: Views = []  # the rows that this run may look at, its own included
+        self._run = (0, 0)  # the rows [start, end) of the run that is under way
+        self._written: Views | None = None
+        self._seen: Views | None = None
         self._planes: list[Tensor] = []
         self._device = device
         self._context = context
@@ -63,14 +64,39 @@ class RowBuffer:
         self._resize(self.capacity_for(num_tokens, offset), self.base, offset)
 
     def begin_run(self, offset: int, num_tokens: int) -> None:
-        """Get ready for rows [offset, offset + num_tokens): one view for all layers costs less than one for each."""
+        """Get ready for rows [offset, offset + num_tokens)."""
         self._make_room(offset, num_tokens)
-        end = offset + num_tokens
-        self.written = self._views(offset, end)
-        self.seen = self._views(self.group.first_needed(offset), end)
+        self._run = (offset, offset + num_tokens)
+        self._written = self._seen = None
 
     def end_run(self) -> None:
-        self.written = self.seen = []
+        self._run = (0, 0)
+        self._written = self._seen = None
+
+    @property
+    def written(self) -> Views:
+        """The rows of the run under way, of each layer: made at once, because all layers cost less than each by itself."""
+        if self._written is None:
+            self._written = self._views(*self._run)
+        return self._written
+
+    @property
+    def seen(self) -> Views:
+        """The rows that this run may look at, its own included."""
+        if self._seen is None:
+            start, end = self._run
+            self._seen = self._views(self.group.first_needed(start), end)
+        return self._seen
+
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Where the run under way looks in memory: the first row's keys and values, of the first layer and head; the bytes
+        to the next layer; the elements to the next head; and the number of rows. For keys and values that are equally long.
+        """
+        plane, (start, end) = self._planes[0], self._run
+        first, size = self.group.first_needed(start), plane.element_size()
+        layer_bytes = plane.stride(0) * size
+        keys = plane.data_ptr() + (first - self.base) * plane.stride(2) * size
+        return keys, keys + len(self.layout.layers) * layer_bytes, layer_bytes, plane.stride(1), end - first
 
     def _make_room(self, offset: int, num_tokens: int) -> None:
         """Make place for the rows of a run; a window lets go what a lane at `offset` needs no more."""

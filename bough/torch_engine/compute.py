@@ -7,13 +7,14 @@ we do not know, or that are wrong with a cache. The self-check chooses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from bough.cache.state import Lane
+from bough.cache.state import Group, Lane
+from bough.torch_engine.attention import Table
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.lane import TorchLane, has_started
 from bough.torch_engine.layers import BatchCache
@@ -47,6 +48,7 @@ class LaneCompute:
         self._context = context
         self._slack = slack
         self._parts = [part for state in layout.states.values() for part in state.parts]
+        self._kernels = find_kernels(layout, forward.device)
 
     def make_lane(self) -> TorchLane:
         return TorchLane(self.layout, self.pages, self._forward.device, self._context, self._slack)
@@ -61,7 +63,8 @@ class LaneCompute:
 
     def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane: in one forward pass where the self-check found that right, else one by one."""
-        if len(lanes) > 1 and self.can_batch and (has_started(lanes) or not self._parts):
+        is_batch = len(lanes) > 1 or self._kernels is not None  # the same kernels for one lane: the same bits
+        if is_batch and self.can_batch and (has_started(lanes) or not self._parts):
             return self._step_together(lanes, ids)
         return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
 
@@ -69,7 +72,8 @@ class LaneCompute:
         for lane in lanes:
             lane.begin_run(1)
         positions = torch.tensor([[lane.offset] for lane in lanes], device=self._forward.device)
-        cache = BatchCache([lane.cache for lane in lanes], self._parts, [lane.state_views() for lane in lanes])
+        tables = self._kernels.tables(lanes) if self._kernels is not None else {}
+        cache = BatchCache([lane.cache for lane in lanes], self._parts, [lane.state_views() for lane in lanes], tables)
         tokens = torch.tensor([[token_id] for token_id in ids], device=self._forward.device)
         logits = self._forward.last_logits(tokens, positions, cache)
         with torch.inference_mode():
@@ -77,6 +81,25 @@ class LaneCompute:
         for lane in lanes:
             lane.end_run(1)
         return list(logits.unbind())
+
+
+class LaneKernels(Protocol):
+    """Kernels that serve all lanes of a batch at once."""
+
+    def tables(self, lanes: Sequence[TorchLane]) -> Mapping[Group, Table]:
+        """Where the rows of the groups that they can serve lie, for the run that has begun on these lanes."""
+        ...
+
+
+def find_kernels(layout: Layout, device: torch.device) -> LaneKernels | None:
+    """Kernels for this model's lanes; None where there are none, and each lane is served by itself."""
+    if device.type != "cuda":
+        return None
+    try:
+        from bough.torch_engine.lane_kernels import TritonKernels
+    except ImportError:  # triton does not come with every build of torch
+        return None
+    return TritonKernels(layout, device)
 
 
 class LibraryCompute:

@@ -111,6 +111,10 @@ class TorchLane:
         self._offset += num_tokens
         self._is_torn = False
 
+    def rows_of(self, group: Group) -> RowBuffer:
+        """The buffer of a group that has rows."""
+        return self._rows[group]
+
     def state_views(self) -> list[Tensor]:
         """The tensors of all recurrent states, in the order of the layout's parts."""
         return [view for state in self._states.values() for view in state.views()]

@@ -6,16 +6,20 @@ move before the run is over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
-from bough.torch_engine.attention import attach_lanes, attach_window
+from bough.cache.state import Group
+from bough.torch_engine.attention import LaneRows, Rows, Table, attach_lanes, attach_window
 from bough.torch_engine.buffers import RowBuffer
 from bough.torch_engine.layout import StatePart
+
+Tables = Mapping[Group, Table]
+"""Where the rows of a group lie on each lane of a batch, for groups that one kernel can serve on all lanes."""
 
 
 class Standing(Protocol):
@@ -33,18 +37,29 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
         self.is_sliding = buffer.group.window > 0
         self._lane = lane
+        self.group = buffer.group
+        self.place = place
         self._buffer = buffer
-        self._place = place
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: a lane's buffers exist before the model runs."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the run's rows; returns those that its queries may look at, the run's own included."""
-        keys, values = self._buffer.written[self._place]
+        keys, values = self.written
         keys.copy_(key_states)
         values.copy_(value_states)
-        keys, values = self._buffer.seen[self._place]
+        return self.seen
+
+    @property
+    def written(self) -> tuple[Tensor, Tensor]:
+        """Where the rows of the run under way belong."""
+        return self._buffer.written[self.place]
+
+    @property
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """The rows that the queries of this run may look at, its own included."""
+        keys, values = self._buffer.seen[self.place]
         return attach_window(keys, self._buffer.group.window) if self.is_sliding else keys, values
 
     def get_seq_length(self) -> int:
@@ -115,20 +130,29 @@ class LaneCache(Cache):
 class BatchRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of several lanes within one forward pass: each lane's row goes into its own buffer."""
 
-    def __init__(self, layers: Sequence[RowLayer]) -> None:
+    def __init__(self, layers: Sequence[RowLayer], tables: Tables) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_initialized = True
         self.is_sliding = layers[0].is_sliding
         self._layers = layers
+        self._table = tables.get(layers[0].group)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the lanes' buffers exist before the model runs."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write each lane's row. The keys that are returned carry the rows of all lanes to `attention`."""
-        pieces = zip(self._layers, key_states.chunk(len(key_states)), value_states.chunk(len(value_states)), strict=True)
-        lanes = [layer.update(key, value) for layer, key, value in pieces]
-        return attach_lanes(key_states, lanes), value_states
+        if self._table is not None:
+            first = self._layers[0]
+            self._table.write(first.place, key_states, value_states)
+            return attach_lanes(key_states, LaneRows(self._table, first.place, self._seen)), value_states
+        targets = [layer.written for layer in self._layers]
+        rows = [*key_states.chunk(len(key_states)), *value_states.chunk(len(value_states))]
+        torch._foreach_copy_([*(keys for keys, _ in targets), *(values for _, values in targets)], rows)
+        return attach_lanes(key_states, LaneRows(None, 0, self._seen)), value_states
+
+    def _seen(self) -> Rows:
+        return [layer.seen for layer in self._layers]
 
     def get_seq_length(self) -> int:
         return max(layer.get_seq_length() for layer in self._layers)
@@ -143,8 +167,8 @@ class BatchRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class BatchStateAndRowLayer(StateLayer, BatchRowLayer):  # type: ignore[no-untyped-call, override]
     """One layer of several lanes that has both attention and a recurrent state."""
 
-    def __init__(self, layers: Sequence[StateAndRowLayer]) -> None:
-        BatchRowLayer.__init__(self, layers)
+    def __init__(self, layers: Sequence[StateAndRowLayer], tables: Tables) -> None:
+        BatchRowLayer.__init__(self, layers, tables)
         StateLayer.__init__(self, layers[0].number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -154,9 +178,16 @@ class BatchStateAndRowLayer(StateLayer, BatchRowLayer):  # type: ignore[no-untyp
 class BatchCache(Cache):
     """The cache of several lanes for one step: rows stay where they are, states are stacked and then scattered."""
 
-    def __init__(self, caches: Sequence[LaneCache], parts: Sequence[StatePart], states: Sequence[Sequence[Tensor]]) -> None:
-        """`states` are the tensors of each lane, in the order of `parts`."""
-        super().__init__(layers=[_batch_layer(layers) for layers in zip(*(cache.layers for cache in caches), strict=True)])
+    def __init__(
+        self,
+        caches: Sequence[LaneCache],
+        parts: Sequence[StatePart],
+        states: Sequence[Sequence[Tensor]],
+        tables: Tables,
+    ) -> None:
+        """`states` are the tensors of each lane, in the order of `parts`; `tables` where groups' rows lie, if known."""
+        layers = [_batch_layer(layers, tables) for layers in zip(*(cache.layers for cache in caches), strict=True)]
+        super().__init__(layers=layers)
         self._length = max(cache.get_seq_length() for cache in caches)
         self._parts = parts
         self._states = states
@@ -178,12 +209,12 @@ class BatchCache(Cache):
         return self._length + query_length, 0
 
 
-def _batch_layer(layers: Sequence[Any]) -> Any:
+def _batch_layer(layers: Sequence[Any], tables: Tables) -> Any:
     first = layers[0]
     if isinstance(first, StateAndRowLayer):
-        batch: Any = BatchStateAndRowLayer(layers)
+        batch: Any = BatchStateAndRowLayer(layers, tables)
     elif isinstance(first, RowLayer):
-        return BatchRowLayer(layers)
+        return BatchRowLayer(layers, tables)
     elif isinstance(first, StateLayer):
         batch = StateLayer(first.number_of_states)
     else:

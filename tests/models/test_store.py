@@ -266,3 +266,72 @@ def test_a_directory_with_a_broken_record_is_left_out(tmp_path):
 
 def visible(folder: Path) -> list[Path]:
     return [file for file in folder.iterdir() if not file.name.startswith(".")]
+
+
+def test_a_name_that_no_file_system_takes_is_no_name(tmp_path):
+    with pytest.raises(ModelNotFound, match="it has 201 characters, more than 200"):
+        Store(tmp_path).find("a" * 201)
+    assert Store(tmp_path).find("a" * 200) is None
+
+
+def test_a_copy_shares_its_files_and_outlives_the_model(tmp_path):
+    store = Store(tmp_path)
+    source = add(store, "small", '{"a": 1}')
+
+    copied = store.copy("small", "org/other")
+
+    assert (copied.name, copied.sha256, copied.quantization) == ("org/other", source.sha256, source.quantization)
+    assert (copied.folder / "config.json").samefile(source.folder / "config.json")
+    store.remove("small")
+    assert store.find("org/other").config == {"a": 1}
+
+
+def test_a_copy_takes_the_place_of_another_model(tmp_path):
+    store = Store(tmp_path)
+    add(store, "small", '{"a": 1}')
+    add(store, "other", '{"a": 2}')
+
+    store.copy("small", "other:latest")
+
+    assert [(model.name, model.config) for model in store.list()] == [("other", {"a": 1}), ("small", {"a": 1})]
+
+
+def test_a_copy_onto_itself_changes_nothing(tmp_path):
+    store = Store(tmp_path)
+    model = add(store, "small")
+
+    assert store.copy("small", "small:latest") == model == store.find("small")
+
+
+def test_files_are_copied_where_they_cannot_be_shared(tmp_path, monkeypatch):
+    def refuse(self, target):
+        raise OSError(18, "Invalid cross-device link")
+
+    store = Store(tmp_path)
+    source = add(store, "small")
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+
+    copied = store.copy("small", "other")
+
+    assert copied.config == source.config
+    assert not (copied.folder / "config.json").samefile(source.folder / "config.json")
+
+
+def test_a_copy_of_a_model_that_goes_meanwhile_is_not_there(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    add(store, "small")
+    share = store_module._share
+
+    def share_then_remove(file, target):
+        share(file, target)
+        store.remove("small")
+
+    monkeypatch.setattr(store_module, "_share", share_then_remove)
+    with pytest.raises(ModelNotFound, match="removed or replaced"):
+        store.copy("small", "other")
+    assert store.list() == []
+
+
+def test_a_copy_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ModelNotFound, match="no local model 'small'"):
+        Store(tmp_path).copy("small", "other")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bough.torch_engine.attention import attach_lanes, attach_window, attention
+from bough.torch_engine.attention import LaneRows, attach_lanes, attach_window, attention
 
 MODULE = torch.nn.Module()
 
@@ -65,7 +65,7 @@ def test_the_window_of_the_lane_holds_where_the_model_tells_none() -> None:
 def test_each_entry_of_a_batch_attends_to_the_rows_of_its_own_lane() -> None:
     cases = [random_case(1, num_rows, seed=num_rows) for num_rows in (5, 30, 1)]
     batch = torch.cat([query for query, _, _ in cases])
-    keys = attach_lanes(torch.zeros(3, 2, 1, 16), [(key, value) for _, key, value in cases])
+    keys = attach_lanes(torch.zeros(3, 2, 1, 16), LaneRows(None, 0, lambda: [case[1:] for case in cases]))
 
     output, _ = attention(MODULE, batch, keys, torch.zeros(3, 2, 1, 16), None)
 

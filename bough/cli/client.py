@@ -1,0 +1,99 @@
+"""HTTP to a running server, for the commands that ask one. Whatever goes wrong is an error of ours, in a sentence."""
+
+from __future__ import annotations
+
+import ipaddress
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from bough.config import Settings
+from bough.errors import AccessDenied, BoughError, ModelNotFound, RequestError, Unavailable
+
+_TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # a server may have to load a model before it answers
+_EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def find_url(settings: Settings, url: str | None = None) -> str:
+    """Where the server is: the address that was given, or that of the settings."""
+    if url:
+        return (url if "://" in url else f"http://{url}").rstrip("/")
+    host = _EVERYWHERE.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+class Client:
+    """Asks one server. Use it in a `with` statement."""
+
+    def __init__(self, settings: Settings, url: str | None = None) -> None:
+        self.url = find_url(settings, url)
+        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        try:
+            has_proxies = not _is_local(httpx.URL(self.url).host)
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=has_proxies)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise RequestError(f"{self.url} is not the address of a server: {error}") from error
+
+    def get(self, path: str, **params: str | None) -> Any:
+        """The JSON that a path answers with; parameters that are None are left out."""
+        return self._read(self._send("GET", path, params=_given(params)))
+
+    def get_text(self, path: str, **params: str | None) -> str:
+        return self._send("GET", path, params=_given(params)).text
+
+    def post(self, path: str, **fields: Any) -> Any:
+        """The JSON that a path answers with to these fields; those that are None are left out."""
+        return self._read(self._send("POST", path, json=_given(fields)))
+
+    def _send(self, method: str, path: str, **parts: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, **parts)
+        except httpx.ConnectError as error:
+            raise Unavailable(f"no server at {self.url}; `bough serve` starts one") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unavailable(f"the server at {self.url} does not answer: {type(error).__name__}: {error}") from error
+        if response.is_error:
+            raise _to_error(response)
+        return response
+
+    def _read(self, response: httpx.Response) -> Any:
+        try:
+            return response.json()
+        except ValueError as error:
+            raise BoughError(f"what answers at {self.url} is no server of Bough: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._http.close()
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _to_error(response: httpx.Response) -> BoughError:
+    """What the server says is wrong."""
+    text = _error_text(response)
+    if response.status_code == 401:
+        return AccessDenied(f"{text}; the setting api_key (BOUGH_API_KEY) holds the key to show")
+    if response.status_code == 404:
+        return ModelNotFound(text)
+    return RequestError(text) if response.status_code < 500 else Unavailable(text)
+
+
+def _error_text(response: httpx.Response) -> str:
+    try:
+        found = response.json()["error"]
+        return str(found["message"] if isinstance(found, dict) else found)
+    except (ValueError, KeyError, TypeError):
+        return f"{response.request.url} answered with status {response.status_code}"

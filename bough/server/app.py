@@ -1,0 +1,109 @@
+"""The application: every API behind one door.
+
+From outside in: the log sees every request, security lets in who may ask, limits bound what is asked, then come the routes.
+These layers are plain ASGI: a stream passes through them piece by piece, and a client that hangs up is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from bough.config import Settings
+from bough.runner import find_model
+from bough.server import (
+    anthropic,
+    cache_api,
+    health,
+    metrics,
+    ollama,
+    ollama_models,
+    ollama_wire,
+    openai_chat,
+    openai_completions,
+    openai_models,
+    openai_responses,
+    openai_wire,
+)
+from bough.server.apis import Api, api_of
+from bough.server.catalog import Catalog
+from bough.server.faults import Fault
+from bough.server.limits import Limits
+from bough.server.loaded import LoadedModels
+from bough.server.logs import Logs
+from bough.server.security import Security
+from bough.server.service import Service
+from bough.server.wire import Shape, answer_fault
+
+_ROUTERS = (
+    ollama.router,
+    ollama_models.router,
+    openai_chat.router,
+    openai_completions.router,
+    openai_models.router,
+    openai_responses.router,
+    anthropic.router,
+    cache_api.router,
+    health.router,
+    metrics.router,
+)
+_SHAPES: dict[Api, Shape] = {
+    "ollama": ollama_wire.shape,
+    "openai": openai_wire.shape,
+    "anthropic": anthropic.shape,
+    "bough": ollama_wire.shape,
+}
+
+
+def make_app(settings: Settings, service: Service | None = None) -> FastAPI:
+    """The application over a service; without one, over a service of the model that the settings name.
+
+    The service is closed when the application ends: its models are unloaded, their trees saved.
+    """
+    service = service or make_service(settings)
+    app = FastAPI(title="Bough", version=version("bough"), lifespan=_lifespan)
+    app.state.service = service
+    app.state.seeing = service.seeing
+    app.state.is_starting = app.state.is_draining = False
+    service.seeing.watch(service.models.list)
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.add_exception_handler(HTTPException, _answer_unmatched)
+    app.add_middleware(Limits, settings=settings, shape_of=shape_of)  # the last that is added is the outermost
+    app.add_middleware(Security, settings=settings, shape_of=shape_of)
+    app.add_middleware(Logs, seeing=service.seeing)
+    return app
+
+
+def make_service(settings: Settings) -> Service:
+    """A service of the model that the settings name."""
+    catalog = Catalog(settings, find_model(settings.model, settings))
+    return Service(settings, LoadedModels(settings, catalog), catalog)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        app.state.is_draining = True
+        await app.state.service.close()
+
+
+def shape_of(path: str) -> Shape:
+    """How errors look for a path."""
+    return _SHAPES[api_of(path)]
+
+
+async def _answer_unmatched(request: Request, error: Exception) -> Response:
+    """A path or a method that no route has, in the words of the API that it looks like."""
+    assert isinstance(error, HTTPException)
+    place = f"{request.method} {request.url.path[:200]}"
+    texts = {404: f"there is no {place} here", 405: f"the method is not allowed: {place}"}
+    fault = Fault(error.status_code, texts.get(error.status_code, str(error.detail)), headers=dict(error.headers or {}))
+    return answer_fault(fault, shape_of(request.url.path))

@@ -1,0 +1,105 @@
+"""What a client asks for, whichever API it came by, and what comes back: the nouns that all APIs translate to and from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bough.types import Completion, Message, SamplingParams, TokenLogprob, Usage
+
+Tool = Mapping[str, Any]
+"""A tool as OpenAI and Ollama write it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+ToolMode = Literal["auto", "none", "required"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether the answer may, must not or must call a tool; with `name`, that tool. `required` is by grammar."""
+
+    mode: ToolMode = "auto"
+    name: str | None = None
+    is_single: bool = False  # at most one call
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. Exactly one of `messages`, `text` and `ids` is given: a chat, a text to continue as it stands, tokens.
+
+    Messages are those of OpenAI: role, content (text, or parts of type text), and for tools `tool_calls` (with arguments as
+    an object), `tool_call_id` and `name`; an assistant's may have `reasoning_content`. If the last message is an
+    assistant's without tool calls, the answer goes on where it ends.
+    """
+
+    model: str
+    messages: Sequence[Message] | None = None
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    needs_tool_template: bool = False  # refuse tools if the model's chat template does not know them
+    think: bool | None = None  # None: as the template does by itself, and the thinking stays apart all the same
+    num_choices: int = 1
+    context_tokens: int | None = None  # a smaller context than the model's
+    truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
+    keep_alive_s: float | None = None  # None: the server's default; inf: for ever; 0: unload afterwards
+    salt: str = ""
+    store: bool = True
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the answer makes. `arguments` is a JSON object."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Every choice has its lane: nothing can be refused any more. `usage` has no completion tokens yet.
+
+    Of several choices `usage` is that of the first.
+    """
+
+    usage: Usage
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """So many tokens of the prompt are done."""
+
+    done_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of one choice: whole characters only. A tool call comes as a whole."""
+
+    choice: int = 0
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One choice is complete. `text`, `thinking` and `tool_calls` are all of it, told apart."""
+
+    choice: int
+    text: str
+    thinking: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    completion: Completion
+
+
+Event = Progress | Delta | Finished

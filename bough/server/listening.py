@@ -1,0 +1,160 @@
+"""The server as a process: its socket, its signals, and how it ends.
+
+It listens while the model is still loading, and says so. The first SIGINT or SIGTERM lets the answers under way finish, for
+`stop_s` at most, and refuses new ones; the second ends at once. Either way models are unloaded, and their trees saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from bough.config import Settings
+from bough.errors import SettingsError
+from bough.server.service import Service
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_IDLE_CONNECTION_S = 75
+_LAST_WORDS_S = 1  # what connections get after `stop_s` before they are cut
+_HEADER_BYTES = 64 * 2**10
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address that does not listen yet. Raises SettingsError if it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f"there is no host {host!r} to listen at: {error}") from error
+    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # an address that was used a moment ago is free; elsewhere this would take it from others
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise SettingsError(_describe(error, host, port)) from error
+    return bound
+
+
+def _describe(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} at {host} is in use: another server may run there; choose another port by --port, or 0 for any"
+    return f"cannot listen at {host}, port {port}: {error.strerror or error}"
+
+
+def url_of(bound: socket.socket) -> str:
+    """Where clients on this machine reach the socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    """Whether only this machine reaches the socket."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
+
+
+class Listener(uvicorn.Server):
+    """Uvicorn, which goes on listening while answers finish, so that whoever comes meanwhile is told to try again."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_CONNECTION_S,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+        )
+        super().__init__(config)
+        self._app_state = app.state
+        self._stop_s = settings.stop_s
+        self._ends_at_s: float | None = None
+
+    def stop(self) -> None:
+        """Take nothing new, and end when all answers under way have ended or had their time; at once the second time."""
+        if self._ends_at_s is None:
+            self._app_state.is_draining = True
+            self._ends_at_s = time.monotonic() + self._stop_s
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._ends_at_s is not None and (not self.server_state.tasks or time.monotonic() >= self._ends_at_s):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are heard until everything is closed, which is longer than uvicorn runs: see `host`."""
+        yield
+
+
+def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve until a signal comes; `on_ready` is called when the model is loaded. Raises what loading it raises."""
+    listener = Listener(app, settings)
+    with _hearing(listener.stop), bound:
+        asyncio.run(_host(listener, app, service, bound, on_ready))
+
+
+async def _host(
+    listener: Listener, app: FastAPI, service: Service, bound: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    app.state.is_starting = True
+    serving = asyncio.create_task(listener.serve([bound]))
+    try:
+        await _unless_done(serving, _load(app, service, on_ready))
+        await serving
+    except BaseException:
+        listener.should_exit = listener.force_exit = True
+        raise
+    finally:
+        await asyncio.gather(serving, return_exceptions=True)
+        await service.close()  # uvicorn leaves it out when it has to end at once
+
+
+async def _load(app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
+    await service.load(service.settings.model)
+    app.state.is_starting = False
+    on_ready()
+
+
+async def _unless_done(serving: asyncio.Task[None], work: Awaitable[None]) -> None:
+    """Do some work, but give it up when serving ends meanwhile."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({serving, task}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return None
+
+
+@contextlib.contextmanager
+def _hearing(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at each signal that asks to end."""
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, hear) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

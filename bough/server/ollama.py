@@ -1,0 +1,204 @@
+"""Ollama's API for answers: /api/chat and /api/generate.
+
+Always true of an answer here: it streams unless it was told not to, one JSON object a line; what was counted and measured
+is in the last object alone, in whole numbers and nanoseconds; a request that is refused is refused before the first line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from bough.errors import RequestError
+from bough.server.answer import Answer
+from bough.server.ask import Ask, Delta, Finished, ToolCall
+from bough.server.loaded import LoadedModel
+from bough.server.ollama_context import follow, read_prompt
+from bough.server.ollama_wire import AnswerRequest, ChatRequest, GenerateRequest, shape, write_time
+from bough.server.service import Service
+from bough.server.streaming import json_line, ndjson_stream, unless_gone
+from bough.server.wire import SaltOf, ServiceOf, find_fault, route_class
+from bough.types import Message, TokenLogprob
+
+router = APIRouter(route_class=route_class(shape), tags=["Ollama"])
+
+
+@router.post("/api/chat")
+async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """The next message of a conversation."""
+    wording = Wording(body.model, write_chat)
+    if not body.messages:
+        return await _load(body, service, wording)
+    for number, message in enumerate(body.messages):
+        body.refuse_images(message.images, f"messages[{number}]")
+    messages = [message.to_message() for message in body.messages]
+    tools = body.tools or ()
+    ask = replace(body.to_ask(salt), messages=messages, tools=tools, needs_tool_template=bool(tools))
+    return await _answer(body, ask, wording, request, service)
+
+
+@router.post("/api/generate")
+async def generate(body: GenerateRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """What follows a prompt."""
+    body.check()
+    wording = Wording(body.model, write_response)
+    if not body.prompt:
+        return await _load(body, service, wording)
+    ask = body.to_ask(salt)
+    await _check_thinking(ask, service)
+    if body.raw:
+        return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
+    async with service.models.using(ask.model, ask.keep_alive_s) as loaded:
+        load_s = time.perf_counter() - wording.began_s
+        turn = await asyncio.to_thread(_take_turn, ask, body, loaded)
+        wording = replace(wording, prompt_ids=turn.prompt_ids, load_s=load_s)
+        return await _answer(body, turn.ask, wording, request, service)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A prompt as a turn of a chat, and the ids that it comes to."""
+
+    ask: Ask
+    prompt_ids: list[int]
+
+
+def _take_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel) -> Turn:
+    """The turn that a prompt is: the first, or one that goes on from the context of an earlier answer."""
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    messages: list[Message] = [*system, {"role": "user", "content": body.prompt}]
+    if not loaded.info.template:
+        ask = replace(ask, text="\n\n".join(message["content"] for message in messages))
+    elif body.context:
+        ask = replace(ask, ids=follow(loaded.runner.prompts, body.context, messages))
+    else:
+        ask = replace(ask, messages=messages)
+    return Turn(ask, read_prompt(ask, loaded))
+
+
+async def _check_thinking(ask: Ask, service: Service) -> None:
+    """Raise RequestError for a model that does not think, whatever kind of prompt it gets."""
+    if ask.think:
+        facts = await asyncio.to_thread(service.catalog.find, ask.model)
+        if "thinking" not in facts.capabilities:
+            raise RequestError(f'"{ask.model}" does not support thinking')
+
+
+async def _load(body: AnswerRequest, service: Service, wording: Wording) -> Response:
+    """What a request without a prompt is for: the model is loaded, or with a keep_alive of 0 it goes."""
+    if body.unloads:
+        await service.unload(body.model)
+    else:
+        await service.load(body.model, body.keep_alive)
+    reason = "unload" if body.unloads else "load"
+    return JSONResponse({**wording.write(), "done": True, "done_reason": reason})
+
+
+async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Request, service: Service) -> Response:
+    if body.streams:
+        answer = await service.open(ask)
+        return ndjson_stream(answer, write_lines(answer, wording))
+    answered = await unless_gone(request, service.complete(ask))
+    (finished,) = answered.choices
+    said = wording.write(
+        finished.text, finished.thinking, finished.tool_calls, finished.completion.logprobs, answered.loaded
+    )
+    return JSONResponse({**said, **wording.end(finished, answered.started.load_s)})
+
+
+async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
+    """The lines of a stream; what goes wrong on the way is the last of them."""
+    try:
+        async for event in answer:
+            if isinstance(event, Delta) and _is_worth_a_line(event):
+                said = wording.write(event.text, event.thinking, event.tool_calls, event.logprobs, answer.loaded)
+                yield json_line({**said, "done": False})
+            elif isinstance(event, Finished):
+                yield json_line({**wording.write(), **wording.end(event, answer.started.load_s)})
+    except Exception as error:
+        yield json_line(shape(find_fault(error)))
+
+
+def _is_worth_a_line(delta: Delta) -> bool:
+    return bool(delta.text or delta.thinking or delta.tool_calls or delta.logprobs)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How one answer is put into Ollama's words. It is made when the request comes, and measures from then on."""
+
+    model: str
+    place: Callable[[dict[str, Any]], dict[str, Any]]  # where an endpoint has what is said
+    prompt_ids: Sequence[int] | None = None  # for an endpoint that gives them back with those of the answer
+    load_s: float = 0.0  # before the answer was asked for
+    began_s: float = field(default_factory=time.perf_counter)
+
+    def write(
+        self,
+        text: str = "",
+        thinking: str = "",
+        tool_calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[TokenLogprob] = (),
+        loaded: LoadedModel | None = None,
+    ) -> dict[str, Any]:
+        """An object with a piece of the answer, or with all of it."""
+        said: dict[str, Any] = {"content": text}
+        if thinking:
+            said["thinking"] = thinking
+        if tool_calls:
+            said["tool_calls"] = [_write_call(number, call) for number, call in enumerate(tool_calls)]
+        written = {"model": self.model, "created_at": write_time(datetime.now(UTC)), **self.place(said)}
+        if logprobs and loaded is not None:
+            written["logprobs"] = [_write_logprob(each, loaded) for each in logprobs]
+        return written
+
+    def end(self, finished: Finished, load_s: float) -> dict[str, Any]:
+        """What the last object has besides: why the answer ended, what was counted and how long it took."""
+        usage, timings = finished.completion.usage, finished.completion.timings
+        ids = None if self.prompt_ids is None else [*self.prompt_ids, *finished.completion.token_ids]
+        return {
+            **({} if ids is None else {"context": ids}),
+            "done": True,
+            "done_reason": "length" if finished.finish_reason == "length" else "stop",
+            "total_duration": _nanoseconds(time.perf_counter() - self.began_s),
+            "load_duration": _nanoseconds(self.load_s + load_s),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_cached_count": usage.cached_tokens,
+            "prompt_eval_duration": _nanoseconds(timings.prefill_s),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _nanoseconds(timings.decode_s),
+        }
+
+
+def write_chat(said: dict[str, Any]) -> dict[str, Any]:
+    return {"message": {"role": "assistant", **said}}
+
+
+def write_response(said: dict[str, Any]) -> dict[str, Any]:
+    content = said.pop("content")
+    return {"response": content, **said}
+
+
+def _write_call(number: int, call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"index": number, "name": call.name, "arguments": call.arguments}}
+
+
+def _write_logprob(found: TokenLogprob, loaded: LoadedModel) -> dict[str, Any]:
+    top = [_write_token(each.token_id, each.logprob, loaded) for each in found.top]
+    return {**_write_token(found.token_id, found.logprob, loaded), "top_logprobs": top}
+
+
+def _write_token(token_id: int, logprob: float, loaded: LoadedModel) -> dict[str, Any]:
+    exact = loaded.runner.tokenizer.token_bytes(token_id)
+    return {"token": exact.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(exact)}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1e9))

@@ -1,0 +1,69 @@
+"""Which names this server may be called by, and which web pages may ask it.
+
+A browser lets any page send requests to this machine. Two headers that no page can forge tell them apart: `Host`, which
+shows a foreign name that was made to point here (DNS rebinding), and `Origin`, the page that asks.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1"))
+_ANY_ADDRESS = frozenset(("0.0.0.0", "::", ""))
+_APP_SCHEMES = ("app", "tauri", "vscode-webview", "vscode-file", "file")  # programs, not pages of the web
+
+
+@dataclass(frozen=True)
+class Visitors:
+    """The rules: names and origins as the settings give them, with commas between; "*" is all."""
+
+    bound_host: str
+    allowed_hosts: str
+    origins: str
+
+    def may_call(self, host_header: str) -> bool:
+        """Whether a request may name this host. A bare address is no danger: only names can be made to point here."""
+        host = host_of(host_header)
+        listed = _listed(self.allowed_hosts)
+        if "*" in listed or host in LOCAL_HOSTS or host in listed or host_header.lower() in listed:
+            return True
+        if self.bound_host.lower() in _ANY_ADDRESS:
+            return _is_address(host)
+        return host == self.bound_host.lower().strip("[]")
+
+    def may_ask(self, origin: str, host_header: str) -> bool:
+        """Whether a page of this origin may ask: one from here, from this machine, a program's, or one that is listed."""
+        listed = _listed(self.origins)
+        if "*" in listed or origin.lower().rstrip("/") in listed:
+            return True
+        try:
+            parts = urlsplit(origin)
+            host = (parts.hostname or "").lower()
+        except ValueError:
+            return False
+        if parts.scheme in _APP_SCHEMES or f"{parts.scheme}://*" in listed:
+            return True
+        is_web = parts.scheme in ("http", "https")
+        return is_web and (host in LOCAL_HOSTS or parts.netloc.lower() == host_header.lower())
+
+
+def host_of(host_header: str) -> str:
+    """The host without its port and brackets, in lower case."""
+    host = host_header.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _listed(text: str) -> frozenset[str]:
+    return frozenset(each.strip().lower().rstrip("/") for each in text.split(",") if each.strip())
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,29 @@
+"""What is known of a request once it is over: for the log, and for the metrics. Never what was said in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bough.types import Usage
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One request. `usage` is None if it never began; times are 0 for what did not happen.
+
+    `decode_s` is the time from the first token to the last, `first_token_s` that from the beginning to the first, both
+    without the queue. Of several choices the tokens are the sum.
+    """
+
+    model: str
+    api: str = ""
+    status: int = 200
+    usage: Usage | None = None
+    completion_tokens: int = 0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    error: str | None = None

@@ -1,0 +1,199 @@
+"""The service: answers what clients ask, by the models that are loaded, whichever API they came by.
+
+An answer that was opened holds its model until it is closed; one that was not closed by anybody does not exist: `complete`
+closes its own, and streams close theirs when the client has it all, or has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from bough.config import Settings
+from bough.errors import BoughError
+from bough.generate.job import Job
+from bough.server.answer import Answer, Ear
+from bough.server.ask import Ask, Finished, Started
+from bough.server.catalog import Catalog
+from bough.server.loaded import LoadedModel, LoadedModels
+from bough.server.metrics import Seeing
+from bough.server.prompting import ModelFacts, Prepared, prepare_ask
+from bough.server.record import RequestRecord
+from bough.server.trace import note_record
+from bough.types import Completion, SamplingParams
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A whole answer, its choices in order."""
+
+    started: Started
+    choices: tuple[Finished, ...]
+    loaded: LoadedModel
+
+
+class Service:
+    """Runs asks on loaded models. Everything here runs on one event loop; long work goes to threads."""
+
+    def __init__(self, settings: Settings, models: LoadedModels, catalog: Catalog, seeing: Seeing | None = None) -> None:
+        self.settings = settings
+        self.models = models
+        self.catalog = catalog
+        self.seeing = seeing or Seeing()
+
+    async def open(self, ask: Ask) -> Answer:
+        """An answer that has begun. Raises BoughError if it cannot be; until then nothing was sent to anybody."""
+        started_s = time.perf_counter()
+        loaded = await self._take(ask)
+        load_s = time.perf_counter() - started_s
+        answer = Answer(ask, loaded, load_s, lambda record: self._end(loaded, record), time.perf_counter)
+        try:
+            prepared = await asyncio.to_thread(prepare_ask, ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools)
+            answer.expect(prepared)
+            await self._submit(answer, prepared)
+            await answer.start()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    async def complete(self, ask: Ask) -> Answered:
+        """The whole answer. If whoever waits for it is cancelled, so is the answer."""
+        answer = await self.open(ask)
+        try:
+            finished = [event async for event in answer if isinstance(event, Finished)]
+        finally:
+            answer.close()
+        return Answered(answer.started, tuple(sorted(finished, key=lambda each: each.choice)), answer.loaded)
+
+    async def count_tokens(self, ask: Ask) -> int:
+        """How many tokens the prompt of an ask has."""
+        unbounded = replace(ask, params=SamplingParams(max_tokens=0))
+        async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
+            prepared = await asyncio.to_thread(
+                prepare_ask, unbounded, _facts_of(loaded), sorts_tools=self.settings.sort_tools
+            )
+        return len(prepared.encoded.ids)
+
+    async def warm(self, ask: Ask) -> Completion:
+        """Compute the prefix of an ask and keep it: messages up to where the next one would begin. Raises DoesNotFit."""
+        async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
+            prompt = ask.messages if ask.messages is not None else ask.text if ask.text is not None else ask.ids or ()
+            runner, is_raw = loaded.runner, ask.messages is None
+            encoded = await asyncio.to_thread(
+                runner.prompts.encode_prefix, prompt, raw=is_raw, tools=list(ask.tools) or None
+            )
+            generation = runner.prepare(encoded, SamplingParams(max_tokens=0), salt=ask.salt, keep=True)
+            future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            loaded.worker.submit(Job(generation, _Waiter(future)))
+            completion = await future
+            await self.on_engine(loaded, lambda: runner.require_kept(encoded.ids, ask.salt))
+            return completion
+
+    async def on_engine(self, loaded: LoadedModel, work: Callable[[], Result]) -> Result:
+        """Run something on the engine's thread, between two steps."""
+        return await asyncio.wrap_future(loaded.worker.call(work))
+
+    async def load(self, model: str, keep_alive_s: float | None = None) -> float:
+        """Have a model in memory; returns the seconds that this took."""
+        started_s = time.perf_counter()
+        async with self.models.using(model, keep_alive_s):
+            return time.perf_counter() - started_s
+
+    async def unload(self, model: str) -> None:
+        """Take a model out of memory, now or when its last answer ends. Raises ModelNotFound."""
+        self.catalog.files(model)
+        await self.models.unload(model)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine of a loaded model is stuck in a step."""
+        return any(loaded.worker.is_stuck for loaded in self.models.list())
+
+    async def close(self) -> None:
+        """Unload everything; trees are saved."""
+        await self.models.close()
+
+    async def _take(self, ask: Ask) -> LoadedModel:
+        keep_alive_s = None if ask.keep_alive_s is None else ask.keep_alive_s
+        return await self.models.take(ask.model, keep_alive_s)
+
+    async def _submit(self, answer: Answer, prepared: Prepared) -> None:
+        """Hand all choices to the engine's thread."""
+        ask, loaded = answer.ask, answer.loaded
+        timeout_s = self.settings.request_timeout_s
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        ears = [Ear(answer.mailbox, choice) for choice in range(ask.num_choices)]
+        jobs = await asyncio.to_thread(_make_jobs, ask, loaded, prepared, ears, answer.cancelled.is_set)
+        for job in jobs:
+            job.deadline_s = deadline_s
+            loaded.worker.submit(job)
+
+    def _end(self, loaded: LoadedModel, record: RequestRecord) -> None:
+        self.models.give_back(loaded)
+        self.seeing.request_done(record)
+        note_record(record)
+
+
+class _Waiter:
+    """Listens to a request for somebody who waits for its end only."""
+
+    def __init__(self, future: asyncio.Future[Completion]) -> None:
+        self._future = future
+        self._loop = future.get_loop()
+
+    def on_start(self, usage: object, waited_s: float) -> None:
+        pass
+
+    def on_chunk(self, chunk: object) -> None:
+        pass
+
+    def on_end(self, completion: Completion) -> None:
+        self._loop.call_soon_threadsafe(self._settle, completion)
+
+    def on_error(self, error: BoughError) -> None:
+        self._loop.call_soon_threadsafe(self._settle, error)
+
+    def _settle(self, outcome: Completion | BoughError) -> None:
+        if self._future.done():
+            return
+        if isinstance(outcome, BoughError):
+            self._future.set_exception(outcome)
+        else:
+            self._future.set_result(outcome)
+
+
+def _facts_of(loaded: LoadedModel) -> ModelFacts:
+    abilities = loaded.info.capabilities
+    return ModelFacts(
+        loaded.name,
+        loaded.runner.prompts,
+        loaded.runner.engine.context_tokens,
+        knows_tools="tools" in abilities,
+        knows_thinking="thinking" in abilities,
+    )
+
+
+def _make_jobs(
+    ask: Ask, loaded: LoadedModel, prepared: Prepared, ears: Sequence[Ear], is_cancelled: Callable[[], bool]
+) -> list[Job]:
+    """A request for each choice; all have one seed."""
+    jobs = []
+    for choice, ear in enumerate(ears):
+        generation = loaded.runner.prepare(
+            prepared.encoded,
+            prepared.params,
+            salt=ask.salt,
+            store=ask.store,
+            choice=choice,
+            is_cancelled=is_cancelled,
+            on_progress=ear.on_progress if choice == 0 else None,
+        )
+        jobs.append(Job(generation, ear))
+    return jobs

@@ -1,0 +1,140 @@
+"""Bodies as they come over the wire: JSON of bounded depth, read strictly, and errors in each API's own shape.
+
+Always true of a body that a route sees: its text is valid Unicode (a lone surrogate became U+FFFD, as in other servers),
+and it is no deeper than `MAX_DEPTH`. Whatever a client sends, a route answers with a status below 500 or one of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from bough.errors import BoughError, RequestError
+from bough.server.faults import CLIENT_GONE, Fault, fault_of
+from bough.server.service import Service
+from bough.server.streaming import ClientGone
+
+log = logging.getLogger(__name__)
+
+MAX_DEPTH = 64
+
+Shape = Callable[[Fault], dict[str, Any]]
+"""Writes the body of an error as one API does."""
+
+
+class Wire(BaseModel):
+    """A part of a body: types are taken as they are (no "5" for 5), unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+def get_service(request: Request) -> Service:
+    """The service that the application runs."""
+    service: Service = request.app.state.service
+    return service
+
+
+def get_salt(request: Request) -> str:
+    """The salt of the client: that of its header, or derived from its key."""
+    return str(getattr(request.state, "salt", ""))
+
+
+ServiceOf = Annotated[Service, Depends(get_service)]
+SaltOf = Annotated[str, Depends(get_salt)]
+
+
+class JsonRequest(Request):
+    """A request whose body is JSON whatever its headers say: many clients of Ollama send none."""
+
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = read_json(await self.body())
+        return self._json
+
+
+def read_json(body: bytes) -> Any:
+    """The value in a body. Raises RequestError for what is not JSON, not UTF-8, or too deep."""
+    try:
+        return _clean(json.loads(body.decode("utf-8")), 0)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise RequestError(f"the body cannot be read: {error}") from error
+
+
+def _clean(value: Any, depth: int) -> Any:
+    """The value with valid text only. Raises RequestError if it is too deep."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if depth > MAX_DEPTH:
+        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, list):
+        return [_clean(each, depth + 1) for each in value]
+    if isinstance(value, dict):
+        return {_clean(key, depth): _clean(each, depth + 1) for key, each in value.items()}
+    return value
+
+
+def route_class(shape: Shape) -> type[APIRoute]:
+    """A class of routes that read bodies as above and answer every error in this shape."""
+
+    class Route(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def answer(request: Request) -> Response:
+                try:
+                    return await handle(JsonRequest(request.scope, request.receive, request._send))
+                except (ClientDisconnect, ClientGone):
+                    return Response(status_code=CLIENT_GONE)
+                except Exception as error:
+                    return answer_fault(find_fault(error), shape)
+
+            return answer
+
+    return Route
+
+
+def find_fault(error: Exception) -> Fault:
+    """What to say of any error; one that is none of ours is logged with its trace."""
+    cause = error.__cause__ if isinstance(error, HTTPException) else None
+    if isinstance(cause, BoughError):  # what reading the body raised
+        return fault_of(cause)
+    if isinstance(error, BoughError):
+        return fault_of(error)
+    if isinstance(error, RequestValidationError):
+        return Fault(400, describe(error))
+    if isinstance(error, HTTPException):
+        return Fault(error.status_code, str(error.detail))
+    log.error("a request failed by a mistake of ours", exc_info=error)
+    return Fault(500, f"{type(error).__name__}: {error}")
+
+
+def describe(error: RequestValidationError) -> str:
+    """What is wrong with a body, field by field, without repeating it."""
+    found = error.errors()
+    texts = [f"{_place(each['loc'])}: {each['msg']}" for each in found[:3]]
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return "; ".join(texts) + more
+
+
+def _place(location: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in location if part != "body") or "body"
+
+
+def answer_fault(fault: Fault, shape: Shape) -> JSONResponse:
+    return JSONResponse(shape(fault), fault.status, fault.headers)

@@ -1,0 +1,49 @@
+"""Servers that tests share: one of the default model for all of them, and small ones with other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.models import ModelFiles
+from tests.models.tiny_tokenizer import CHATML, byte_level
+from tests.server.servers import Server, StartServer, running
+from tests.tiny_models import make_folder
+
+
+@pytest.fixture(scope="session")
+def server(smollm2_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default model, served to every test that asks: leave it as you found it."""
+    with running("smollm2", tmp_path_factory.mktemp("server")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a tokenizer and a chat template, in a folder of its own: it is loaded within a second."""
+    folder = tmp_path_factory.mktemp("tiny_model") / "tiny"
+    tokenizer = byte_level(CHATML)
+    make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=2048)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts a server of the tiny model with the given settings, once for each set of them; all end with the tests."""
+    started: dict[tuple[tuple[str, str], ...], Server] = {}
+    with ExitStack() as servers:
+
+        def start(**settings: Any) -> Server:
+            key = tuple(sorted((name, str(value)) for name, value in settings.items()))
+            if key not in started:
+                folder = tmp_path_factory.mktemp("tiny_server")
+                chosen = {"data_folder": folder / "data"} | settings
+                started[key] = servers.enter_context(running(str(tiny_model), folder, **chosen))
+            return started[key]
+
+        yield start

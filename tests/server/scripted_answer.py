@@ -1,0 +1,66 @@
+"""An answer that gives what a test wrote down: thinking, several calls, a failure half-way. The default model does none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from bough.models.tokenizer import Tokenizer
+from bough.server.answer import Answer
+from bough.server.ask import Ask, Delta, Event, Finished, Started, ToolCall
+from bough.types import Completion, Usage
+from tests.models.tiny_tokenizer import byte_level
+
+USAGE = Usage(prompt_tokens=10, matched_tokens=7, cached_tokens=6, computed_tokens=4)
+
+
+class ScriptedAnswer:
+    """Gives these events, then raises the failure if there is one."""
+
+    def __init__(self, events: Sequence[Event], *, num_choices: int = 1, failure: Exception | None = None) -> None:
+        self.ask = Ask(model="scripted", num_choices=num_choices)
+        self.started = Started(USAGE)
+        runner = SimpleNamespace(tokenizer=Tokenizer(byte_level()), prefix_cache=SimpleNamespace(is_enabled=True))
+        self.loaded = SimpleNamespace(runner=runner, info=SimpleNamespace(digest="0123456789abcdef"))
+        self._events = events
+        self._failure = failure
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for event in self._events:
+            yield event
+        if self._failure is not None:
+            raise self._failure
+
+
+def script(events: Sequence[Event], **options: Any) -> Answer:
+    """A scripted answer where an answer is wanted."""
+    return cast(Answer, ScriptedAnswer(events, **options))
+
+
+def finish(choice: int = 0, text: str = "", thinking: str = "", calls: tuple[ToolCall, ...] = (), **more: Any) -> Finished:
+    """The end of a choice of three tokens."""
+    completion = Completion(text, (1, 2, 3), "stop", Usage(completion_tokens=3))
+    reason = more.get("reason", "tool_calls" if calls else "stop")
+    return Finished(choice, text, thinking, calls, reason, completion)
+
+
+def collect(pieces: AsyncIterator[str]) -> list[str]:
+    """All pieces of a stream."""
+
+    async def read() -> list[str]:
+        return [piece async for piece in pieces]
+
+    return asyncio.run(read())
+
+
+def parse(pieces: Sequence[str]) -> list[Any]:
+    """The data of each event, read as JSON; comments and the end mark are left out."""
+    lines = [line for piece in pieces for line in piece.splitlines() if line.startswith("data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
+
+
+WEATHER = ToolCall("call_1", "weather", {"city": "Oslo"})
+THOUGHT = (Delta(thinking="Hm. "), Delta(thinking="Yes."), Delta(text="It "), Delta(text="rains."))

@@ -1,0 +1,98 @@
+"""Real servers, each in a process of its own, started and stopped as a user would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 200  # loading and the check of the model, and on a busy machine the imports before them
+STOP_S = 30
+DISK_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs: where it is, what it serves, and what it has written so far."""
+
+    url: str  # without a slash at its end
+    model: str
+    process: subprocess.Popen[bytes]
+    cache_folder: Path
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        """What the server has said."""
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+
+StartServer = Callable[..., Server]
+
+
+@contextmanager
+def running(model: str, folder: Path, **settings: Any) -> Iterator[Server]:
+    """A server of this model with these settings in its environment. It must end well when it is told to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = find_port()
+    command = [sys.executable, "-m", "bough", "serve", "--model", model, "--port", str(port)]
+    log_file = folder / "server.log"
+    with log_file.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(folder, settings)
+        )
+    server = Server(f"http://127.0.0.1:{port}", Path(model).name, process, folder / "cache", log_file)
+    try:
+        _wait_until_ready(server)
+        yield server
+        stop(server)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def find_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _environment(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    chosen = {"cache_folder": folder / "cache", "disk_bytes": DISK_BYTES, "threads": 2} | settings
+    return dict(os.environ) | {f"BOUGH_{name.upper()}": str(value) for name, value in chosen.items()}
+
+
+def _wait_until_ready(server: Server) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert server.process.poll() is None, f"the server ended with {server.process.returncode}:\n{server.log[-4000:]}"
+        try:
+            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"the server was not ready after {START_S} s:\n{server.log[-4000:]}")
+
+
+def stop(server: Server) -> None:
+    """Tell the server to end, and see that it does so cleanly and soon."""
+    server.process.send_signal(signal.SIGTERM)
+    try:
+        code = server.process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"the server still ran {STOP_S} s after SIGTERM:\n{server.log[-4000:]}") from None
+    assert code == 0, f"the server ended with {code}:\n{server.log[-4000:]}"

@@ -1,0 +1,62 @@
+"""Whether the server says truly how it does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from bough.config import Settings
+from bough.server.health import read_health, status_of
+from tests.server.servers import StartServer
+
+
+def make_service(is_stuck: bool = False, verified: int = 0, different: int = 0) -> Any:
+    """A service as far as health looks at it, in states that a real one cannot be put into."""
+    worker = SimpleNamespace(snapshot=lambda: {"verified": verified, "different": different})
+    models = SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])
+    return SimpleNamespace(is_stuck=is_stuck, models=models, settings=Settings(verify_cache=0.5))
+
+
+@pytest.mark.parametrize(
+    ("state", "is_stuck", "status"),
+    [
+        ({"is_starting": False}, False, "ok"),
+        ({"is_starting": True}, False, "starting"),
+        ({"is_starting": False}, True, "stuck"),
+        ({"is_starting": True, "is_draining": True}, True, "shutting down"),
+    ],
+)
+def test_the_status_says_what_keeps_the_server_from_answering(state: dict[str, bool], is_stuck: bool, status: str) -> None:
+    assert status_of(SimpleNamespace(**state), make_service(is_stuck)) == status
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("different", "is_alarm"), [(0, False), (2, True)])
+async def test_an_answer_that_differed_raises_the_alarm_and_the_server_stays_up(different: int, is_alarm: bool) -> None:
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace()))
+
+    answer = await read_health(request, make_service(verified=5, different=different))
+
+    assert answer.status_code == 200
+    assert f'"verified":5,"different":{different},"alarm":{str(is_alarm).lower()}'.encode() in answer.body
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_server_that_is_ready_says_so(tiny_server: StartServer, method: str, path: str) -> None:
+    answer = httpx.request(method, tiny_server().url + path)
+
+    assert answer.status_code == 200
+    assert (answer.json()["status"] == "ok") if method == "GET" else (answer.content == b"")
+
+
+def test_health_names_the_model(tiny_server: StartServer) -> None:
+    assert httpx.get(f"{tiny_server().url}/health").json()["model"] == "tiny"

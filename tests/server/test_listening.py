@@ -1,0 +1,199 @@
+"""The server as a process: its address, its signals and its end. The service behind it is a stand-in; all else is real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+
+from bough.config import Settings
+from bough.errors import ModelNotFound, SettingsError
+from bough.server.listening import bind, host, is_loopback, url_of
+
+
+class FakeService:
+    """Loads at once, unless told to wait or to fail."""
+
+    def __init__(self, settings: Settings, error: Exception | None = None, waits: bool = False) -> None:
+        self.settings = settings
+        self.num_closed = 0
+        self._error = error
+        self._waits = waits
+
+    async def load(self, model: str) -> float:
+        if self._error:
+            raise self._error
+        await asyncio.sleep(60 if self._waits else 0)
+        return 0.0
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+
+class Place:
+    """An application with one stream, served from the main thread; what a client does comes from another."""
+
+    def __init__(self, **options: Any) -> None:
+        self.settings = Settings(port=0, stop_s=options.pop("stop_s", 20.0))
+        self.service = FakeService(self.settings, **options)
+        self.app = FastAPI()
+        self.is_ready = threading.Event()
+        self.may_end = threading.Event()
+        self.bound = bind("127.0.0.1", 0)
+        self.url = url_of(self.bound)
+        self.app.add_api_route("/stream", self._stream)
+        self.app.add_api_route("/state", self._state)
+
+    async def _state(self) -> dict[str, bool]:
+        return {name: getattr(self.app.state, name, False) for name in ("is_starting", "is_draining")}
+
+    async def _stream(self) -> StreamingResponse:
+        async def pieces() -> AsyncIterator[str]:
+            yield "begun\n"
+            while not self.may_end.is_set():
+                await asyncio.sleep(0.01)
+            yield "ended\n"
+
+        return StreamingResponse(pieces())
+
+    def serve(self, client: Callable[[], None]) -> list[BaseException]:
+        """Serve while the client does its part, and until a signal ends it; returns what the client ran into."""
+        errors: list[BaseException] = []
+
+        def run_client() -> None:
+            try:
+                client()
+            except BaseException as error:
+                errors.append(error)
+                signal_self(2)
+
+        thread = threading.Thread(target=run_client)
+        thread.start()
+        try:
+            host(self.app, self.settings, self.service, self.bound, self.is_ready.set)  # type: ignore[arg-type]
+        finally:
+            thread.join(30)
+        return errors
+
+    def state(self) -> dict[str, bool]:
+        state: dict[str, bool] = httpx.get(f"{self.url}/state", timeout=10).json()
+        return state
+
+    def lines(self) -> Iterator[str]:
+        with httpx.stream("GET", f"{self.url}/stream", timeout=20) as response:
+            yield from response.iter_lines()
+
+
+def signal_self(times: int = 1) -> None:
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(0.3)
+
+
+def test_one_signal_lets_streams_end_and_the_service_is_closed():
+    place, seen = Place(), []
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        lines = place.lines()
+        seen.append(next(lines))
+        signal_self()
+        seen.append(place.state()["is_draining"])  # still answers
+        place.may_end.set()
+        seen.extend(lines)
+
+    assert place.serve(client) == []
+    assert seen == ["begun", True, "ended"]
+    assert place.service.num_closed > 0
+
+
+def test_a_second_signal_ends_at_once_and_the_service_is_closed():
+    place = Place()
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        lines = place.lines()
+        next(lines)
+        signal_self(2)
+        with pytest.raises(httpx.HTTPError):
+            list(lines)
+
+    assert place.serve(client) == []
+    assert place.service.num_closed > 0
+
+
+def test_streams_get_no_longer_than_the_setting_says():
+    place = Place(stop_s=0.2)
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        lines = place.lines()
+        next(lines)
+        signal_self()
+        with pytest.raises(httpx.HTTPError):
+            list(lines)
+
+    assert place.serve(client) == []
+    assert place.service.num_closed > 0
+
+
+def test_it_answers_while_the_model_loads_and_a_signal_ends_it_then_too():
+    place, seen = Place(waits=True), []
+
+    def client() -> None:
+        while not seen:
+            try:
+                seen.append(place.state())
+            except httpx.ConnectError:
+                threading.Event().wait(0.05)
+        signal_self()
+
+    assert place.serve(client) == []
+    assert seen == [{"is_starting": True, "is_draining": False}]
+    assert not place.is_ready.is_set()
+    assert place.service.num_closed > 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error():
+    place = Place(error=ModelNotFound("no model"))
+
+    with pytest.raises(ModelNotFound, match="no model"):
+        place.serve(lambda: None)
+    assert place.service.num_closed > 0
+
+
+def test_signals_are_given_back_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    place = Place()
+
+    place.serve(lambda: signal_self() if place.is_ready.wait(20) else None)
+
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_port_that_is_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"port {port} at 127.0.0.1 is in use"):
+            bind("127.0.0.1", port)
+
+
+def test_an_address_that_is_not_ours_is_refused():
+    with pytest.raises(SettingsError, match=r"cannot listen at 192\.0\.2\.1, port 80"):
+        bind("192.0.2.1", 80)
+    with pytest.raises(SettingsError, match="there is no host"):
+        bind("no such host", 80)
+
+
+def test_who_can_reach_an_address_is_known():
+    with bind("127.0.0.1", 0) as local, bind("0.0.0.0", 0) as everywhere:
+        assert (is_loopback(local), is_loopback(everywhere)) == (True, False)

@@ -1,0 +1,313 @@
+"""Chats and prompts by Ollama's API, asked for with Ollama's own client and with plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+pytestmark = pytest.mark.model
+
+GREEDY = {"temperature": 0, "repeat_penalty": 1, "num_predict": 8}
+CHAT = [{"role": "user", "content": "Tell me about the history of Paris."}]
+COUNTERS = ("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration")
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def client(server) -> Iterator[ollama.Client]:
+    with ollama.Client(server.url, timeout=120) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def http(server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120) as opened:
+        yield opened
+
+
+def post_chat(http: httpx.Client, **fields: Any) -> httpx.Response:
+    return http.post("/api/chat", json={"model": "smollm2", "messages": CHAT, "options": GREEDY, **fields})
+
+
+def post_generate(http: httpx.Client, **fields: Any) -> httpx.Response:
+    return http.post("/api/generate", json={"model": "smollm2", "prompt": "Say hello.", "options": GREEDY, **fields})
+
+
+def read_lines(response: httpx.Response) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_a_chat_streams_by_itself_what_it_would_give_as_a_whole(http):
+    whole = post_chat(http, stream=False).json()
+
+    response = post_chat(http)
+
+    pieces = read_lines(response)
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert "".join(piece["message"]["content"] for piece in pieces) == whole["message"]["content"] != ""
+    assert [piece["done"] for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_counters_are_whole_numbers_above_0_on_the_last_object_alone(http):
+    *pieces, last = read_lines(post_chat(http))
+
+    assert all(type(last[name]) is int and last[name] > 0 for name in COUNTERS)
+    assert last["done_reason"] == "length"
+    assert last["eval_count"] == 8
+    assert not any(name in piece for piece in pieces for name in (*COUNTERS, "done_reason"))
+
+
+def test_every_object_has_the_model_as_it_was_asked_for_and_the_time(http):
+    pieces = read_lines(post_chat(http, model="smollm2:latest"))
+
+    assert {piece["model"] for piece in pieces} == {"smollm2:latest"}
+    assert all(piece["created_at"].endswith("Z") and datetime.fromisoformat(piece["created_at"]) for piece in pieces)
+
+
+def test_a_prompt_that_was_seen_before_is_counted_in_full_and_as_cached(http):
+    messages = [{"role": "user", "content": "Count to ten, as slowly as an old clock would: one, two and so on."}]
+    cold = post_chat(http, messages=messages, stream=False).json()
+
+    warm = post_chat(http, messages=messages, stream=False).json()
+
+    assert warm["prompt_eval_count"] == cold["prompt_eval_count"]
+    assert cold["prompt_eval_cached_count"] < warm["prompt_eval_cached_count"] < warm["prompt_eval_count"]
+    assert warm["message"] == cold["message"]
+
+
+def test_the_client_chats(client):
+    answer = client.chat("smollm2", CHAT, options=GREEDY)
+
+    assert answer.message.role == "assistant"
+    assert answer.message.content
+    assert answer.done and answer.eval_count == 8
+
+
+def test_the_client_streams(client):
+    pieces = list(client.chat("smollm2", CHAT, stream=True, options=GREEDY))
+
+    assert len(pieces) > 2
+    assert pieces[-1].done_reason == "length"
+
+
+def test_the_asynchronous_client_runs_several_chats_at_once(server):
+    async def chat(opened: ollama.AsyncClient, text: str) -> str:
+        pieces = await opened.chat("smollm2", [{"role": "user", "content": text}], stream=True, options=GREEDY)
+        return "".join([piece.message.content or "" async for piece in pieces])
+
+    async def chat_in_parallel() -> list[str]:
+        async with ollama.AsyncClient(server.url, timeout=120) as opened:
+            return await asyncio.gather(*(chat(opened, text) for text in ("Say one.", "Say two.", "Say one.")))
+
+    first, other, again = asyncio.run(chat_in_parallel())
+
+    assert first == again != other
+
+
+def test_a_seed_gives_the_same_text_again(client):
+    options = {"temperature": 1.5, "seed": 11, "num_predict": 12}
+
+    texts = {client.chat("smollm2", CHAT, options=options).message.content for _ in range(2)}
+
+    assert len(texts) == 1
+
+
+def test_an_answer_ends_before_a_stop_text(client):
+    whole = client.chat("smollm2", CHAT, options=GREEDY).message.content or ""
+    stop = whole.split()[2]
+
+    stopped = client.chat("smollm2", CHAT, options={**GREEDY, "stop": [stop]})
+
+    assert stopped.message.content == whole[: whole.index(stop)]
+    assert stopped.done_reason == "stop"
+
+
+def test_num_predict_0_gives_nothing(http):
+    answer = post_chat(http, options={"num_predict": 0}, stream=False).json()
+
+    assert (answer["message"]["content"], answer["done_reason"]) == ("", "length")
+
+
+def test_a_schema_is_kept_to(client):
+    answer = client.chat("smollm2", CHAT, format=PERSON, options={"temperature": 0, "num_predict": 60})
+
+    assert set(json.loads(answer.message.content or "")) == {"name", "age"}
+
+
+def test_json_is_json(client):
+    answer = client.chat(
+        "smollm2",
+        [{"role": "user", "content": 'Give me {"a": 1} as JSON, nothing else.'}],
+        format="json",
+        options={"temperature": 0, "num_predict": 60},
+    )
+
+    assert answer.done_reason == "length" or json.loads(answer.message.content or "") is not None
+
+
+def test_logprobs_have_text_bytes_and_rivals(http):
+    answer = post_chat(http, logprobs=True, top_logprobs=2, stream=False).json()
+
+    assert len(answer["logprobs"]) == 8
+    for each in answer["logprobs"]:
+        assert bytes(each["bytes"]).decode() == each["token"]
+        assert each["logprob"] <= 0
+        assert each["top_logprobs"][0]["logprob"] == pytest.approx(each["logprob"])
+        assert len(each["top_logprobs"]) == 2
+
+
+def test_streamed_logprobs_are_those_of_the_whole(http):
+    whole = post_chat(http, logprobs=True, stream=False).json()
+
+    pieces = read_lines(post_chat(http, logprobs=True))
+
+    tokens = [each["token"] for piece in pieces for each in piece.get("logprobs", ())]
+    assert tokens == [each["token"] for each in whole["logprobs"]]
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_messages(http):
+    long = [{"role": "user", "content": "word " * 300}, {"role": "assistant", "content": "Yes."}, *CHAT]
+
+    answer = post_chat(http, messages=long, options={**GREEDY, "num_ctx": 128}, stream=False)
+
+    assert answer.status_code == 200
+    assert answer.json()["prompt_eval_count"] < 128
+
+
+def test_a_conversation_that_is_too_long_is_refused_if_it_must_not_be_cut(http):
+    long = [{"role": "user", "content": "word " * 300}, *CHAT]
+
+    answer = post_chat(http, messages=long, options={"num_ctx": 128}, truncate=False)
+
+    assert answer.status_code == 400
+    assert "128" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"tools": [WEATHER]}, "does not support tools"),
+        ({"think": True}, '"smollm2" does not support thinking'),
+        ({"messages": [{"role": "user", "content": "What is this?", "images": ["aGVsbG8="]}]}, "does not support images"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"format": "xml"}, "JSON schema"),
+        ({"format": {"type": "nonsense"}}, ""),
+        ({"options": {"temperature": "hot"}}, "options.temperature"),
+        ({"options": {"temperature": -1}}, "temperature is -1"),
+        ({"keep_alive": "soon"}, "keep_alive"),
+        ({"model": ""}, "model"),
+        ({"model": None}, "model"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_cannot_be_done_is_refused_before_anything_is_sent(http, fields, text, stream):
+    response = post_chat(http, stream=stream, **fields)
+
+    assert response.status_code == 400
+    assert set(response.json()) == {"error"}
+    assert text in response.json()["error"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_an_unknown_model_is_not_found(http, path, stream):
+    response = http.post(path, json={"model": "nothing", "messages": CHAT, "prompt": "Hello", "stream": stream})
+
+    assert response.status_code == 404
+    assert response.json() == {"error": "model 'nothing' not found"}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b"{}"])
+def test_a_body_that_is_no_request_is_refused(http, body):
+    response = http.post("/api/chat", content=body)
+
+    assert response.status_code == 400
+    assert isinstance(response.json()["error"], str)
+
+
+def test_thinking_may_be_turned_off_where_there_is_none(http):
+    assert post_chat(http, think=False).status_code == 200
+
+
+def test_the_history_of_tools_is_accepted(http):
+    calls = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1, "b": 1}}}]}
+
+    answer = post_chat(http, messages=[*CHAT, calls, {"role": "tool", "tool_name": "add", "content": "2"}], stream=False)
+
+    assert answer.status_code == 200
+
+
+def test_the_client_generates(client):
+    answer = client.generate("smollm2", "Say hello.", options=GREEDY)
+
+    assert answer.response
+    assert answer.eval_count == 8
+
+
+def test_a_prompt_is_the_chat_with_one_message(http):
+    prompt = post_generate(http, system="Be brief.", stream=False).json()
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
+    chat = post_chat(http, messages=messages, stream=False).json()
+
+    assert prompt["response"] == chat["message"]["content"]
+    assert prompt["prompt_eval_count"] == chat["prompt_eval_count"]
+
+
+def test_a_streamed_prompt_is_that_of_the_whole(http):
+    whole = post_generate(http, stream=False).json()
+
+    pieces = read_lines(post_generate(http))
+
+    assert "".join(piece["response"] for piece in pieces) == whole["response"]
+    assert pieces[-1]["context"] == whole["context"]
+    assert not any("context" in piece for piece in pieces[:-1])
+
+
+def test_a_raw_prompt_goes_on_as_it_stands(http):
+    answer = post_generate(http, prompt="The capital of France is", raw=True, stream=False).json()
+
+    assert answer["prompt_eval_count"] == 5
+    assert answer["response"].startswith(" Paris")
+    assert "context" not in answer
+
+
+def test_a_context_that_is_sent_back_is_remembered_and_cached(http):
+    first = post_generate(http, prompt="My name is Rosalind.", stream=False).json()
+
+    second = post_generate(http, prompt="Go on.", context=first["context"], stream=False).json()
+
+    assert len(first["context"]) == first["prompt_eval_count"] + first["eval_count"]
+    assert second["context"][: len(first["context"])] == first["context"]
+    assert second["prompt_eval_cached_count"] >= first["prompt_eval_count"] - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"suffix": "}"}, "does not support insert"),
+        ({"raw": True, "system": "Be brief."}, "raw mode does not support"),
+        ({"context": [10**9]}, "1000000000"),
+        ({"context": ["x"]}, "context"),
+        ({"images": ["aGVsbG8="]}, "does not support images"),
+        ({"think": "high"}, "does not support thinking"),
+    ],
+)
+def test_a_prompt_that_cannot_be_served_is_refused(http, fields, text):
+    response = post_generate(http, **fields)
+
+    assert response.status_code == 400
+    assert text in response.json()["error"]
