@@ -261,6 +261,48 @@ def lanes(
         print(json.dumps(asdict(figures)))
 
 
+@app.command()
+def http(
+    model: Model = None,
+    conversations: Annotated[int, typer.Option(min=1)] = 6,
+    turns: Annotated[int, typer.Option(min=2)] = 4,
+    system_words: Annotated[int, typer.Option(min=1)] = 700,
+    message_words: Annotated[int, typer.Option(min=1)] = 40,
+    reply_tokens: Annotated[int, typer.Option(min=1)] = 16,
+    as_json: Json = False,
+) -> None:
+    """Conversations that take turns, as clients of a server see it: with the tree, and with a server that keeps nothing."""
+    from bough.bench.http import HttpFigures, run_http, serving
+    from bough.bench.report import load_warning
+    from bough.config import load_settings
+
+    console = Console(stderr=as_json)
+    setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
+    if warning := load_warning():
+        console.print(f"[yellow]{warning}[/yellow]")
+    figures, name = HttpFigures(), model or load_settings().model
+    with make_progress(console) as progress:
+        for label, flags in (("tree", ()), ("no cache", ("--no-cache",))):
+            task = progress.add_task(label, total=conversations * turns)
+            with serving(model, *flags) as url:
+                figures.turns[label] = []
+                for turn in run_http(url, name, setup):
+                    figures.turns[label].append(turn)
+                    progress.advance(task)
+    report = figures.as_dict()
+    table = Table(title="later turns over HTTP", title_justify="left")
+    for column in ("server", "first token, median", "mean", "cached", "all turns"):
+        table.add_column(column, justify="right")
+    for label in figures.turns:
+        each = report[label]
+        times = (f"{each['later_first_token_ms']:,.0f} ms", f"{each['later_first_token_mean_ms']:,.0f} ms")
+        table.add_row(label, *times, f"{each['later_cached_share']:.1%}", f"{each['total_s']:.1f} s")
+    console.print(table)
+    console.print(f"answers equal: {report['answers_equal']}")
+    if as_json:
+        print(json.dumps(report | {"setup": asdict(setup) | {"model": name}}))
+
+
 def _numbers(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     if not numbers or min(numbers) < 1:

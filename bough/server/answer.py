@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from bough.errors import BoughError
@@ -128,6 +128,7 @@ class Answer:
         self.ask = ask
         self.loaded = loaded
         self.started = Started(Usage(), load_s)
+        self.prompt_ids: Sequence[int] = ()
         self.mailbox = Mailbox()
         self.cancelled = threading.Event()
         self._on_close = on_close
@@ -141,7 +142,8 @@ class Answer:
         self._is_closed = False
 
     def expect(self, prepared: Prepared) -> None:
-        """Say how the answer is to be read."""
+        """Say what the model is given, and how its answer is to be read."""
+        self.prompt_ids = prepared.encoded.ids
         single = self.ask.tool_choice.is_single
         self._sorters = [Sorter(prepared, choice, single) for choice in range(self.ask.num_choices)]
 

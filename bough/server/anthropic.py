@@ -59,7 +59,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
     if not body.stream:
         answered = await unless_gone(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
-    answer = await service.open(ask)
+    answer = await unless_gone(request, service.open(ask))
     return sse_stream(answer, write_events(answer, body))
 
 

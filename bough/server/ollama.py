@@ -103,7 +103,7 @@ async def _load(body: AnswerRequest, service: Service, wording: Wording) -> Resp
 
 async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Request, service: Service) -> Response:
     if body.streams:
-        answer = await service.open(ask)
+        answer = await unless_gone(request, service.open(ask))
         return ndjson_stream(answer, write_lines(answer, wording))
     answered = await unless_gone(request, service.complete(ask))
     (finished,) = answered.choices

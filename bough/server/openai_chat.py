@@ -95,7 +95,7 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: Sa
     if not body.stream:
         answered = await unless_gone(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
-    answer = await service.open(ask)
+    answer = await unless_gone(request, service.open(ask))
     return sse_stream(answer, write_events(answer, body))
 
 

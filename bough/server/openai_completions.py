@@ -59,7 +59,7 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
     if not body.stream:
         answers = await unless_gone(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
-    first = await service.open(asks[0])
+    first = await unless_gone(request, service.open(asks[0]))
     return sse_stream(first, write_events(first, asks[1:], body, service))
 
 

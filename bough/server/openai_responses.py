@@ -85,7 +85,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceOf, s
     """Answer with a response."""
     ask = to_ask(body, salt)
     if body.stream:
-        answer = await service.open(ask)
+        answer = await unless_gone(request, service.open(ask))
         return sse_stream(answer, write_events(answer, body))
     answered = await unless_gone(request, service.complete(ask))
     return JSONResponse(write_whole(answered.started, answered.choices[0], answered.loaded, body))

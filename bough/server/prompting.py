@@ -98,10 +98,11 @@ class _Rendering:
         options: dict[str, Any] = {}
         if self.ask.think is not None and self.model.knows_thinking:
             options["enable_thinking"] = self.ask.think
-        rest, begun = _split_begun(given.messages)
-        if begun:
-            options["prefill"] = begun
-        return self.model.prompts.encode(rest, tools=given.tools, **options)
+        prompt = given.messages
+        if _has_begun(messages):
+            prompt = prompt[:-1]
+            options["prefill"] = _text_of(given.messages[-1]).rstrip()  # blanks at its end would mislead the model
+        return self.model.prompts.encode(prompt, tools=given.tools, **options)
 
     def cut(self, text: str, num_tokens: int) -> str:
         """A text without about so many tokens at its beginning."""
@@ -109,14 +110,14 @@ class _Rendering:
         return tokenizer.decode(tokenizer.encode(text)[num_tokens + 1 :])
 
 
-def _split_begun(messages: list[Message]) -> tuple[list[Message], str]:
-    """The messages before an answer that has begun, and its beginning; blanks at its end would mislead the model."""
-    last = messages[-1] if messages else {}
-    if len(messages) < 2 or last.get("role") != "assistant" or last.get("tool_calls"):
-        return messages, ""
-    content = last.get("content") or ""
-    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
-    return messages[:-1], text.rstrip()
+def _has_begun(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    return len(messages) > 1 and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
 
 
 def _bounded(ask: Ask, encoded: Encoded, context: int) -> SamplingParams:

@@ -31,11 +31,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Answered:
-    """A whole answer, its choices in order."""
+    """A whole answer, its choices in order, and the ids that the model was given."""
 
     started: Started
     choices: tuple[Finished, ...]
     loaded: LoadedModel
+    prompt_ids: Sequence[int] = ()
 
 
 class Service:
@@ -50,11 +51,11 @@ class Service:
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot be; until then nothing was sent to anybody."""
         started_s = time.perf_counter()
-        loaded = await self._take(ask)
+        loaded = await self.models.take(ask.model, ask.keep_alive_s)
         load_s = time.perf_counter() - started_s
         answer = Answer(ask, loaded, load_s, lambda record: self._end(loaded, record), time.perf_counter)
         try:
-            prepared = await asyncio.to_thread(prepare_ask, ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools)
+            prepared = await self._prepare(ask, loaded)
             answer.expect(prepared)
             await self._submit(answer, prepared)
             await answer.start()
@@ -70,16 +71,14 @@ class Service:
             finished = [event async for event in answer if isinstance(event, Finished)]
         finally:
             answer.close()
-        return Answered(answer.started, tuple(sorted(finished, key=lambda each: each.choice)), answer.loaded)
+        choices = tuple(sorted(finished, key=lambda each: each.choice))
+        return Answered(answer.started, choices, answer.loaded, answer.prompt_ids)
 
     async def count_tokens(self, ask: Ask) -> int:
         """How many tokens the prompt of an ask has."""
         unbounded = replace(ask, params=SamplingParams(max_tokens=0))
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
-            prepared = await asyncio.to_thread(
-                prepare_ask, unbounded, _facts_of(loaded), sorts_tools=self.settings.sort_tools
-            )
-        return len(prepared.encoded.ids)
+            return len((await self._prepare(unbounded, loaded)).encoded.ids)
 
     async def warm(self, ask: Ask) -> Completion:
         """Compute the prefix of an ask and keep it: messages up to where the next one would begin. Raises DoesNotFit."""
@@ -89,10 +88,12 @@ class Service:
             encoded = await asyncio.to_thread(
                 runner.prompts.encode_prefix, prompt, raw=is_raw, tools=list(ask.tools) or None
             )
-            generation = runner.prepare(encoded, SamplingParams(max_tokens=0), salt=ask.salt, keep=True)
             future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            generation = runner.prepare(
+                encoded, SamplingParams(max_tokens=0), salt=ask.salt, keep=True, is_cancelled=future.cancelled
+            )
             loaded.worker.submit(Job(generation, _Waiter(future)))
-            completion = await future
+            completion = await future  # if whoever waits for it goes, the future is cancelled, and so the work ends
             await self.on_engine(loaded, lambda: runner.require_kept(encoded.ids, ask.salt))
             return completion
 
@@ -120,9 +121,8 @@ class Service:
         """Unload everything; trees are saved."""
         await self.models.close()
 
-    async def _take(self, ask: Ask) -> LoadedModel:
-        keep_alive_s = None if ask.keep_alive_s is None else ask.keep_alive_s
-        return await self.models.take(ask.model, keep_alive_s)
+    async def _prepare(self, ask: Ask, loaded: LoadedModel) -> Prepared:
+        return await asyncio.to_thread(prepare_ask, ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools)
 
     async def _submit(self, answer: Answer, prepared: Prepared) -> None:
         """Hand all choices to the engine's thread."""

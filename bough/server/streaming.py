@@ -72,7 +72,10 @@ class ClientGone(Exception):
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of some work, which is cancelled when the client hangs up meanwhile (then raises ClientGone)."""
+    """The result of some work, which is cancelled when the client hangs up meanwhile; then raises ClientGone.
+
+    An answer that was opened all the same, in the last moment, is closed.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_until_gone(request))
     try:
@@ -81,9 +84,12 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
             return task.result()
         raise ClientGone
     finally:
+        was_done = task.done()
         for each in (task, gone):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        outcome, _ = await asyncio.gather(task, gone, return_exceptions=True)
+        if isinstance(outcome, Answer) and not was_done:
+            outcome.close()
 
 
 async def _until_gone(request: Request) -> None:

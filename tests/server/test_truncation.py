@@ -1,0 +1,66 @@
+"""Which messages of a chat that is too long are left out: here a token is a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bough.server.truncation import STRIDE, shorten
+from bough.types import Message
+
+LIMIT = 100
+
+
+def count(messages: Sequence[Message]) -> int:
+    return sum(len(message["content"].split()) for message in messages)
+
+
+def cut(text: str, num_tokens: int) -> str:
+    return " ".join(text.split()[num_tokens:])
+
+
+def turn(number: int, role: str = "user") -> Message:
+    return {"role": role, "content": " ".join([f"{role}{number}"] * 5)}
+
+
+def chat(turns: int) -> list[Message]:
+    """A system message, then so many questions with answers, then a question."""
+    said = [turn(number, role) for number in range(turns) for role in ("user", "assistant")]
+    return [{"role": "system", "content": "be brief"}, *said, turn(turns)]
+
+
+def test_a_chat_that_fits_stays_as_it_is() -> None:
+    assert shorten(chat(3), LIMIT, count, cut) == chat(3)
+
+
+def test_the_oldest_turns_go_the_system_message_and_the_question_stay() -> None:
+    kept = shorten(chat(30), LIMIT, count, cut)
+
+    assert count(kept) <= LIMIT
+    assert kept[0] == chat(30)[0] and kept[-1] == turn(30)
+    assert kept[1]["role"] == "user", "a chat goes on with a question, not with an answer to one that is gone"
+    assert kept[1:] == chat(30)[-len(kept) + 1 :]
+
+
+def test_a_growing_chat_keeps_its_beginning_for_many_turns() -> None:
+    beginnings = [shorten(chat(turns), LIMIT, count, cut)[1]["content"] for turns in range(10, 60)]
+
+    changes = sum(one != other for one, other in zip(beginnings, beginnings[1:], strict=False))
+    assert changes <= 50 * 10 // (LIMIT // STRIDE) + 1
+    assert changes > 5, "it does move on"
+
+
+def test_a_question_that_is_too_long_by_itself_loses_its_beginning() -> None:
+    long = {"role": "user", "content": " ".join(f"w{number}" for number in range(300))}
+
+    kept = shorten([*chat(3)[:-1], long], LIMIT, count, cut)
+
+    assert count(kept) <= LIMIT
+    assert kept[0]["role"] == "system" and kept[-1]["content"].endswith("w298 w299")
+
+
+def test_results_of_tools_are_not_left_without_the_question_they_belong_to() -> None:
+    messages = [*chat(12)[:-1], turn(12), turn(12, "assistant"), turn(12, "tool")]
+
+    kept = shorten(messages, LIMIT, count, cut)
+
+    assert [message["role"] for message in kept[-3:]] == ["user", "assistant", "tool"]
