@@ -19,22 +19,23 @@ from tests.crash.recovery import verify
 
 pytestmark = pytest.mark.model
 
-NUM_KILLS = 10
+NUM_KILLS = 4
 
 
 def kill_one(model: Path, cache: Path, seed: int, delay_s: float) -> set[int]:
-    """Start a worker and kill it; returns the conversations that it has flushed."""
+    """Start a worker and kill it, the first one not before it has flushed; returns the conversations that it has flushed."""
     command = [sys.executable, "-m", "tests.crash.model_worker", str(model), str(cache), str(seed)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as worker:
         assert worker.stdout is not None and json.loads(worker.stdout.readline()) == "ready"
+        first = worker.stdout.readline() if seed == 0 else ""
         time.sleep(delay_s)
         assert worker.poll() is None
         worker.kill()
-        lines = worker.stdout.read().splitlines(keepends=True)
+        lines = (first + worker.stdout.read()).splitlines(keepends=True)
     return {json.loads(line) for line in lines if line.endswith("\n")}
 
 
-def test_killed_ten_times_it_answers_as_without_a_cache(smollm2_files: ModelFiles, tmp_path: Path) -> None:
+def test_killed_again_and_again_it_answers_as_without_a_cache(smollm2_files: ModelFiles, tmp_path: Path) -> None:
     model, cache, chance = smollm2_files.folder, tmp_path / "cache", random.Random(0)
     flushed: set[int] = set()
     for seed in range(NUM_KILLS):

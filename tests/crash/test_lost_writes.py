@@ -19,13 +19,14 @@ from tests.crash.nursery import Nursery
 from tests.crash.platter import Platter, build, read
 from tests.crash.recorder import Kind, Record, build_recorder, read_log
 from tests.crash.recovery import recover
+from tests.crash.seeds import seeds
 from tests.crash.tree import Promises, Setup
 from tests.crash.worker import Job
 from tests.fakes import MODELS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls are recorded with LD_PRELOAD")
 
-NUM_TREES, NUM_STATES = 2 * len(MODELS), 24  # 336 states
+NUM_TREES, NUM_STATES = 2 * len(MODELS), 24  # 336 states with --slow, half of them without
 NUM_LIVES = 4
 
 
@@ -59,7 +60,7 @@ def record(nursery: Nursery, folder: Path, setup: Setup, chance: random.Random) 
     return Recording(root, list(read_log(log)))
 
 
-@pytest.mark.parametrize("seed", range(NUM_TREES))
+@pytest.mark.parametrize("seed", seeds(NUM_TREES))
 def test_whatever_of_the_unsynced_writes_is_lost_what_was_flushed_is_kept(
     tmp_path: Path, nursery: Nursery, seed: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from bough.server.truncation import STRIDE, shorten
@@ -44,7 +45,7 @@ def test_the_oldest_turns_go_the_system_message_and_the_question_stay() -> None:
 def test_a_growing_chat_keeps_its_beginning_for_many_turns() -> None:
     beginnings = [shorten(chat(turns), LIMIT, count, cut)[1]["content"] for turns in range(10, 60)]
 
-    changes = sum(one != other for one, other in zip(beginnings, beginnings[1:], strict=False))
+    changes = sum(one != other for one, other in itertools.pairwise(beginnings))
     assert changes <= 50 * 10 // (LIMIT // STRIDE) + 1
     assert changes > 5, "it does move on"
 
