@@ -46,6 +46,10 @@ class Prompts:
             return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
         return Encoded(self._checked_ids(prompt))
 
+    def count(self, messages: Sequence[Any], *, tools: Any = None, **template_kwargs: Any) -> int:
+        """About how many tokens a chat has, without looking for its boundaries: special tokens in its text count as one."""
+        return self.tokenizer.count(messages, tools=tools, **template_kwargs)
+
     def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> Encoded:
         """The part of a prompt that stays the same when a text goes on, or when another message follows."""
         encoded = self.encode(prompt, raw=raw, **template)

@@ -2,8 +2,8 @@
 
 llguidance keeps the grammar; this module translates its errors and its masks, and loads it with the first constraint.
 Always true: an end-of-sequence token is allowed exactly where the answer so far is complete. Between two JSON tokens there
-is at most one line break and a few blanks, because a weak model under a grammar that lets it would write blanks until its
-budget ends.
+is at most one line break with its indent, or two blanks, because a weak model under a grammar that lets it would write
+blanks until its budget ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 # `oneOf` whose options overlap is read as `anyOf`. A bounded pattern is kept to by llguidance 1.8 and later.
-_OPTIONS: Any = {"whitespace_pattern": r"(\r?\n[ \t]{0,20}|[ \t]{1,20})", "coerce_one_of": True}
+_OPTIONS: Any = {"whitespace_pattern": r"(\r?\n[ \t]{0,20}| {1,2})", "coerce_one_of": True}
 
 
 class Constraint:

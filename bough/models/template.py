@@ -103,6 +103,14 @@ class Template:
         rendered = self._encode(chat, text, add_generation_prompt)
         return self._begun(rendered, prefill) if prefill else rendered
 
+    def count(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, options: dict[str, Any], prefill: str = ""
+    ) -> int:
+        """About how many tokens the prompt has: those that the client typed as special ones count as such."""
+        known = self._known_roles(check_messages(messages))
+        text = self.text(known, list(tools) if tools else None, True, options) + prefill
+        return len(self._hf.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
     def _begun(self, rendered: Rendered, prefill: str) -> Rendered:
         """A prompt with the beginning of its answer; nothing that the client typed there is a control token either."""
         return replace(rendered, ids=rendered.ids + self._control.encode_inside(prefill), text=rendered.text + prefill)

@@ -82,6 +82,17 @@ class Tokenizer:
         """
         return self.template.render(messages, add_generation_prompt, tools, template_kwargs, prefill)
 
+    def count(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Tools | None = None,
+        prefill: str = "",
+        **template_kwargs: Any,
+    ) -> int:
+        """About how many ids `render` would give, in less time: special tokens that the client typed count as one."""
+        return self.template.count(messages, tools, template_kwargs, prefill)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids, with a replacement character for each broken one; no text without a tokenizer."""
         if self.hf is None:

@@ -41,6 +41,7 @@ class Ask:
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     needs_tool_template: bool = False  # refuse tools if the model's chat template does not know them
+    is_chat: bool = False  # the ids are those of a chat: thinking in the answer is told apart
     think: bool | None = None  # None: as the template does by itself, and the thinking stays apart all the same
     num_choices: int = 1
     context_tokens: int | None = None  # a smaller context than the model's

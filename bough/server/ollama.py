@@ -20,7 +20,7 @@ from bough.errors import RequestError
 from bough.server.answer import Answer
 from bough.server.ask import Ask, Delta, Finished, ToolCall
 from bough.server.loaded import LoadedModel
-from bough.server.ollama_context import follow, read_prompt
+from bough.server.ollama_context import follow
 from bough.server.ollama_wire import AnswerRequest, ChatRequest, GenerateRequest, shape, write_time
 from bough.server.service import Service
 from bough.server.streaming import json_line, ndjson_stream, unless_gone
@@ -57,30 +57,21 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf, 
         return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
     async with service.models.using(ask.model, ask.keep_alive_s) as loaded:
         load_s = time.perf_counter() - wording.began_s
-        turn = await asyncio.to_thread(_take_turn, ask, body, loaded)
-        wording = replace(wording, prompt_ids=turn.prompt_ids, load_s=load_s)
-        return await _answer(body, turn.ask, wording, request, service)
+        ask = await asyncio.to_thread(_as_turn, ask, body, loaded)
+        wording = replace(wording, gives_context=True, load_s=load_s)
+        return await _answer(body, ask, wording, request, service)
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A prompt as a turn of a chat, and the ids that it comes to."""
-
-    ask: Ask
-    prompt_ids: list[int]
-
-
-def _take_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel) -> Turn:
-    """The turn that a prompt is: the first, or one that goes on from the context of an earlier answer."""
+def _as_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel) -> Ask:
+    """The prompt as a turn of a chat: the first, or one that goes on from the context of an earlier answer."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages: list[Message] = [*system, {"role": "user", "content": body.prompt}]
     if not loaded.info.template:
-        ask = replace(ask, text="\n\n".join(message["content"] for message in messages))
-    elif body.context:
-        ask = replace(ask, ids=follow(loaded.runner.prompts, body.context, messages))
-    else:
-        ask = replace(ask, messages=messages)
-    return Turn(ask, read_prompt(ask, loaded))
+        return replace(ask, text="\n\n".join(message["content"] for message in messages))
+    if not body.context:
+        return replace(ask, messages=messages)
+    options = {} if ask.think is None else {"enable_thinking": ask.think}
+    return replace(ask, ids=follow(loaded.runner.prompts, body.context, messages, **options), is_chat=True)
 
 
 async def _check_thinking(ask: Ask, service: Service) -> None:
@@ -110,7 +101,7 @@ async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Requ
     said = wording.write(
         finished.text, finished.thinking, finished.tool_calls, finished.completion.logprobs, answered.loaded
     )
-    return JSONResponse({**said, **wording.end(finished, answered.started.load_s)})
+    return JSONResponse({**said, **wording.end(finished, answered.started.load_s, answered.prompt_ids)})
 
 
 async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
@@ -121,7 +112,7 @@ async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
                 said = wording.write(event.text, event.thinking, event.tool_calls, event.logprobs, answer.loaded)
                 yield json_line({**said, "done": False})
             elif isinstance(event, Finished):
-                yield json_line({**wording.write(), **wording.end(event, answer.started.load_s)})
+                yield json_line({**wording.write(), **wording.end(event, answer.started.load_s, answer.prompt_ids)})
     except Exception as error:
         yield json_line(shape(find_fault(error)))
 
@@ -136,7 +127,7 @@ class Wording:
 
     model: str
     place: Callable[[dict[str, Any]], dict[str, Any]]  # where an endpoint has what is said
-    prompt_ids: Sequence[int] | None = None  # for an endpoint that gives them back with those of the answer
+    gives_context: bool = False  # the ids of prompt and answer, for the client to send back
     load_s: float = 0.0  # before the answer was asked for
     began_s: float = field(default_factory=time.perf_counter)
 
@@ -159,20 +150,21 @@ class Wording:
             written["logprobs"] = [_write_logprob(each, loaded) for each in logprobs]
         return written
 
-    def end(self, finished: Finished, load_s: float) -> dict[str, Any]:
+    def end(self, finished: Finished, load_s: float, prompt_ids: Sequence[int]) -> dict[str, Any]:
         """What the last object has besides: why the answer ended, what was counted and how long it took."""
         usage, timings = finished.completion.usage, finished.completion.timings
-        ids = None if self.prompt_ids is None else [*self.prompt_ids, *finished.completion.token_ids]
+        reason = "length" if finished.finish_reason == "length" else "stop"
+        context = {"context": [*prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}
         return {
-            **({} if ids is None else {"context": ids}),
+            **context,
             "done": True,
-            "done_reason": "length" if finished.finish_reason == "length" else "stop",
+            "done_reason": reason,
             "total_duration": _nanoseconds(time.perf_counter() - self.began_s),
             "load_duration": _nanoseconds(self.load_s + load_s),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_cached_count": usage.cached_tokens,
             "prompt_eval_duration": _nanoseconds(timings.prefill_s),
-            "eval_count": usage.completion_tokens,
+            "eval_count": usage.completion_tokens or int(reason == "stop"),  # at least the token that ended it
             "eval_duration": _nanoseconds(timings.decode_s),
         }
 

@@ -6,40 +6,26 @@ An answer's ids have no end-of-turn token; what follows them is rendered so that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from bough.errors import RequestError
 from bough.prompts import Prompts
-from bough.server.ask import Ask
-from bough.server.loaded import LoadedModel
-from bough.server.prompting import ModelFacts, prepare_ask
 from bough.types import Message
 
 _QUESTION: Message = {"role": "user", "content": "Hello"}
 _ANSWER = "Yes"
 
 
-def follow(prompts: Prompts, context: Sequence[int], messages: Sequence[Message]) -> list[int]:
+def follow(prompts: Prompts, context: Sequence[int], messages: Sequence[Message], **options: Any) -> list[int]:
     """A prompt that goes on from a context: its ids, the end of that answer, and these messages.
 
-    If the template does not let a turn stand apart from those before it, the messages follow as a chat of their own.
+    The options are those of the template. If it does not let a turn stand apart from those before it, the messages follow
+    as a chat of their own.
     """
     begun = list(prompts.encode([_QUESTION], prefill=_ANSWER).ids)
     try:
-        whole = list(prompts.encode([_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages]).ids)
+        whole = list(prompts.encode([_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages], **options).ids)
     except RequestError:  # some templates allow no system message on the way
         whole = []
     is_apart = whole[: len(begun)] == begun
-    return [*context, *(whole[len(begun) :] if is_apart else prompts.encode(messages).ids)]
-
-
-def read_prompt(ask: Ask, loaded: LoadedModel) -> list[int]:
-    """The ids that the model is given for an ask. Raises what `prepare_ask` raises."""
-    abilities = loaded.info.capabilities
-    facts = ModelFacts(
-        loaded.name,
-        loaded.runner.prompts,
-        loaded.runner.engine.context_tokens,
-        knows_tools="tools" in abilities,
-        knows_thinking="thinking" in abilities,
-    )
-    return list(prepare_ask(ask, facts).encoded.ids)
+    return [*context, *(whole[len(begun) :] if is_apart else prompts.encode(messages, **options).ids)]

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from bough.errors import RequestError
 from bough.server.ask import Ask
 from bough.server.faults import Fault
+from bough.server.ollama_format import close_objects
 from bough.server.wire import Wire
 from bough.types import Message, SamplingParams
 
@@ -33,7 +34,8 @@ _LONGEST_S = (2**63 - 1) / 1e9  # what a Go duration can hold
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _DURATION = re.compile(rf"([-+]?)((?:{_PART.pattern})+|0)")
-_DEPTHS_OF_THOUGHT = ("low", "medium", "high")
+_DEPTHS_OF_THOUGHT = ("low", "medium", "high", "max")
+_ANY_SEED = -1
 
 
 def shape(fault: Fault) -> dict[str, Any]:
@@ -86,13 +88,15 @@ def _to_thought(value: Any) -> Any:
         return True
     if value is None or isinstance(value, bool):
         return value
-    raise ValueError(f"{str(value)[:40]!r} must be true, false, 'low', 'medium' or 'high'")
+    raise ValueError(f"{str(value)[:40]!r} must be true, false, 'low', 'medium', 'high' or 'max'")
 
 
 def _to_format(value: Any) -> Any:
     if value is None or value == "":
         return None
-    if value == "json" or isinstance(value, dict):
+    if isinstance(value, dict):
+        return close_objects(value)
+    if value == "json":
         return value
     raise ValueError(f"{str(value)[:40]!r} must be 'json' or a JSON schema object")
 
@@ -149,6 +153,7 @@ class Options(Wire):
         values = {**DEFAULTS, **given}
         values["top_k"] = max(0, values["top_k"])
         values["top_p"] = min(1.0, max(_LEAST_TOP_P, values["top_p"]))
+        values["seed"] = None if self.seed == _ANY_SEED else self.seed
         has_limit = self.num_predict is not None and self.num_predict >= 0
         return {**values, "max_tokens": self.num_predict if has_limit else None}
 

@@ -48,7 +48,7 @@ def prepare_ask(ask: Ask, model: ModelFacts, *, sorts_tools: bool = False) -> Pr
     params = _bounded(ask, encoded, context)
     offered = ask.tools if ask.tool_choice.mode != "none" else ()
     forced = forced_format(ask.tools, ask.tool_choice)
-    splits = ask.messages is not None and model.knows_thinking
+    splits = (ask.messages is not None or ask.is_chat) and model.knows_thinking
     return Prepared(
         encoded,
         params if forced is None else replace(params, format=forced),
@@ -81,8 +81,11 @@ def _encode_chat(ask: Ask, model: ModelFacts, context: int, sorts_tools: bool) -
     if not ask.truncates:
         return rendering.encode(ask.messages)
     limit = context - _room(ask, context)
-    kept = shorten(ask.messages, limit, lambda messages: len(rendering.encode(messages).ids), rendering.cut)
-    return rendering.encode(kept)
+    encoded = rendering.encode(shorten(ask.messages, limit, rendering.count, rendering.cut))
+    excess = len(encoded.ids) - limit
+    if excess > 0:  # special tokens in the text, which count as one and are encoded letter by letter
+        encoded = rendering.encode(shorten(ask.messages, limit - excess, rendering.count, rendering.cut))
+    return encoded
 
 
 @dataclass(frozen=True)
@@ -94,15 +97,24 @@ class _Rendering:
     tools: Sequence[Tool]
 
     def encode(self, messages: Sequence[Message]) -> Encoded:
+        prompt, options = self._given(messages)
+        return self.model.prompts.encode(prompt, **options)
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """How many tokens the prompt has, about: special tokens in the text count as one."""
+        prompt, options = self._given(messages)
+        return self.model.prompts.count(prompt, **options)
+
+    def _given(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, Any]]:
+        """The messages for the template, and its options."""
         given = prepare(messages, self.tools, self.ask.tool_choice, template_knows_tools=self.model.knows_tools)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"tools": given.tools}
         if self.ask.think is not None and self.model.knows_thinking:
             options["enable_thinking"] = self.ask.think
-        prompt = given.messages
-        if _has_begun(messages):
-            prompt = prompt[:-1]
-            options["prefill"] = _text_of(given.messages[-1]).rstrip()  # blanks at its end would mislead the model
-        return self.model.prompts.encode(prompt, tools=given.tools, **options)
+        if not _has_begun(messages):
+            return given.messages, options
+        begun = _text_of(given.messages[-1]).rstrip()  # blanks at its end would mislead the model
+        return given.messages[:-1], options | {"prefill": begun}
 
     def cut(self, text: str, num_tokens: int) -> str:
         """A text without about so many tokens at its beginning."""

@@ -1,8 +1,8 @@
 """Chats that are too long for the context: which of their oldest messages are left out.
 
 Messages are left out by whole strides of the context, not one by one: so a chat that goes on keeps the same beginning for
-many turns, and its state can be reused. System messages at the start stay, and so does the last message; if that alone is
-too long, the beginning of its text goes.
+many turns, and its state can be reused. System messages stay, wherever they are, and so does the last message; if that
+alone is too long, the beginning of its text goes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ def shorten(messages: Sequence[Message], limit: int, count: Count, cut: Callable
     if total <= limit:
         return list(messages)
     first = next((i for i, each in enumerate(messages) if each["role"] not in SYSTEM_ROLES), len(messages) - 1)
-    kept = [*messages[:first], *messages[_start(messages, first, total, limit, count) :]]
+    kept = _from(messages, _start(messages, first, total, limit, count))
     return _cut_last(kept, limit, count, cut)
+
+
+def _from(messages: Sequence[Message], start: int) -> list[Message]:
+    """The messages from one on, and the system messages before it."""
+    return [*(each for each in messages[:start] if each["role"] in SYSTEM_ROLES), *messages[start:]]
 
 
 def _start(messages: Sequence[Message], first: int, total: int, limit: int, count: Count) -> int:
@@ -40,7 +45,7 @@ def _start(messages: Sequence[Message], first: int, total: int, limit: int, coun
     starts = [i for i in range(first + 1, len(messages)) if messages[i]["role"] == "user"]
 
     def dropped(start: int) -> int:
-        return total - count([*messages[:first], *messages[start:]])
+        return total - count(_from(messages, start))
 
     place = bisect_left(starts, wanted, key=dropped)
     return starts[place] if place < len(starts) else max(first, len(messages) - 1)

@@ -23,7 +23,7 @@ NUM_KILLS = 4
 
 
 def kill_one(model: Path, cache: Path, seed: int, delay_s: float) -> set[int]:
-    """Start a worker and kill it, the first one not before it has flushed; returns the conversations that it has flushed."""
+    """Start a worker and kill it, the first not before it has flushed; returns the conversations that it has flushed."""
     command = [sys.executable, "-m", "tests.crash.model_worker", str(model), str(cache), str(seed)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as worker:
         assert worker.stdout is not None and json.loads(worker.stdout.readline()) == "ready"

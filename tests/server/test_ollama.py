@@ -147,6 +147,14 @@ def test_a_schema_is_kept_to(client):
     assert set(json.loads(answer.message.content or "")) == {"name", "age"}
 
 
+def test_a_schema_of_a_class_ends_with_its_last_property(client):
+    schema = {name: PERSON[name] for name in ("type", "properties", "required")}  # says nothing of other properties
+
+    answer = client.chat("smollm2", CHAT, format=schema, options={"temperature": 0, "num_predict": 60})
+
+    assert set(json.loads(answer.message.content or "")) == {"name", "age"}
+
+
 def test_json_is_json(client):
     answer = client.chat(
         "smollm2",

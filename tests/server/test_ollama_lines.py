@@ -7,6 +7,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from bough.errors import TimedOut
 from bough.server.ask import Delta, Event, Finished, Progress, Started, ToolCall
 from bough.server.ollama import Wording, write_chat, write_lines, write_response
@@ -21,6 +23,7 @@ class ScriptedAnswer:
 
     loaded = SimpleNamespace()
     started = Started(Usage(10), load_s=1.5)
+    prompt_ids = (1, 2)
 
     def __init__(self, *events: Event | Exception) -> None:
         self._events = events
@@ -79,10 +82,19 @@ def test_the_last_line_counts_cached_tokens_and_measures_in_nanoseconds():
     assert last["total_duration"] > 0
 
 
+@pytest.mark.parametrize(("reason", "num_tokens"), [("stop", 1), ("length", 0)])
+def test_an_answer_that_ends_at_once_has_the_token_that_ended_it(reason, num_tokens):
+    nothing = Completion("", (), reason, Usage(10, 6, 6, 4, 0))
+
+    (last,) = lines_of(ScriptedAnswer(Finished(0, "", "", (), reason, nothing)), Wording("m", write_chat))
+
+    assert (last["eval_count"], last["done_reason"]) == (num_tokens, reason)
+
+
 def test_a_prompt_is_answered_in_response_and_gives_its_context_back():
     answer = ScriptedAnswer(Delta(text="Yes.", thinking="Hm."), finish())
 
-    first, last = lines_of(answer, Wording("m", write_response, prompt_ids=[1, 2]))
+    first, last = lines_of(answer, Wording("m", write_response, gives_context=True))
 
     assert (first["response"], first["thinking"]) == ("Yes.", "Hm.")
     assert (last["response"], last["context"]) == ("", [1, 2, 7, 8])

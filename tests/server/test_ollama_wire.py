@@ -84,6 +84,11 @@ def test_num_predict_0_generates_nothing():
     assert ask_with(num_predict=0).params.max_tokens == 0
 
 
+@pytest.mark.parametrize(("seed", "read"), [(-1, None), (-1.0, None), (0, 0), (-2, -2)])
+def test_seed_minus_1_is_any_seed(seed, read):
+    assert ask_with(seed=seed).params.seed == read
+
+
 def test_a_single_stop_may_be_a_text():
     assert ask_with(stop="END").params.stop == ("END",)
 
@@ -157,13 +162,21 @@ def test_format_is_json_a_schema_or_none(value, read):
     assert read_chat(format=value).to_ask("").params.format == read
 
 
+def test_a_schema_allows_the_properties_that_it_names():
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+    assert read_chat(format=schema).to_ask("").params.format == {**schema, "additionalProperties": False}
+
+
 @pytest.mark.parametrize("value", ["yaml", 5, True, ["json"], False, 0])
 def test_another_format_is_refused(value):
     with pytest.raises(ValidationError, match="JSON schema"):
         read_chat(format=value)
 
 
-@pytest.mark.parametrize(("value", "read"), [(None, None), (False, False), (True, True), ("low", True), ("high", True)])
+@pytest.mark.parametrize(
+    ("value", "read"), [(None, None), (False, False), (True, True), ("low", True), ("high", True), ("max", True)]
+)
 def test_think_is_a_boolean_or_a_depth(value, read):
     assert read_chat(think=value).to_ask("").think is read
 

@@ -65,3 +65,12 @@ def test_results_of_tools_are_not_left_without_the_question_they_belong_to() -> 
     kept = shorten(messages, LIMIT, count, cut)
 
     assert [message["role"] for message in kept[-3:]] == ["user", "assistant", "tool"]
+
+
+def test_system_messages_on_the_way_stay() -> None:
+    messages = chat(30)
+    messages.insert(5, {"role": "system", "content": "now in French"})
+
+    kept = shorten(messages, LIMIT, count, cut)
+
+    assert [message["content"] for message in kept[:2]] == ["be brief", "now in French"]
