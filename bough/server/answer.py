@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bough.errors import BoughError
 from bough.server.ask import Ask, Delta, Event, Finished, FinishReason, Progress, Started, ToolCall
@@ -137,6 +137,8 @@ class Answer:
         self._sorters: list[Sorter] = []
         self._waited_s = 0.0
         self._first_s = 0.0
+        self._done_tokens = 0  # of the prompt, as far as was told
+        self._num_generated = 0
         self._completions: list[Completion] = []
         self._error: str | None = None
         self._is_closed = False
@@ -167,9 +169,11 @@ class Answer:
                 self._error = str(heard)
                 raise heard
             if isinstance(heard, Progress):
+                self._done_tokens = heard.done_tokens
                 yield heard
             elif isinstance(heard, Chunk):
                 self._first_s = self._first_s or self._clock() - self._opened_s
+                self._num_generated += len(heard.token_ids)
                 yield self._sorters[choice].take(heard)
             elif isinstance(heard, Completion):
                 missing -= 1
@@ -187,11 +191,14 @@ class Answer:
             self._on_close(self._record())
 
     def _record(self) -> RequestRecord:
-        usage = self._completions[0].usage if self._completions else self.started.usage
+        """What is known of the answer; of one that was broken off, as far as it was heard."""
+        usage = self.started.usage
+        usage = replace(usage, computed_tokens=max(0, self._done_tokens - usage.cached_tokens))
+        usage = self._completions[0].usage if self._completions else usage
         return RequestRecord(
             model=self.loaded.name,
             usage=usage if usage.prompt_tokens else None,
-            completion_tokens=sum(each.usage.completion_tokens for each in self._completions),
+            completion_tokens=self._num_generated,
             queue_s=self._waited_s,
             first_token_s=max(0.0, self._first_s - self._waited_s),
             decode_s=max((each.timings.decode_s for each in self._completions), default=0.0),

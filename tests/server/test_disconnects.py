@@ -1,0 +1,275 @@
+"""Clients that hang up, whenever they like: lanes and queue are free afterwards, memory stays, and their work is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Literal
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from bough.models import ModelFiles
+from tests.server.load import (
+    APIS,
+    PATHS,
+    Api,
+    Chat,
+    Reply,
+    ask,
+    body_of,
+    figures,
+    make_client,
+    run,
+    text_of,
+    wait_until_at_rest,
+)
+from tests.server.servers import Server, StartServer, running
+
+Leaving = Literal["unsent", "half-sent", "unanswered", "in prefill", "in words", "whole", "stays"]
+LEAVINGS: tuple[Leaving, ...] = ("unsent", "half-sent", "unanswered", "in prefill", "in words", "whole", "stays")
+SLOW_S = 300.0
+STATUS_FILE = Path("/proc/self/status")
+
+has_status_file = pytest.mark.skipif(not STATUS_FILE.exists(), reason="reads the memory of a process as Linux tells it")
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one client does: it comes, asks, and leaves when it likes to."""
+
+    chat: Chat
+    leaving: Leaving
+    after_s: float  # for those who leave by the clock
+
+
+@dataclass
+class Crowd:
+    """What became of many visits."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    stayed: list[Reply] = field(default_factory=list)
+    refused: list[Reply] = field(default_factory=list)
+
+    def note(self, visit: Visit, reply: Reply | None) -> None:
+        if reply is not None and reply.status == 503:
+            self.refused.append(reply)
+            self.ends["refused"] += 1
+            return
+        if visit.leaving == "stays" and reply is not None:
+            self.stayed.append(reply)
+        self.ends[visit.leaving] += 1
+
+
+def make_visit(random: Random, number: int, num_words: int) -> Visit:
+    leaving, api = random.choice(LEAVINGS), random.choice(APIS)
+    text = text_of(random.randrange(5, num_words), begin=f"visit {number}")
+    tokens = 6 if leaving == "stays" else 200
+    return Visit(Chat(api, text, tokens, streams=leaving != "whole"), leaving, random.uniform(0, 0.5))
+
+
+async def pay(client: httpx.AsyncClient, server: Server, visit: Visit) -> Reply | None:
+    """Do what the visit says; what was heard, if it was anything."""
+    if visit.leaving in ("unsent", "half-sent", "unanswered"):
+        await leave_early(server, visit)
+        return None
+    if visit.leaving == "whole":
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(ask(client, server, visit.chat), visit.after_s)
+        return None
+    until = {"in prefill": lambda reply: True, "in words": lambda reply: bool(reply.text)}
+    return await ask(client, server, visit.chat, until.get(visit.leaving, lambda reply: False))
+
+
+async def leave_early(server: Server, visit: Visit) -> None:
+    """Connect, send nothing, half a request or all of it, and hang up without having read anything."""
+    address, body = urlsplit(server.url), json.dumps(body_of(visit.chat, server.model)).encode()
+    head = f"POST {PATHS[visit.chat.api]} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
+    sizes = {"unsent": 0, "half-sent": len(request) - len(body) // 2, "unanswered": len(request)}
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(request[: sizes[visit.leaving]])
+    with suppress(ConnectionError):
+        await writer.drain()
+        await asyncio.sleep(visit.after_s / 5)
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+def resident_bytes(server: Server) -> int:
+    """The memory that the server's process has now."""
+    for line in Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the process has no memory")
+
+
+def other_bytes(server: Server) -> int:
+    """The memory that the server has beside what it says its lanes and its tree take, which grow until they may not."""
+    used_bytes: int = figures(server)["used_bytes"]
+    return resident_bytes(server) - used_bytes
+
+
+# A short crowd, of a model that is loaded at once
+
+
+async def visit_all(server: Server, num_clients: int, seed: int) -> Crowd:
+    random, crowd = Random(seed), Crowd()
+
+    async def visit(client: httpx.AsyncClient, number: int) -> None:
+        chosen = make_visit(random, seed * 1000 + number, num_words=60)
+        await asyncio.sleep(random.uniform(0, 2))
+        crowd.note(chosen, await pay(client, server, chosen))
+
+    async with make_client() as client:
+        await asyncio.gather(*(visit(client, number) for number in range(num_clients)))
+    return crowd
+
+
+@pytest.fixture(scope="module")
+def visited(tiny_server: StartServer) -> Server:
+    return tiny_server(lanes=2, device_bytes=64 * 2**20, disk_bytes=64 * 2**20)
+
+
+def test_when_forty_clients_came_and_went_all_lanes_are_free_and_who_stayed_has_its_answer(visited: Server) -> None:
+    crowd = run(visit_all(visited, 40, seed=1))
+
+    wait_until_at_rest(visited)
+    assert set(crowd.ends) == set(LEAVINGS)  # each kind was there, and nobody was refused
+    assert all(reply.is_whole and not reply.error for reply in crowd.stayed)
+    assert "mistake of ours" not in visited.log and "Traceback" not in visited.log
+
+
+@has_status_file
+def test_the_memory_of_the_server_stays_while_clients_come_and_go(visited: Server) -> None:
+    run(visit_all(visited, 40, seed=2))
+    before = resident_bytes(visited)
+
+    for seed in (3, 4):
+        run(visit_all(visited, 40, seed))
+    wait_until_at_rest(visited)
+
+    assert resident_bytes(visited) - before < 64 * 2**20
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("api", APIS)
+def test_a_client_that_leaves_the_queue_frees_its_place_while_others_go_on(
+    tiny_server: StartServer, api: Api, streams: bool
+) -> None:
+    server = tiny_server(lanes=1, queue=1)
+
+    async def leave_the_queue() -> bool:
+        async with make_client() as client:
+            running = asyncio.create_task(ask(client, server, Chat("ollama", f"go on {api} {streams}", max_tokens=1900)))
+            await _until(lambda: figures(server)["running"] == 1)
+            waiting = asyncio.create_task(ask(client, server, Chat(api, f"wait {streams}", streams=streams)))
+            await _until(lambda: figures(server)["queue"] == 1)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await _until(lambda: figures(server)["queue"] == 0)
+            was_running = not running.done()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        return was_running
+
+    assert run(leave_the_queue())
+    wait_until_at_rest(server)
+
+
+async def _until(is_so: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Wait until something is so; the clients of this loop go on meanwhile."""
+    deadline_s = time.monotonic() + within_s
+    while not await asyncio.to_thread(is_so):
+        assert time.monotonic() < deadline_s, "it never was so"
+        await asyncio.sleep(0.01)
+
+
+# What was computed for those who left
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("api", APIS)
+def test_the_prefill_of_a_client_that_left_stops_and_its_retry_finds_what_was_done(
+    server: Server, api: Api, streams: bool
+) -> None:
+    text = text_of(3000, begin=f"a client of {api} that leaves, {streams}")
+    known = figures(server)["tokens"]
+
+    async def leave_in_prefill() -> None:
+        async with make_client() as client:
+            asking = asyncio.create_task(ask(client, server, Chat(api, text, streams=streams)))
+            await _until(lambda: figures(server)["tokens"] > known + 100, within_s=60)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    run(leave_in_prefill())
+    wait_until_at_rest(server)
+    retry = run(look(server, text))
+
+    assert 100 < retry.cached_tokens < retry.prompt_tokens - 100
+
+
+async def look(server: Server, text: str) -> Reply:
+    """What is cached of a text: Anthropic's API says so before anything is computed, and then nobody reads on."""
+    async with make_client() as client:
+        return await ask(client, server, Chat("anthropic", text), lambda reply: reply.prompt_tokens > 0)
+
+
+# A crowd for minutes
+
+
+@pytest.fixture
+def bounded_server(smollm2_files: ModelFiles, tmp_path: Path) -> Iterator[Server]:
+    with running("smollm2", tmp_path, lanes=4, device_bytes=2**29, disk_bytes=2**29) as server:
+        yield server
+
+
+async def visit_for(server: Server, num_clients: int, seconds: float) -> tuple[Crowd, list[int]]:
+    """So many clients that come again and again; what became of them, and every few seconds the memory beside the tree."""
+    random, crowd, ends_s = Random(0), Crowd(), time.monotonic() + seconds
+    memory: list[int] = []
+
+    async def keep_visiting(client: httpx.AsyncClient, number: int) -> None:
+        for turn in range(10**9):
+            await asyncio.sleep(random.uniform(0, 60))
+            if time.monotonic() > ends_s:
+                return
+            visit = make_visit(random, turn * 1000 + number, num_words=200)
+            crowd.note(visit, await pay(client, server, visit))
+
+    async def watch() -> None:
+        while time.monotonic() < ends_s:
+            await asyncio.sleep(seconds / 30)
+            memory.append(await asyncio.to_thread(other_bytes, server))
+
+    async with make_client() as client:
+        await asyncio.gather(watch(), *(keep_visiting(client, number) for number in range(num_clients)))
+    return crowd, memory
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(SLOW_S + 300)
+@has_status_file
+def test_two_hundred_clients_that_come_and_go_for_minutes_leave_nothing_behind(bounded_server: Server) -> None:
+    crowd, memory = run(visit_for(bounded_server, 200, SLOW_S))
+
+    wait_until_at_rest(bounded_server)
+    found, others = figures(bounded_server), other_bytes(bounded_server)
+    print(dict(crowd.ends), [size // 2**20 for size in memory], others // 2**20, found)
+    assert crowd.stayed and all(reply.is_whole and not reply.error for reply in crowd.stayed)
+    assert all(int(reply.headers["retry-after"]) > 0 for reply in crowd.refused)
+    assert found["used_bytes"] <= found["budget_bytes"]
+    assert others < 1.15 * max(memory[: len(memory) // 3])
+    assert "mistake of ours" not in bounded_server.log and "Traceback" not in bounded_server.log
