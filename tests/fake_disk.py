@@ -128,12 +128,15 @@ class FakeDisk:
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         return content_bytes
 
-    def clear(self) -> None:
-        for copy in self.live.values():
+    def clear(self, root: bytes | None = None) -> None:
+        gone = [address for address in self.live if root is None or address.root == root]
+        for address in gone:
+            copy = self.live.pop(address)
+            self.pending.pop(copy, None)
             copy.is_saved, copy.has_failed = False, True
-        self.live, self.pending = {}, {}
-        self.platter.files.clear()
-        self.platter.points.clear()
+        for kept in (self.platter.files, self.platter.points):
+            for address in [each for each in kept if root is None or each.root == root]:
+                del kept[address]  # type: ignore[attr-defined]
 
     @property
     def can_write(self) -> bool:

@@ -64,12 +64,14 @@ class Job:
         return self.generation.request.is_cancelled()
 
     def start(self, waited_s: float) -> None:
-        if not self.is_over:
-            self.listener.on_start(self.generation.usage, waited_s)
+        with self._ending:  # so that nothing follows what a watchdog says meanwhile
+            if not self.is_over:
+                self.listener.on_start(self.generation.usage, waited_s)
 
     def deliver(self, chunk: Chunk) -> None:
-        if not self.is_over:
-            self.listener.on_chunk(chunk)
+        with self._ending:
+            if not self.is_over:
+                self.listener.on_chunk(chunk)
 
     def end(self, completion: Completion) -> None:
         if self._end_once():

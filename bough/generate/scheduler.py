@@ -77,9 +77,18 @@ class Scheduler:
             self._finish(job)
 
     def fail_all(self, error: BoughError) -> None:
-        """End every request by this error; what they have computed is kept."""
+        """End every request by this error; what they have computed is kept, as far as that does not fail in its turn."""
         for job in [*self.waiting, *self.running]:
-            self._fail(job, error)
+            try:
+                self._fail(job, error)
+            except Exception:  # the others have to be told, too
+                log.exception("a request could not be ended well")
+
+    def put_off_check(self) -> None:
+        """Take the lane of a check of the cache, if one runs: whoever comes goes first."""
+        check = self._verifier.put_off() if self._verifier else None
+        if check is not None:
+            self._drop(check)
 
     def _sweep(self) -> None:
         """Let go of what nobody wants any more, and of what took too long."""
@@ -96,6 +105,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give lanes to requests that wait, the one with the least to compute first; checks only where all is quiet."""
+        if self.waiting:
+            self.put_off_check()
         tried: set[Job] = set()
         while self.num_free_lanes and (job := self._choose(tried)) is not None:
             tried.add(job)
@@ -252,12 +263,16 @@ class Scheduler:
 
     def _finish(self, job: Job) -> None:
         """Tell the listener first: the last token does not wait for the record."""
-        job.end(job.generation.completion())
-        self._drop(job)
+        try:
+            job.end(job.generation.completion())
+        finally:
+            self._drop(job)
 
     def _fail(self, job: Job, error: BoughError) -> None:
-        job.fail(error)
-        self._drop(job)
+        try:
+            job.fail(error)
+        finally:
+            self._drop(job)
 
     def _drop(self, job: Job) -> None:
         """Record what a request has computed and let its lane rest."""

@@ -1,8 +1,9 @@
 """Checking the cache while it serves: a share of the prompts that were reused is computed again, and the two compared.
 
 A check runs when nothing else does, on a lane of its own, under a salt that nobody has: so nothing of it is reused and
-nothing of it is kept. What is compared are the log-probabilities of the likeliest tokens that follow the prompt. A
-difference beyond rounding is counted, logged and never forgotten: somebody must look.
+nothing of it is kept. When somebody comes meanwhile it is put off, and made anew when all is quiet again. What is compared
+are the log-probabilities of the likeliest tokens that follow the prompt. A difference beyond rounding is counted, logged
+and never forgotten: somebody must look. A check that fails costs nobody an answer.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Verifier:
         self._prepare = prepare
         self._pending: deque[Sighting] = deque(maxlen=MAX_PENDING)
         self._tolerance = TOLERANCE.get(engine.describe().get("dtype", ""), LOOSE_TOLERANCE)
+        self._running: tuple[Job, Sighting] | None = None
         self.num_checked = 0
         self.num_different = 0
 
@@ -69,8 +71,13 @@ class Verifier:
     def note(self, generation: Generation) -> None:
         """Remember what follows a prompt that has just been evaluated, if it was reused and the dice say so."""
         usage = generation.usage
-        if usage.cached_tokens and self._random() < self._share:
+        if not usage.cached_tokens or self._random() >= self._share:
+            return
+        try:
             top = self._likeliest(generation.logits)
+        except (BoughError, MemoryError) as error:
+            log.info("what follows a prompt could not be noted, to check the cache: %s", error)
+        else:
             self._pending.append(Sighting(generation.request.ids, usage.cached_tokens, top))
 
     def next_check(self) -> Job | None:
@@ -80,12 +87,25 @@ class Verifier:
         seen = self._pending.popleft()
         salt = f"\0verify {self.num_checked}"
         generation = self._prepare(Request(seen.ids, SamplingParams(max_tokens=0), salt=salt, store=False))
-        return Job(generation, _Check(self, generation, seen))
+        check = Job(generation, _Check(self, generation, seen))
+        self._running = check, seen
+        return check
+
+    def put_off(self) -> Job | None:
+        """Give up the check that runs, if one does, and remember what it was of. The caller lets go of its lane."""
+        running, self._running = self._running, None
+        if running is None or running[0].is_over:
+            return None
+        check, seen = running
+        check.is_over = True
+        if len(self._pending) < MAX_PENDING:
+            self._pending.appendleft(seen)
+        return check
 
     def compare(self, seen: Sighting, logits: Logits) -> None:
         """Count a check; raise the alarm if what follows the prompt is not what it was with the cache."""
-        self.num_checked += 1
         again = {each.token_id: each.logprob for each in self._likeliest(logits)}
+        self.num_checked += 1
         common = [(each.logprob, again[each.token_id]) for each in seen.top if each.token_id in again]
         difference = max((abs(one - other) for one, other in common), default=float("inf"))
         if difference > self._tolerance:
@@ -119,7 +139,10 @@ class _Check:
         raise AssertionError("a check generates nothing")
 
     def on_end(self, completion: Completion) -> None:
-        self._verifier.compare(self._seen, self._generation.logits)
+        try:
+            self._verifier.compare(self._seen, self._generation.logits)
+        except (BoughError, MemoryError) as error:
+            log.info("a check of the cache could not be made: %s", error)
 
     def on_error(self, error: BoughError) -> None:
         log.info("a check of the cache could not be made: %s", error)

@@ -1,7 +1,8 @@
 """The engine's thread: it alone runs the scheduler, and whatever else touches the tree while requests run.
 
 Others hand it requests (`submit`) and calls (`call`), which it takes between two turns. A watchdog fails the requests of a
-step that does not end, so that their clients do not wait for ever; when the step ends after all, the worker goes on.
+step that does not end, and the calls behind it, so that nobody waits for ever; when the step ends after all, the worker
+goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bough.errors import EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
@@ -38,6 +39,26 @@ class Limits:
     stuck_s: float = 300.0
 
 
+@dataclass(eq=False)
+class _Call(Generic[Result]):
+    """Something to run between two turns, and what becomes of it."""
+
+    work: Callable[[], Result]
+    future: Future[Result]
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:
+            self.future.set_exception(error)
+
+    def fail(self, error: Exception) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
 class Worker:
     """A thread that runs a scheduler until `close`."""
 
@@ -57,7 +78,7 @@ class Worker:
         self._take_stats = take_stats
         self._on_idle = on_idle
         self._clock = clock
-        self._inbox: deque[Job | Callable[[], None]] = deque()
+        self._inbox: deque[Job | _Call[Any]] = deque()  # changed only by who holds `_wakes`
         self._wakes = threading.Condition()
         self._is_closing = False
         self._busy_since: float | None = None
@@ -91,8 +112,6 @@ class Worker:
         """Hand over a request; its listener hears the rest. Raises ShuttingDown, EngineStuck or QueueFull."""
         with self._wakes:
             self._require_open()
-            if self._is_stuck:
-                raise EngineStuck("the engine has been busy with one step for too long; nothing new is taken until it ends")
             if self.num_waiting >= self.limits.queue + self.scheduler.num_free_lanes:
                 raise QueueFull(self.num_waiting)
             job.submitted_s = self._clock()
@@ -100,57 +119,67 @@ class Worker:
             self._wakes.notify()
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run something between two turns, such as a look at the tree. Raises ShuttingDown."""
-        future: Future[Result] = Future()
+        """Run something between two turns, such as a look at the tree. Raises ShuttingDown or EngineStuck."""
 
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+        def run() -> Result:
+            self.scheduler.put_off_check()
+            return work()
 
+        call = _Call(run, Future())
         with self._wakes:
             self._require_open()
-            self._inbox.append(run)
+            self._inbox.append(call)
             self._wakes.notify()
-        return future
+        return call.future
 
     def close(self) -> None:
-        """End what is running, with what it has computed kept, and wait for the thread. A second call does nothing."""
+        """End what is running, with what it has computed kept, and wait for the thread. A second call does nothing.
+
+        Raises EngineStuck if a step does not end: then the thread ends when the step does.
+        """
         with self._wakes:
             self._is_closing = True
             self._wakes.notify()
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(_WATCH_S)
+            if self._is_stuck and self._thread.is_alive():
+                raise EngineStuck("the engine has been busy with one step for too long; it is not waited for")
         self._watchdog.join()
 
     def _require_open(self) -> None:
         if self._is_closing:
             raise ShuttingDown("the model is being unloaded; try again")
+        if self._is_stuck:
+            raise EngineStuck("the engine has been busy with one step for too long; nothing new is taken until it ends")
 
     def _run(self) -> None:
         while True:
             with self._wakes:
                 if not (self._inbox or self.scheduler.has_work or self._is_closing):
                     self._wakes.wait(IDLE_S)
-                handed, is_closing = list(self._inbox), self._is_closing
-                self._inbox.clear()
+                is_closing = self._is_closing  # if so, nothing comes any more, and all that came is taken below
             with self._turns:
+                self._take_handed()
                 self._busy_since = self._clock()
-                self._turn(handed, is_closing)
+                self._turn(is_closing)
                 self._busy_since = None
             if is_closing:
                 return
 
-    def _turn(self, handed: list[Job | Callable[[], None]], is_closing: bool) -> None:
-        """Take what was handed over, then one turn; a mistake of ours ends the requests, and never the thread."""
-        try:
-            for each in handed:
+    def _take_handed(self) -> None:
+        """Take what was handed over until now. Each call is a step of its own for the watchdog, which sees all the rest."""
+        for _ in range(len(self._inbox)):
+            with self._wakes:
+                each = self._inbox.popleft() if self._inbox else None  # the watchdog may have taken it
                 if isinstance(each, Job):
                     self.scheduler.add(each)
-                else:
-                    each()
+            if isinstance(each, _Call):
+                self._busy_since = self._clock()
+                each.run()
+
+    def _turn(self, is_closing: bool) -> None:
+        """One turn; a mistake of ours ends the requests, and never the thread."""
+        try:
             if is_closing:
                 self.scheduler.fail_all(ShuttingDown("the model was unloaded; ask again"))
             elif self.scheduler.has_work:
@@ -186,6 +215,7 @@ class Worker:
     def _give_up(self) -> None:
         """Tell the clients; the engine's thread cleans up when the step ends."""
         with self._wakes:
-            handed = [each for each in self._inbox if isinstance(each, Job)]
-        for job in [*handed, *list(self.scheduler.waiting), *list(self.scheduler.running)]:
-            job.fail(EngineStuck(f"a step of the engine takes longer than {self.limits.stuck_s:.0f} s"))
+            handed = list(self._inbox)
+            self._inbox.clear()
+        for each in [*handed, *list(self.scheduler.waiting), *list(self.scheduler.running)]:
+            each.fail(EngineStuck(f"a step of the engine takes longer than {self.limits.stuck_s:.0f} s"))

@@ -42,10 +42,11 @@ Json = dict[str, Any]
 
 
 def shape(fault: Fault) -> Json:
-    """An error as Anthropic's clients read it."""
+    """An error as Anthropic's clients read it. Coding agents shorten a chat when they find these words about its length."""
     kind = _KINDS.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
     trace = current_trace.get()
-    error = {"type": "error", "error": {"type": kind, "message": fault.text}}
+    text = f"prompt is too long: {fault.text}" if fault.code == "context_length_exceeded" else fault.text
+    error = {"type": "error", "error": {"type": kind, "message": text}}
     return {**error, "request_id": trace.request_id} if trace else error
 
 
@@ -136,7 +137,8 @@ async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[s
     try:
         async for event in answer:
             if isinstance(event, Progress):
-                yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
+                if event.done_tokens < event.total_tokens:  # of the end of the prompt the answer tells
+                    yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
             else:
                 for piece in stream.add(event) if isinstance(event, Delta) else stream.finish(event, usage):
                     yield piece

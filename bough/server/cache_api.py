@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field
 
-from bough.cache.disk import DiskError
+from bough.cache.disk import DiskError, Imported
 from bough.cache.view import NodeView, TreeView
 from bough.config import Settings
 from bough.errors import RequestError, Unavailable
@@ -63,13 +63,13 @@ ModelName = Annotated[str | None, Query(description="A model; without one, that 
 @router.get("")
 async def read_figures(service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
     """What each loaded model's tree holds, and what it may hold."""
-    chosen = service.models.list() if model is None else [_require_loaded(service, model)]
+    chosen = service.models.list() if model is None else [await _require_loaded(service, model)]
     figures = [{"model": each.name, **await _figures(service, each, scope)} for each in chosen]
     return JSONResponse({"models": figures, "settings": _budgets(service.settings)})
 
 
-def _require_loaded(service: Service, model: str) -> LoadedModel:
-    loaded = service.models.find(service.catalog.files(model).name)
+async def _require_loaded(service: Service, model: str) -> LoadedModel:
+    loaded = service.models.find((await asyncio.to_thread(service.catalog.files, model)).name)
     if loaded is None:
         raise RequestError(f"the model {model!r} is not loaded: there are no figures of it")
     return loaded
@@ -249,7 +249,10 @@ async def export(service: ServiceOf, salt: SaltOf, model: ModelName = None) -> R
     """What the caller's salt has on disk, as one archive that `import` takes."""
     async with _using(service, model) as loaded:
         require_room(service.settings, loaded.worker.snapshot().get("disk_bytes", 0))
-        file = await asyncio.to_thread(make_file, _folder(service))
+        try:
+            file = await asyncio.to_thread(make_file, _folder(service))
+        except OSError as error:
+            raise Unavailable(f"there is no place for the archive: {error.strerror or error}") from error
         try:
             await service.on_engine(loaded, lambda: loaded.runner.cache.export_file(file, salt))
         except BaseException:
@@ -261,27 +264,34 @@ async def export(service: ServiceOf, salt: SaltOf, model: ModelName = None) -> R
 @router.post("/import")
 async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, model: ModelName = None) -> Response:
     """Add an archive, sent as the body, to the tree of the caller's salt. Only while nothing else runs."""
-    require_room(service.settings, int(request.headers.get("content-length", 0)))
-    with temporary_file(_folder(service)) as file:
-        try:
-            await spool(request.stream(), file, service.settings.max_import_bytes)
+    room_bytes = require_room(service.settings, int(request.headers.get("content-length", 0)))
+    try:
+        with temporary_file(_folder(service)) as file:
+            await spool(request.stream(), file, min(service.settings.max_import_bytes, room_bytes))
             async with _using(service, model) as loaded:
-                found = await service.on_engine(loaded, lambda: loaded.runner.cache.import_file(file, salt))
-        except TooLarge as error:
-            return answer_fault(Fault(413, str(error), headers={"Connection": "close"}), shape)
-        except DiskError as error:
-            raise RequestError(str(error).replace(str(file), "the archive")) from error
-        except OSError as error:
-            raise Unavailable(f"the archive could not be taken in: {error.strerror or error}") from error
+                found = await service.on_engine(loaded, partial(_import_file, loaded, file, salt))
+    except TooLarge as error:
+        return answer_fault(Fault(413, str(error), headers={"Connection": "close"}), shape)
+    except OSError as error:
+        raise Unavailable(f"the archive could not be taken in: {error.strerror or error}") from error
     return JSONResponse({"model": loaded.name, **asdict(found)})
 
 
-def require_room(settings: Settings, num_bytes: int) -> None:
-    """Raise Unavailable if a file of this size would leave less of the disk free than has to be left."""
+def _import_file(loaded: LoadedModel, file: Path, salt: str) -> Imported:
+    try:
+        return loaded.runner.cache.import_file(file, salt)
+    except DiskError as error:
+        raise RequestError(str(error).replace(str(file), "the archive")) from error
+
+
+def require_room(settings: Settings, num_bytes: int) -> int:
+    """How large a file may be that leaves free what has to be. Raises Unavailable if one of this size would not."""
     free_bytes = free_disk_bytes(settings.cache_folder)
-    if num_bytes > free_bytes - settings.disk_free_bytes:
+    room_bytes = free_bytes - settings.disk_free_bytes
+    if num_bytes > room_bytes:
         left = f"{free_bytes:,} are free on the disk, and {settings.disk_free_bytes:,} of them are left alone"
         raise Unavailable(f"the archive may have {num_bytes:,} bytes: {left}")
+    return room_bytes
 
 
 def _folder(service: Service) -> Path:

@@ -1,7 +1,8 @@
 """The server as a process: its socket, its signals, and how it ends.
 
 It listens while the model is still loading, and says so. The first SIGINT or SIGTERM lets the answers under way finish, for
-`stop_s` at most, and refuses new ones; the second ends at once. Either way models are unloaded, and their trees saved.
+`stop_s` at most, and refuses new ones; those that have not finished then end by an error that says why. The second signal
+ends at once. Either way models are unloaded, and their trees saved.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bough.config import Settings
 from bough.errors import SettingsError
@@ -26,8 +30,10 @@ from bough.server.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IDLE_CONNECTION_S = 75
-_LAST_WORDS_S = 1  # what connections get after `stop_s` before they are cut
+_LAST_WORDS_S = 5  # what connections get after `stop_s` before they are cut
 _HEADER_BYTES = 64 * 2**10
+_HEADER_S = 60.0
+_NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,13 +71,44 @@ def is_loopback(bound: socket.socket) -> bool:
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
+class Connection(H11Protocol):
+    """Uvicorn's, but who sends no whole head of a request in time is hung up on, at first as well as later."""
+
+    header_s = _HEADER_S
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        """Begin to wait for a head, and end when it is there; each piece of one does not begin anew."""
+        if self.conn.their_state is not h11.IDLE:
+            self._forget_head()
+        elif self._waiting is None and not self.transport.is_closing():
+            self._waiting = self.loop.call_later(self.header_s, self.transport.close)
+
+    def _forget_head(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
 class Listener(uvicorn.Server):
     """Uvicorn, which goes on listening while answers finish, so that whoever comes meanwhile is told to try again."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, service: Service) -> None:
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -85,6 +122,8 @@ class Listener(uvicorn.Server):
         self._app_state = app.state
         self._stop_s = settings.stop_s
         self._ends_at_s: float | None = None
+        self._service = service
+        self._closing: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Take nothing new, and end when all answers under way have ended or had their time; at once the second time."""
@@ -97,7 +136,14 @@ class Listener(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._ends_at_s is not None and (not self.server_state.tasks or time.monotonic() >= self._ends_at_s):
             self.should_exit = True
+            if self.server_state.tasks and self._closing is None:  # their models end them, each API in its own words
+                self._closing = asyncio.create_task(self._service.close())
         return await super().on_tick(counter)
+
+    async def closed(self) -> None:
+        """Wait for what `on_tick` has begun."""
+        if self._closing is not None:
+            await asyncio.gather(self._closing, return_exceptions=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -106,8 +152,8 @@ class Listener(uvicorn.Server):
 
 
 def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal comes; `on_ready` is called when the model is loaded. Raises what loading it raises."""
-    listener = Listener(app, settings)
+    """Serve until a signal comes; `on_ready` is called when model and socket are there. Raises what loading raises."""
+    listener = Listener(app, settings, service)
     with _hearing(listener.stop), bound:
         asyncio.run(_host(listener, app, service, bound, on_ready))
 
@@ -116,20 +162,24 @@ async def _host(
     listener: Listener, app: FastAPI, service: Service, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     app.state.is_starting = True
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "bough-server"))
     serving = asyncio.create_task(listener.serve([bound]))
     try:
-        await _unless_done(serving, _load(app, service, on_ready))
+        await _unless_done(serving, _load(listener, app, service, on_ready))
         await serving
     except BaseException:
         listener.should_exit = listener.force_exit = True
         raise
     finally:
         await asyncio.gather(serving, return_exceptions=True)
+        await listener.closed()
         await service.close()  # uvicorn leaves it out when it has to end at once
 
 
-async def _load(app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
+async def _load(listener: Listener, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
     await service.load(service.settings.model)
+    while not listener.started:  # a model may be there sooner than the socket
+        await asyncio.sleep(0.01)
     app.state.is_starting = False
     on_ready()
 

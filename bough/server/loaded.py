@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 _LONGEST_S = 100 * 365 * 86_400.0  # what stays longer stays for ever
 _WORDS_OF_SHORT_MEMORY = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
 _HALF_TYPES = ("bfloat16", "float16")
+_STUCK_S = 30.0  # so often a model that is stuck is looked at again
 
 
 class NoRoom(Unavailable):
@@ -212,9 +214,11 @@ class LoadedModels:
             await asyncio.shield(self.unload_expired())
 
     def _next_expiry_s(self) -> float | None:
-        """Seconds until the next model's time is over; None: no such time is known."""
+        """Seconds until the next model's time is over; None: no such time is known. Nobody tells when a step ends."""
         times = [each.expires_at for each in self._loaded.values() if each.expires_at and self._is_idle(each)]
-        return max(0.0, (min(times) - self._clock()).total_seconds()) if times else None
+        is_any_stuck = any(each.worker.is_stuck for each in self._loaded.values())
+        next_s = max(0.0, (min(times) - self._clock()).total_seconds()) if times else None
+        return min(_STUCK_S, math.inf if next_s is None else next_s) if is_any_stuck else next_s
 
     # Loading and unloading
 
@@ -230,6 +234,7 @@ class LoadedModels:
             return self._loaded[files.name]
         finally:
             self._wanted[files.name] -= 1
+            self._note_change()  # nobody may want it any more: a model that is there already may be idle since now
 
     def _loading_task(self, files: ModelFiles) -> asyncio.Task[None]:
         task = self._loading.get(files.name)
@@ -247,6 +252,8 @@ class LoadedModels:
         async with self._changing:
             if files.name in self._loaded:
                 return
+            if self._is_closed:  # while it waited for another to be loaded or unloaded
+                raise ShuttingDown("the server is shutting down, and loads no model")
             num_bytes = await asyncio.to_thread(_weights_bytes, files)
             info = await asyncio.to_thread(self.catalog.find, files.name)
             await self._make_room(files, num_bytes)

@@ -24,6 +24,7 @@ from bough.server.trace import Trace, current_trace, read_trace
 
 log = logging.getLogger("bough.requests")
 
+_PATH_BYTES = 500
 _PROBED_PATHS = OPEN_PATHS | {"/metrics"}
 
 
@@ -85,7 +86,7 @@ def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
     client = scope.get("client")
     fields: dict[str, Any] = {
         "method": scope["method"],
-        "path": scope.get("raw_path", scope["path"].encode()).partition(b"?")[0].decode("ascii", "backslashreplace"),
+        "path": _path_of(scope),
         "status": trace.status,
         **(_describe_record(trace.record) if trace.record else {}),
         "total_s": round(total_s, 4),
@@ -96,6 +97,11 @@ def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
         "note": "" if trace.is_whole else "the client hung up",
     }
     return {name: value for name, value in fields.items() if value != ""}
+
+
+def _path_of(scope: Scope) -> str:
+    path: bytes = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0]
+    return path[:_PATH_BYTES].decode("ascii", "backslashreplace")
 
 
 def _describe_record(record: RequestRecord) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bough.errors import RequestError
 from bough.models.messages import check_messages
 from bough.models.tokenizer import Tokenizer
 from bough.server.answer import Answer
-from bough.server.ask import Ask, Delta, Finished, Progress, ToolCall
+from bough.server.ask import Ask, Delta, Event, Finished, Progress, ToolCall
 from bough.server.openai_wire import (
     DONE,
     Head,
@@ -28,12 +28,13 @@ from bough.server.openai_wire import (
     choose_tool,
     count,
     error_event,
+    progress_comment,
     read_arguments,
     shape,
     write_logprobs,
 )
 from bough.server.service import Answered
-from bough.server.streaming import sse, sse_comment, sse_stream, to_json, unless_gone
+from bough.server.streaming import sse, sse_stream, to_json, unless_gone
 from bough.server.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.types import Message, TokenLogprob
 
@@ -197,9 +198,7 @@ async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
         yield stream.chunk(number, {"role": "assistant", "content": ""})
     try:
         async for event in answer:
-            if isinstance(event, Progress):
-                yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
-            elif piece := stream.finish(event) if isinstance(event, Finished) else stream.add(event):
+            if piece := stream.write(event):
                 yield piece
     except Exception as error:  # the status is sent already: the stream itself must tell
         yield error_event(error)
@@ -219,6 +218,12 @@ class ChatStream:
         self._usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
         self._finished: list[Finished] = []
         self._num_calls = [0] * answer.ask.num_choices
+
+    def write(self, event: Event) -> str:
+        """What an event adds to the stream; it may be nothing."""
+        if isinstance(event, Progress):
+            return progress_comment(event)
+        return self.finish(event) if isinstance(event, Finished) else self.add(event)
 
     def add(self, delta: Delta) -> str:
         """The chunk for a piece of a choice; none if there is nothing to see in it."""

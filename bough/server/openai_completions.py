@@ -6,13 +6,14 @@ Several prompts are answered as if each had come alone; the choices of prompt p 
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bough.errors import RequestError
+from bough.errors import PromptTooLong, RequestError
 from bough.models.tokenizer import Tokenizer
 from bough.server.answer import Answer
 from bough.server.ask import Ask, Finished, Progress
@@ -26,10 +27,11 @@ from bough.server.openai_wire import (
     count,
     error_event,
     finite,
+    progress_comment,
     shape,
 )
 from bough.server.service import Answered, Service
-from bough.server.streaming import sse, sse_comment, sse_stream, unless_gone
+from bough.server.streaming import sse, sse_stream, unless_gone
 from bough.server.wire import SaltOf, ServiceOf, route_class
 from bough.types import Alternative, TokenLogprob
 
@@ -59,7 +61,7 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
     if not body.stream:
         answers = await unless_gone(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
-    first = await unless_gone(request, service.open(asks[0]))
+    first = await unless_gone(request, _open_first(asks, service))
     return sse_stream(first, write_events(first, asks[1:], body, service))
 
 
@@ -108,6 +110,16 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
 
 
+async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
+    """The answer to the first prompt. Raises for any that does not fit: when its turn comes, the status is long sent."""
+    for ask in asks[1:]:
+        async with service.models.using(ask.model) as loaded:
+            num_tokens, context = await service.count_tokens(ask), loaded.runner.engine.context_tokens
+        if num_tokens >= context:
+            raise PromptTooLong(num_tokens, context)
+    return await service.open(asks[0])
+
+
 async def _complete_all(asks: Sequence[Ask], service: Service) -> list[Answered]:
     """All answers. The first failure ends all of them."""
     free = asyncio.Semaphore(PROMPTS_AT_ONCE)
@@ -148,15 +160,15 @@ class LogprobList:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0  # of the characters that are complete
 
     def write(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        tokens = [self._name(each) for each in logprobs]
         return {
-            "tokens": tokens,
+            "tokens": [self._name(each) for each in logprobs],
             "token_logprobs": [finite(each.logprob) for each in logprobs],
             "top_logprobs": [self._rivals(each) for each in logprobs],
-            "text_offset": [self._step(token) for token in tokens],
+            "text_offset": [self._step(each) for each in logprobs],
         }
 
     def _rivals(self, token: TokenLogprob) -> dict[str, float]:
@@ -172,9 +184,10 @@ class LogprobList:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def _step(self, token: str) -> int:
+    def _step(self, token: TokenLogprob) -> int:
+        """Where the token begins; one within a character begins where the character does."""
         offset = self._offset
-        self._offset += len(token)
+        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token.token_id)))
         return offset
 
 
@@ -190,7 +203,8 @@ async def write_events(
             answer = first if number == 0 else await service.open(others[number - 1])
             try:
                 async for written in _write_pieces(answer, number * (body.n or 1), body, counts):
-                    yield written if isinstance(written, str) else sse(head.write(KIND, [written], **usage))
+                    if written:
+                        yield written if isinstance(written, str) else sse(head.write(KIND, [written], **usage))
             finally:
                 answer.close()
     except Exception as error:  # the status is sent already: the stream itself must tell
@@ -210,7 +224,7 @@ async def _write_pieces(
     finished: list[Finished] = []
     async for event in answer:
         if isinstance(event, Progress):
-            yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
+            yield progress_comment(event)
         elif isinstance(event, Finished):
             finished.append(event)
             yield _write_piece(first_index + event.choice, "", finish_reason=event.finish_reason)

@@ -8,7 +8,7 @@ unless it fails.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from bough.server.ask import Delta, Finished, Started, ToolCall
@@ -36,6 +36,7 @@ class Writer:
         self._created_at = int(time.time())
         self._done: list[Item] = []
         self._open: Item | None = None
+        self._waiting: list[TokenLogprob] = []  # of tokens whose text is still held back
         self._num_events = 0
 
     def start(self) -> Iterator[Event]:
@@ -44,10 +45,11 @@ class Writer:
 
     def add(self, delta: Delta) -> Iterator[Event]:
         """The events for a piece of the answer."""
+        self._waiting += delta.logprobs
         if delta.thinking:
-            yield from self._grow("reasoning", delta.thinking, ())
+            yield from self._grow("reasoning", delta.thinking)
         if delta.text:
-            yield from self._grow("message", delta.text, delta.logprobs)
+            yield from self._grow("message", delta.text)
         for call in delta.tool_calls:
             yield from self._call(call)
 
@@ -58,7 +60,8 @@ class Writer:
             yield from self._begin("message")
         yield from self._close(status)
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        more = {"incomplete_details": reason, "completed_at": int(time.time()), "usage": self._usage(finished)}
+        completed_at = int(time.time()) if status == "completed" else None
+        more = {"incomplete_details": reason, "completed_at": completed_at, "usage": self._usage(finished)}
         yield self._event(f"response.{status}", response=self._response(status, **more))
 
     def fail(self, error: Exception) -> Event:
@@ -67,7 +70,7 @@ class Writer:
         details = {"code": "rate_limit_exceeded" if fault.status == 429 else "server_error", "message": fault.text}
         return self._event("response.failed", response=self._response("failed", error=details))
 
-    def _grow(self, kind: str, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[Event]:
+    def _grow(self, kind: str, text: str) -> Iterator[Event]:
         if self._open is not None and self._open["type"] != kind:
             yield from self._close("completed")
         if self._open is None:
@@ -77,7 +80,7 @@ class Writer:
         if kind == "reasoning":
             yield self._event("response.reasoning_text.delta", delta=text, **self._where())
             return
-        written = write_logprobs(logprobs, self._loaded.runner.tokenizer)
+        written = self._take_logprobs()
         part["logprobs"] += written
         yield self._event("response.output_text.delta", delta=text, logprobs=written, **self._where())
 
@@ -101,6 +104,7 @@ class Writer:
         if self._open["type"] == "reasoning":
             yield self._event("response.reasoning_text.done", text=part["text"], **self._where())
         else:
+            part["logprobs"] += self._take_logprobs()
             more = {"text": part["text"], "logprobs": part["logprobs"]}
             yield self._event("response.output_text.done", **more, **self._where())
         yield self._event("response.content_part.done", part=part, **self._where())
@@ -122,6 +126,10 @@ class Writer:
     def _finish_item(self, item: Item) -> Iterator[Event]:
         yield self._event("response.output_item.done", output_index=len(self._done), item=item)
         self._done.append(item)
+
+    def _take_logprobs(self) -> list[Item]:
+        taken, self._waiting = self._waiting, []
+        return write_logprobs(taken, self._loaded.runner.tokenizer)
 
     def _part(self) -> Item:
         assert self._open is not None

@@ -6,6 +6,7 @@ belong to, as it would in a chat.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,11 +27,12 @@ from bough.server.openai_wire import (
     TopP,
     check_tools,
     choose_tool,
+    progress_comment,
     read_arguments,
     shape,
     spread,
 )
-from bough.server.streaming import sse, sse_comment, sse_stream, unless_gone
+from bough.server.streaming import sse, sse_stream, unless_gone
 from bough.server.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.types import Message, SamplingParams
 
@@ -38,6 +40,7 @@ router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_ROLES = ("system", "developer", "user", "assistant")
 _STATEFUL = ("previous_response_id", "conversation", "prompt")
 
 
@@ -98,6 +101,7 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
             raise RequestError(f"{field} is not supported: the server keeps no responses; send the whole conversation")
     if body.background:
         raise RequestError("background is not supported: the server keeps no responses")
+    _check_echo(body)
     tools = read_tools(body.tools or [])
     return Ask(
         model=body.model,
@@ -108,6 +112,15 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
         truncates=body.truncation == "auto",
         salt=salt,
     )
+
+
+def _check_echo(body: ResponseRequest) -> None:
+    """Raise RequestError for a field that a response cannot repeat: Python reads infinite numbers, but JSON has none."""
+    for field, value in echo(body).items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise RequestError(f"{field} has a number that is not finite") from error
 
 
 def _params_of(body: ResponseRequest) -> SamplingParams:
@@ -180,6 +193,8 @@ class History:
 
     def _add_message(self, place: str, item: Mapping[str, Any]) -> None:
         role = _text(place, item, "role")
+        if role not in _ROLES:
+            raise RequestError(f"{place}.role is {role!r:.80}, and must be one of {', '.join(_ROLES)}")
         message: Message = {"role": role, "content": _content(f"{place}.content", item.get("content"))}
         self.messages.append(self._with_thinking(message) if role == "assistant" else message)
 
@@ -238,7 +253,8 @@ async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[s
     try:
         async for event in answer:
             if isinstance(event, Progress):
-                yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
+                if comment := progress_comment(event):
+                    yield comment
             else:
                 for each in writer.finish(event) if isinstance(event, Finished) else writer.add(event):
                     yield sse(each, each["type"])

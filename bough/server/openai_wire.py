@@ -16,15 +16,16 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.tokenizer import Tokenizer
-from bough.server.ask import Finished, Started, ToolChoice, ToolMode
+from bough.server.ask import Finished, Progress, Started, ToolChoice, ToolMode
 from bough.server.faults import Fault
 from bough.server.loaded import LoadedModel
-from bough.server.streaming import sse
+from bough.server.streaming import sse, sse_comment
 from bough.server.wire import MAX_DEPTH, Wire, find_fault, read_json
 from bough.types import Alternative, SamplingParams, TokenLogprob, Usage
 
 DONE = sse("[DONE]")
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for "as good as never"; JSON has no infinity
+TOO_LONG = "context_length_exceeded"
 MODES: dict[str, ToolMode] = {"auto": "auto", "none": "none", "required": "required"}
 MAX_CHOICES = 64  # OpenAI takes 128, which is more than may wait for a lane here
 
@@ -40,10 +41,11 @@ NumAlternatives = Annotated[int, Field(ge=0, le=20)]
 
 
 def shape(fault: Fault) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """An error as OpenAI's clients read it. Some know a prompt that is too long by these words alone."""
     kind = _TYPES.get(fault.status, "server_error" if fault.status >= 500 else "invalid_request_error")
     code = fault.code or _CODES.get(fault.status)
-    return {"error": {"message": fault.text, "type": kind, "param": _param_of(fault), "code": code}}
+    text = f"This model's maximum context length is exceeded: {fault.text}" if code == TOO_LONG else fault.text
+    return {"error": {"message": text, "type": kind, "param": _param_of(fault), "code": code}}
 
 
 def _param_of(fault: Fault) -> str | None:
@@ -56,6 +58,13 @@ def _param_of(fault: Fault) -> str | None:
 def error_event(error: Exception) -> str:
     """What a stream that fails half-way ends with."""
     return sse(shape(find_fault(error)))
+
+
+def progress_comment(progress: Progress) -> str:
+    """What a stream says while a long prompt is read; nothing at its end, of which the answer itself tells."""
+    if progress.done_tokens >= progress.total_tokens:
+        return ""
+    return sse_comment(f"prefill {progress.done_tokens}/{progress.total_tokens}")
 
 
 class StreamOptions(Wire):
@@ -133,12 +142,12 @@ def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bo
 
     Chats write a name into an object "function", responses beside the type. Raises RequestError for any other choice.
     """
-    if choice is None:
-        return ToolChoice(is_single=is_parallel is False)
+    if choice in (None, "auto", "none"):  # clients send these also without any tools
+        return ToolChoice(MODES[choice or "auto"], is_single=is_parallel is False)
     if not tools:
         raise RequestError("tool_choice is given without tools; it needs at least 1")
-    if isinstance(choice, str) and choice in MODES:
-        return ToolChoice(MODES[choice], is_single=is_parallel is False)
+    if choice == "required":
+        return ToolChoice("required", is_single=is_parallel is False)
     if not isinstance(choice, Mapping) or choice.get("type") != "function":
         raise RequestError(f"tool_choice is {choice!r:.80}, and must be one of {', '.join(MODES)} or a function's name")
     function = choice.get("function", choice)

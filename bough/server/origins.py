@@ -50,10 +50,11 @@ class Visitors:
 
 
 def host_of(host_header: str) -> str:
-    """The host without its port and brackets, in lower case."""
+    """The host without its port and brackets, in lower case; what is no host stays as it is."""
     host = host_header.strip().lower()
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        address, _, rest = host[1:].partition("]")
+        return address if not rest or rest.startswith(":") else host
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 

@@ -79,11 +79,12 @@ class Security:
 
     def _check_origin(self, headers: Headers) -> str | None:
         """The page that asks, if it is one that may."""
-        origin = headers.get("origin")
-        if origin is not None and not self._visitors.may_ask(origin, headers.get("host", "")):
-            text = f"pages of {origin[:100]!r} may not ask this server: add it to the setting origins"
-            raise AccessDenied(text, needs_key=False)
-        return origin
+        origins = headers.getlist("origin")
+        for origin in origins:
+            if not self._visitors.may_ask(origin, headers.get("host", "")):
+                text = f"pages of {origin[:100]!r} may not ask this server: add it to the setting origins"
+                raise AccessDenied(text, needs_key=False)
+        return origins[0] if origins else None
 
 
 class Gate:

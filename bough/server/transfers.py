@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from starlette.responses import FileResponse
@@ -31,8 +31,9 @@ def make_file(folder: Path) -> Path:
     """A new empty file that only its owner can read. What a killed server left behind long ago goes meanwhile."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in folder.iterdir():
-        if time.time() - old.stat().st_mtime > _STALE_S:
-            old.unlink(missing_ok=True)
+        with suppress(OSError):  # another transfer may have ended meanwhile, and its file gone
+            if time.time() - old.stat().st_mtime > _STALE_S:
+                old.unlink()
     descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tar")
     os.close(descriptor)
     return Path(name)

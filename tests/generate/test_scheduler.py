@@ -276,3 +276,71 @@ def test_nothing_but_our_own_errors_reaches_a_listener() -> None:
     concert.play()
 
     assert isinstance(client.error, BoughError)
+
+
+def make_pending_check(concert: Concert) -> None:
+    """Let a prompt be reused, so that a check of it begins, and is in the middle of its prompt."""
+    for _ in range(2):
+        client = concert.ask(prompt(1, 100))
+        while not client.is_done:
+            concert.turn()
+    while not any(job.is_prefilling for job in concert.scheduler.running):
+        concert.turn()
+
+
+@every_model
+def test_a_check_gives_its_lane_to_whoever_comes_and_is_made_when_all_is_quiet_again(model: str) -> None:
+    concert = Concert(model, lanes=1, random=Dice())
+    make_pending_check(concert)
+
+    client = concert.ask(prompt(2, 10))
+    concert.turn()
+
+    assert client.started
+    assert concert.verifier is not None and concert.verifier.num_checked == 0
+    concert.play()
+    assert concert.verifier.stats() == {"verified": 1, "different": 0}
+
+
+@pytest.mark.parametrize("error", [EngineError, MemoryError])
+@pytest.mark.parametrize("moment", ["noting", "comparing"])
+def test_a_check_that_fails_costs_nobody_an_answer(
+    moment: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    concert = Concert(random=Dice())
+    concert.ask(prompt(1, 100))
+    concert.play()
+    sample, looks = concert.engine.sample, 0
+
+    def look(logits: list[object], draws: list[Draw]) -> list[Sampled]:
+        nonlocal looks
+        looks += draws[0].params.logprobs is not None
+        if draws[0].params.logprobs is not None and looks == (1 if moment == "noting" else 2):
+            raise error("no memory for a look")
+        return sample(logits, draws)
+
+    monkeypatch.setattr(concert.engine, "sample", look)
+    client = concert.ask(prompt(1, 100))
+    concert.play()
+
+    assert client.tokens == concert.alone(prompt(1, 100))
+    assert concert.verifier is not None and concert.verifier.stats() == {"verified": 0, "different": 0}
+
+
+def test_when_all_have_to_end_one_that_cannot_end_well_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    concert = Concert()
+    clients = [concert.ask(prompt(seed, 100)) for seed in range(3)]
+    concert.turn()
+    first = concert.scheduler.running[0].generation
+    close = first.close
+
+    def close_badly() -> None:
+        close()
+        raise AssertionError("a mistake of ours")
+
+    monkeypatch.setattr(first, "close", close_badly)
+
+    concert.scheduler.fail_all(EngineError("the end"))
+
+    assert all(isinstance(client.error, EngineError) for client in clients)
+    assert not concert.scheduler.has_work

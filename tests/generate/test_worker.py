@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bough.errors import EngineError, EngineStuck, QueueFull, ShuttingDown
+from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.request import Request
 from bough.generate.worker import Limits, Worker
 from bough.turns import Turns
-from bough.types import SamplingParams
+from bough.types import Chunk, SamplingParams
 from tests.generate.concert import Client, Concert
 
 BOUND_S = 30
@@ -131,3 +131,110 @@ def test_closing_ends_what_runs_keeps_its_work_and_takes_nothing_new(stage: Stag
     for hand_over in (lambda: stage.submit(2), lambda: stage.worker.call(int)):
         with pytest.raises(ShuttingDown):
             hand_over()
+
+
+def test_calls_behind_a_step_that_does_not_end_are_given_up_and_no_others_taken() -> None:
+    stage = Stage(stuck_s=0.2)
+    stage.goes_on.clear()
+    stage.submit(1)
+    wait_until(lambda: stage.worker.num_running)
+    behind = stage.worker.call(int)
+    with pytest.raises(EngineStuck):
+        behind.result(BOUND_S)
+    with pytest.raises(EngineStuck):
+        stage.worker.call(int)
+
+    stage.goes_on.set()
+    wait_until(lambda: not stage.worker.is_stuck)
+    assert stage.worker.call(lambda: 7).result(BOUND_S) == 7
+    stage.worker.close()
+
+
+def test_closing_does_not_wait_for_a_step_that_does_not_end() -> None:
+    stage = Stage(stuck_s=0.2)
+    stage.goes_on.clear()
+    stage.submit(1)
+    wait_until(lambda: stage.worker.num_running)
+
+    with pytest.raises(EngineStuck):
+        stage.worker.close()
+
+    stage.goes_on.set()
+    wait_until(lambda: not any(slot.is_busy for slot in stage.concert.cache.slots))
+    wait_until(lambda: not stage.worker.is_stuck)
+    stage.worker.close()
+
+
+def test_many_short_calls_are_not_taken_for_one_step_that_does_not_end() -> None:
+    stage = Stage(stuck_s=1.0)
+    calls = [stage.worker.call(lambda: time.sleep(0.1)) for _ in range(20)]
+    client = stage.submit(1)
+
+    for call in calls:
+        call.result(BOUND_S)
+    wait_until(lambda: client.is_done)
+
+    assert client.completion
+    stage.worker.close()
+
+
+def test_a_request_behind_a_long_call_counts_as_waiting_and_is_given_up_with_it() -> None:
+    stage = Stage(stuck_s=0.5)
+    goes_on, has_begun = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        has_begun.set()
+        return goes_on.wait(BOUND_S)
+
+    with stage.worker._turns:  # so that both are handed over together
+        call = stage.worker.call(wait)
+        client = stage.submit(1)
+    assert has_begun.wait(BOUND_S)
+    assert stage.worker.num_waiting == 1
+    wait_until(lambda: client.is_done)
+
+    assert isinstance(client.error, EngineStuck)
+    goes_on.set()
+    assert call.result(BOUND_S)
+    stage.worker.close()
+
+
+def test_a_mistake_while_requests_are_ended_does_not_end_the_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(stage.concert.scheduler, "_prefill", lambda: 1 // 0)
+        broken.setattr(stage.concert.cache, "forget_if_empty", lambda trie: 1 // 0)
+        client = stage.submit(1)
+        wait_until(lambda: client.is_done)
+        wait_until(lambda: not stage.worker.num_running)
+
+    again = stage.submit(1)
+    wait_until(lambda: again.is_done)
+    assert again.completion
+
+
+def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:
+    concert, heard = Concert(), []
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Client):
+        def on_chunk(self, chunk: Chunk) -> None:
+            has_begun.set()
+            assert goes_on.wait(BOUND_S)
+            heard.append("chunk")
+
+        def on_error(self, error: BoughError) -> None:
+            heard.append("error")
+
+    job = Job(concert.prepare(Request([1], SamplingParams())), Slow())
+    delivering = threading.Thread(target=job.deliver, args=(Chunk("a", (1,)),))
+    delivering.start()
+    assert has_begun.wait(BOUND_S)
+    giving_up = threading.Thread(target=job.fail, args=(EngineStuck("it takes too long"),))
+    giving_up.start()
+    giving_up.join(0.05)
+    goes_on.set()
+    delivering.join(BOUND_S)
+    giving_up.join(BOUND_S)
+    job.deliver(Chunk("b", (2,)))
+
+    assert heard == ["chunk", "error"]

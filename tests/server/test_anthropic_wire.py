@@ -231,6 +231,12 @@ def test_errors_have_the_type_of_their_status(status, kind):
     assert shape(Fault(status, "why")) == {"type": "error", "error": {"type": kind, "message": "why"}}
 
 
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for():
+    fault = Fault(400, "the prompt has 9 tokens", code="context_length_exceeded")
+
+    assert shape(fault)["error"]["message"] == "prompt is too long: the prompt has 9 tokens"
+
+
 CALL = ToolCall("call_1", "weather", {"city": "Paris"})
 
 
@@ -298,6 +304,7 @@ class FailingAnswer:
     started = Started(Usage(prompt_tokens=3))
 
     async def __aiter__(self):
+        yield Progress(2, 3)
         yield Progress(3, 3)
         yield Delta(text="Once")
         raise EngineError("the engine failed")
@@ -310,7 +317,7 @@ def test_a_stream_that_fails_half_way_ends_with_an_error():
 
     pieces = asyncio.run(collect())
 
-    assert pieces[1] == ": prefill 3/3\n\n"
+    assert pieces[1] == ": prefill 2/3\n\n"
     events = events_of([pieces[0], *pieces[2:]])
     assert [each["type"] for each in events] == ["message_start", "content_block_start", "content_block_delta", "error"]
     assert events[-1]["error"] == {"type": "api_error", "message": "the engine failed"}

@@ -10,6 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from bough.config import Settings
+from bough.errors import Unavailable
+from bough.places import free_disk_bytes
+from bough.server.cache_api import require_room
+from bough.server.transfers import make_file
 from tests.server.servers import Server, StartServer
 
 SYSTEM = "You are a helpful assistant, and the capital of France is Paris. "
@@ -267,3 +272,18 @@ def test_no_key_is_in_the_log(keyed: Server, people: tuple[httpx.Client, httpx.C
 
     assert '"path": "/api/tags", "status": 401' in keyed.log
     assert not any(key in keyed.log for key in ("alices-key", "bobs-key", "a-wrong-key"))
+
+
+def test_a_file_that_vanishes_meanwhile_does_not_keep_another_from_being_made(tmp_path: Path) -> None:
+    (tmp_path / "gone.tar").symlink_to(tmp_path / "nowhere")
+
+    assert make_file(tmp_path).read_bytes() == b""
+
+
+def test_a_body_of_unknown_size_may_fill_the_disk_only_as_far_as_the_settings_allow(tmp_path: Path) -> None:
+    free_bytes = free_disk_bytes(tmp_path)
+    settings = Settings(cache_folder=tmp_path, disk_free_bytes=free_bytes // 2)
+
+    assert require_room(settings, 0) <= free_disk_bytes(tmp_path) - free_bytes // 2
+    with pytest.raises(Unavailable, match="are left alone"):
+        require_room(settings, free_bytes)

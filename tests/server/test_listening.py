@@ -26,6 +26,7 @@ class FakeService:
     def __init__(self, settings: Settings, error: Exception | None = None, waits: bool = False) -> None:
         self.settings = settings
         self.num_closed = 0
+        self.on_close: Callable[[], None] = lambda: None
         self._error = error
         self._waits = waits
 
@@ -37,6 +38,7 @@ class FakeService:
 
     async def close(self) -> None:
         self.num_closed += 1
+        self.on_close()
 
 
 class Place:
@@ -146,6 +148,21 @@ def test_streams_get_no_longer_than_the_setting_says():
     assert place.service.num_closed > 0
 
 
+def test_streams_that_had_their_time_may_still_say_why_they_end():
+    place, seen = Place(stop_s=0.2), []
+    place.service.on_close = place.may_end.set
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        lines = place.lines()
+        next(lines)
+        signal_self()
+        seen.extend(lines)
+
+    assert place.serve(client) == []
+    assert seen == ["ended"]
+
+
 def test_it_answers_while_the_model_loads_and_a_signal_ends_it_then_too():
     place, seen = Place(waits=True), []
 
@@ -197,3 +214,42 @@ def test_an_address_that_is_not_ours_is_refused():
 def test_who_can_reach_an_address_is_known():
     with bind("127.0.0.1", 0) as local, bind("0.0.0.0", 0) as everywhere:
         assert (is_loopback(local), is_loopback(everywhere)) == (True, False)
+
+
+@pytest.mark.parametrize("pieces", [[], [b"GET /sta", b"te HTTP/1.1\r\nHost: lo", b"calhost\r\nX: "]])
+def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bough.server.listening.Connection.header_s", 0.3)
+    place, answers = Place(), []
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        with socket.create_connection(place.bound.getsockname()) as slow:
+            slow.settimeout(20)
+            try:
+                for piece in pieces:
+                    slow.sendall(piece)
+                    threading.Event().wait(0.05)
+                answers.append(slow.recv(100))
+            except ConnectionError:  # hung up on before all pieces were sent
+                answers.append(b"")
+        signal_self()
+
+    assert place.serve(client) == []
+    assert answers == [b""]
+
+
+def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bough.server.listening.Connection.header_s", 1.0)
+    place, seen = Place(), []
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        lines = place.lines()
+        seen.append(next(lines))
+        threading.Event().wait(1.5)
+        place.may_end.set()
+        seen.extend(lines)
+        signal_self()
+
+    assert place.serve(client) == []
+    assert seen == ["begun", "ended"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import warnings
 from collections.abc import Iterator
@@ -30,10 +32,12 @@ SCHEMA = {
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """LiteLLM warns of its own use of other libraries, and that is not ours to mend."""
+    """LiteLLM warns of its own use of other libraries and leaves an event loop open, and that is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+        asyncio.set_event_loop(None)
+        gc.collect()  # here, or the loop is found by the next test that collects, where warnings fail
 
 
 @pytest.fixture(params=["openai", "ollama_chat"])

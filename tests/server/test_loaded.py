@@ -397,3 +397,59 @@ def test_two_real_models_take_turns_in_the_room_of_one(tmp_path, run):
         assert kept[2] >= kept[0] > 0  # the tree came back from disk
 
     run(ask())
+
+
+def test_a_load_that_waits_for_another_is_given_up_when_the_server_ends(make_world, run):
+    async def ask():
+        world = make_world()
+        world.may_start["a"] = Event()
+        asks = [asyncio.create_task(world.use(name)) for name in "ab"]
+        while world.started != ["a"]:
+            await asyncio.sleep(0.001)
+        while "b" not in world.models._loading:
+            await asyncio.sleep(0.001)
+        closing = asyncio.create_task(world.models.close())
+        await asyncio.sleep(0)
+        world.may_start["a"].set()
+        await closing
+        ends = await asyncio.gather(*asks, return_exceptions=True)
+
+        assert isinstance(ends[1], ShuttingDown)
+        assert world.started == world.stopped == ["a"]
+
+    run(ask())
+
+
+def test_a_model_whose_asker_leaves_the_moment_it_is_loaded_still_goes_when_its_time_is_over(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=0.0)
+        world.may_start["a"] = Event()
+        asker = asyncio.create_task(world.use("a"))
+        while "a" not in world.models._loading:
+            await asyncio.sleep(0.001)
+        world.models._loading["a"].add_done_callback(lambda done: asker.cancel())
+        world.may_start["a"].set()
+        await asyncio.gather(asker, return_exceptions=True)
+
+        while world.stopped != ["a"]:
+            await asyncio.sleep(0.001)
+        assert asker.cancelled()
+
+    run(ask())
+
+
+def test_a_model_that_was_stuck_goes_when_its_step_has_ended(make_world, run, monkeypatch):
+    monkeypatch.setattr("bough.server.loaded._STUCK_S", 0.01)
+
+    async def ask():
+        world = make_world(keep_alive_s=0.0)
+        async with world.models.using("a") as loaded:
+            loaded.worker.is_stuck = True
+        await asyncio.sleep(0.05)
+        assert world.names == ["a"]
+        loaded.worker.is_stuck = False
+
+        while world.stopped != ["a"]:
+            await asyncio.sleep(0.001)
+
+    run(ask())

@@ -239,6 +239,12 @@ def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert "\n" not in line.getMessage()
 
 
+def test_a_path_of_any_length_makes_a_line_of_bounded_length(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = lines_of(caplog, lambda: send_to(Logs(Inner(), Seeing()), path="/api/" + 60_000 * "a"))
+
+    assert len(line.getMessage()) < 1_000
+
+
 def test_a_client_that_hangs_up_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     async def begin(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -11,9 +11,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from bough.errors import EngineError, RequestError
+from bough.errors import EngineError, PromptTooLong, RequestError
 from bough.server.ask import Delta, Progress, ToolChoice
+from bough.server.faults import fault_of
 from bough.server.openai_chat import ChatRequest, to_ask, write_events
+from bough.server.openai_wire import shape
 from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
 
@@ -118,6 +120,12 @@ def test_progress_of_a_long_prompt_is_a_comment() -> None:
     pieces = collect(write_events(script([Progress(512, 6000), finish()]), body(stream=True)))
 
     assert ": prefill 512/6000\n\n" in pieces
+
+
+def test_a_stream_of_a_short_prompt_has_nothing_but_data() -> None:
+    pieces = collect(write_events(script([Progress(30, 30), Delta(text="Hi"), finish(text="Hi")]), body(stream=True)))
+
+    assert all(piece.startswith("data: ") for piece in pieces)
 
 
 def test_a_stream_that_fails_half_way_ends_with_the_error() -> None:
@@ -333,7 +341,19 @@ def test_a_bad_field_is_refused_by_its_name(ask: Any, param: str) -> None:
     assert (caught.value.type, caught.value.param) == ("invalid_request_error", param)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for() -> None:
+    error = shape(fault_of(PromptTooLong(9000, 8192)))["error"]
+
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("This model's maximum context length is exceeded: the prompt has 9000 tokens")
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_tool_choice_that_forces_nothing_needs_no_tools(choice: Any) -> None:
+    assert to_ask(body(tool_choice=choice, tools=[]), "").tool_choice == ToolChoice(choice)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_tool_choice_without_tools_is_refused(choice: Any) -> None:
     with pytest.raises(RequestError, match="tool_choice is given without tools"):
         to_ask(body(tool_choice=choice), "")

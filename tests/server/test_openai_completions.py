@@ -52,6 +52,15 @@ def test_a_token_that_is_part_of_a_character_is_told_by_its_bytes() -> None:
     assert written["top_logprobs"] == [{"bytes:\\xa9": -9999.0, "bytes:\\xc3": -0.5}]
 
 
+def test_every_token_of_a_character_begins_where_the_character_does() -> None:
+    tokenizer = Tokenizer(byte_level())
+    ids = tokenizer.encode("é!é")
+
+    written = LogprobList(tokenizer).write([TokenLogprob(each, "?", -0.5) for each in ids])
+
+    assert written["text_offset"] == [0, 0, 1, 2, 2]
+
+
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=120) as made:
@@ -135,6 +144,15 @@ def test_token_ids_are_a_prompt(complete: Any) -> None:
 def test_a_prompt_that_cannot_be_read_is_refused(complete: Any, prompt: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         complete(prompt)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_later_prompt_that_is_too_long_is_refused_before_any_answer(complete: Any, is_streamed: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(["One, two,", "x " * 9000], stream=is_streamed)
+
+    assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from bough.errors import EngineError, RequestError
 from bough.server.ask import Delta
 from bough.server.openai_responses import ResponseRequest, read_input, to_ask, write_events
+from bough.types import TokenLogprob
 from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
 
@@ -72,6 +74,8 @@ def test_thoughts_and_calls_belong_to_the_message_of_the_assistant() -> None:
         {**CALLED, "arguments": "{"},
         {**SAID, "call_id": None},
         {"content": "no role"},
+        {"role": "wizard", "content": "a"},
+        {"role": "tool", "content": "a"},
         "text",
     ],
 )
@@ -84,6 +88,20 @@ def test_an_item_of_no_use_is_refused_with_its_place(item: Any) -> None:
 def test_what_would_need_a_memory_of_responses_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(field))):
         to_ask(body(**field), "")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("field", ["metadata", "tools", "text"])
+def test_a_number_that_a_response_could_not_repeat_is_refused(field: str, number: float) -> None:
+    schema = {"type": "number", "maximum": number}
+    values = {
+        "metadata": {"a": [number]},
+        "tools": [{**TOOL, "parameters": schema}],
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+    }
+
+    with pytest.raises(RequestError, match=f"^{field} has a number that is not finite"):
+        to_ask(body(**{field: values[field]}), "")
 
 
 def test_tools_are_written_as_in_every_other_api() -> None:
@@ -129,6 +147,23 @@ def test_usage_tells_what_was_read_from_the_cache_and_written_to_it() -> None:
 
     assert usage["input_tokens_details"] == {"cached_tokens": 6, "cache_write_tokens": 3}
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (10, 3, 13)
+
+
+def test_only_a_complete_response_tells_when_it_was_completed() -> None:
+    for reason, is_told in (("stop", True), ("length", False)):
+        response = parse(collect(write_events(script([finish(reason=reason)]), body(stream=True))))[-1]["response"]
+
+        assert (response["completed_at"] is not None) == is_told
+
+
+def test_tokens_without_text_of_their_own_keep_their_logprobs_in_a_stream() -> None:
+    first, second, last = (Delta(text=text, logprobs=(TokenLogprob(65, "?", -0.5),)) for text in ("", "é", ""))
+
+    events = parse(collect(write_events(script([first, second, last, finish(text="é")]), body(stream=True))))
+
+    told = [len(event["logprobs"]) for event in events if event["type"].startswith("response.output_text")]
+    assert told == [2, 3]  # with the text, and when it is done
+    assert len(events[-1]["response"]["output"][0]["content"][0]["logprobs"]) == 3
 
 
 def test_a_stream_that_fails_half_way_says_so() -> None:

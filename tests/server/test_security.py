@@ -48,7 +48,8 @@ def test_local_names_and_the_bound_host_are_served(tmp_path: Path, host: str) ->
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:11435", "evil.example:127"]
+    "host",
+    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:11435", "evil.example:127", "[::1]evil.example"],
 )
 def test_a_foreign_name_that_points_here_is_refused_with_a_hint(tmp_path: Path, host: str) -> None:
     answer = send_to(make_layer(tmp_path), headers={"Host": host})
@@ -110,6 +111,12 @@ def test_foreign_pages_may_not_ask(tmp_path: Path, origin: str) -> None:
 
     assert answer.status_code == 403
     assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_foreign_page_is_refused_behind_a_local_one_too(tmp_path: Path) -> None:
+    headers = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"origin", PAGE.encode())]
+
+    assert call_raw(make_layer(tmp_path), [], headers)[0]["status"] == 403
 
 
 def test_a_page_of_the_same_host_may_ask(tmp_path: Path) -> None:
