@@ -30,8 +30,7 @@ class CacheHandle:
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
         with self._turns:
-            view = view_tree(self._cache, self._prompts.decode)
-        return view if salt is None else TreeView({name: nodes for name, nodes in view.roots.items() if name == salt})
+            return view_tree(self._cache, self._prompts.decode, salt)
 
     def stats(self) -> dict[str, Any]:
         """Counts and bytes of everything that is kept."""

@@ -120,3 +120,32 @@ def test_memory_too_small_for_all_conversations_is_made_up_for_by_the_disk(folde
 def test_a_salt_that_is_no_text_is_refused(folders: Path, tmp_path: Path) -> None:
     with load("llama", folders, tmp_path) as runner, pytest.raises(bough.RequestError, match="valid Unicode"):
         ask(runner, PROMPT, salt="\udc00")
+
+
+def test_a_salt_sees_its_own_tree_after_a_restart_and_what_it_keeps_or_forgets_is_its_own(
+    folders: Path, tmp_path: Path
+) -> None:
+    with load("llama", folders, tmp_path) as runner:
+        for salt in ("alice", "bob"):
+            ask(runner, PROMPT, salt=salt)
+
+    with load("llama", folders, tmp_path) as runner:
+        assert sum(node.num_tokens for node in runner.cache.tree("alice").nodes) >= len(PROMPT)
+        runner.cache.pin(PROMPT, salt="alice")
+        assert runner.cache.is_kept(PROMPT, salt="alice") and not runner.cache.is_kept(PROMPT, salt="bob")
+        runner.cache.clear("alice")
+        assert not runner.cache.tree("alice").nodes and runner.cache.tree("bob").nodes
+
+
+def test_an_export_comes_into_a_running_tree(folders: Path, tmp_path: Path) -> None:
+    with load("llama", folders, tmp_path / "one") as runner:
+        first = ask(runner, PROMPT)
+        assert runner.cache.export_file(tmp_path / "tree.tar").num_items > 0
+
+    with load("llama", folders, tmp_path / "other") as runner:
+        ask(runner, [7] * 300)
+        assert runner.cache.import_file(tmp_path / "tree.tar", salt="guest").num_items > 0
+        again = ask(runner, PROMPT, salt="guest")
+        assert (again.usage.cached_tokens, again.token_ids) == (len(PROMPT) - 1, first.token_ids)
+        assert ask(runner, [7] * 300).usage.cached_tokens == 299
+        runner.prefix_cache.check()

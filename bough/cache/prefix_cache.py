@@ -380,6 +380,7 @@ class PrefixCache:
             for item in [item for node in trie.walk() for item in node.items()]:
                 item.copies = {}
         self._clear()
+        self.memory.num_bytes[Place.DISK] = 0
 
     def check(self) -> None:
         """Assert what the module's docstring says."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from bough.cache.disk.faults import DiskError
 from bough.cache.node import Reason
 from bough.cache.restore import restore
 from bough.cache.saving import lose_disk
-from bough.cache.tokens import num_tokens, pack
+from bough.cache.tokens import num_tokens, pack, unpack
 from bough.errors import LanesBusy
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def keep(cache: PrefixCache, ids: Sequence[int] | bytes, kept: bool, salt: str =
     trie = cache.find_trie(salt)
     found = trie.match(packed)
     point = found.node.points.get(end) if found.length == end else None
+    if kept and cache.look([*unpack(packed), 0], salt) < end:
+        return False  # something on the way was lost
     if point is None and kept and found.length == end > 0 and not cache.costs.needs_points:
         point = trie.add_point(found.node, end, Reason.END)
     if point is None:
@@ -52,13 +55,17 @@ def forget(cache: PrefixCache, salt: str) -> None:
 
 
 def change_disk(cache: PrefixCache, change: Callable[[], Result]) -> Result:
-    """Let go of all memory, let `change` work on the disk, and take up what is there then. Raises LanesBusy if one is."""
+    """Let go of all memory, let `change` work on the disk, and take up what is there then.
+
+    Raises LanesBusy if a lane is, and DiskError if not everything could be saved: then nothing has changed.
+    """
     disk = cache.memory.disk
     assert disk is not None
     busy = sum(slot.is_busy for slot in cache.slots)
     if busy:
         raise LanesBusy(busy)
-    cache.flush()
+    if not cache.flush():
+        raise DiskError("not everything in memory could be saved: the disk is full or fails")
     cache.let_go()
     try:
         return change()

@@ -105,9 +105,12 @@ def _label(view: NodeView, width: int) -> str:
     return f'[{view.start}, {view.end}) "{text}"  {" · ".join(notes)}'
 
 
-def view_tree(cache: PrefixCache, decode: Decode) -> TreeView:
-    """A view of the whole tree; `decode` turns an edge's ids into text."""
+def view_tree(cache: PrefixCache, decode: Decode, salt: str | None = None) -> TreeView:
+    """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
     now = cache.clock()
+    if salt is not None:
+        top = _view_trie(cache.find_trie(salt), decode, now)
+        return TreeView({salt: top} if top else {})
     return TreeView({_name(salt, trie): _view_trie(trie, decode, now) for salt, trie in cache.tries.items()})
 
 

@@ -58,6 +58,12 @@ def fingerprint(files: ModelFiles, settings: Settings, progress: Progress | None
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def hash_weights(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> dict[str, str]:
+    """The SHA-256 of each file of weights, by name; those that are new or were written to are read. Raises ModelError."""
+    with reaching(files.folder):
+        return _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
+
+
 def tree_folder(settings: Settings, name: str, fingerprint: str) -> Path:
     """Where the tree of the model with this name and fingerprint lies on disk; never outside the folder of all trees."""
     return settings.trees_folder / f"{safe_name(name)}-{safe_name(fingerprint[:12])}"

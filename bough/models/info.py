@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,11 @@ class ModelInfo:
     capabilities: tuple[str, ...]
 
 
-def describe(files: ModelFiles) -> ModelInfo:
-    """Read the model's files, weights included, for their digest. Raises UnsupportedModel if they make no sense."""
+def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> ModelInfo:
+    """Read the model's files; the weights, too, for their digest, unless their `hashes` are given by name.
+
+    Raises UnsupportedModel if they make no sense.
+    """
     if not files.weights:
         raise UnsupportedModel(f"no safetensors weights in {files.folder}")
     config = files.config | (files.config.get("text_config") or {})
@@ -51,7 +55,7 @@ def describe(files: ModelFiles) -> ModelInfo:
         quantization=files.quantization,
         source=files.source,
         size_bytes=files.size_bytes,
-        digest=digest(files),
+        digest=digest(files, hashes),
         has_tokenizer=files.has_tokenizer,
         has_chat_template=has_template,
         capabilities=_capabilities(template) if has_template else ("completion",),
@@ -63,10 +67,11 @@ def count_parameters(files: ModelFiles) -> int:
     return sum(math.prod(shape) for file in files.weights for shape in _read_shapes(file))
 
 
-def digest(files: ModelFiles) -> str:
-    """`sha256:` and the hash of the weights files; of several, the hash over their hashes in order. Reads them all."""
-    hashes = [hash_file(file) for file in files.weights]
-    return "sha256:" + (hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest())
+def digest(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> str:
+    """`sha256:` and the hash of the weights files; of several, the hash over their hashes in order. Reads unknown ones."""
+    known = hashes or {}
+    found = [known.get(file.name) or hash_file(file) for file in files.weights]
+    return "sha256:" + (found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest())
 
 
 def _capabilities(template: Any) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound, RequestError, UnsupportedModel
 from bough.models import ModelFiles, ModelInfo, Store, describe
 from bough.models.files import CONFIG_FILE, reaching, stamp_of
+from bough.models.fingerprint import hash_weights
 from bough.models.store import plain_name
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Catalog:
         self.store = Store(settings.models_folder)
         self._trees_folder = settings.trees_folder
         self._outside = named if named is not None and named.folder.parent != self.store.folder else None
-        self._infos = _InfoMemo(settings.cache_folder / _MEMO_FILE)
+        self._infos = _InfoMemo(settings)
 
     def list(self) -> list[Facts]:
         """Every model, by name; one whose files make no sense is left out."""
@@ -165,8 +166,9 @@ def human_number(number: int) -> str:
 class _InfoMemo:
     """What describing a model came to, by its folder, as long as its files and this version stay the same."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._file = settings.cache_folder / _MEMO_FILE
         self._lock = Lock()
         self._entries: dict[str, dict[str, Any]] | None = None
 
@@ -182,7 +184,7 @@ class _InfoMemo:
             info = _read_info(entry.get("info")) if entry.get("stamp") == stamp else None
             if info is None:
                 with reaching(files.folder):
-                    info = describe(files)
+                    info = describe(files, hash_weights(files, self._settings))
                 self._entries[key] = {"stamp": stamp, "info": asdict(info)}
                 _write_entries(self._file, _read_entries(self._file) | {key: self._entries[key]})
             return info

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import ipaddress
 import os
 import signal
@@ -24,6 +25,11 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+try:
+    import resource
+except ImportError:  # there are systems without it
+    resource = None  # type: ignore[assignment]
+
 from bough.config import Settings
 from bough.errors import SettingsError
 from bough.server.service import Service
@@ -33,6 +39,7 @@ _IDLE_CONNECTION_S = 75
 _LAST_WORDS_S = 5  # what connections get after `stop_s` before they are cut
 _HEADER_BYTES = 64 * 2**10
 _HEADER_S = 60.0
+_BACKLOG = 128
 _NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
 
 
@@ -117,6 +124,7 @@ class Listener(uvicorn.Server):
             timeout_keep_alive=_IDLE_CONNECTION_S,
             timeout_graceful_shutdown=_LAST_WORDS_S,
             h11_max_incomplete_event_size=_HEADER_BYTES,
+            backlog=_BACKLOG,
         )
         super().__init__(config)
         self._app_state = app.state
@@ -153,6 +161,7 @@ class Listener(uvicorn.Server):
 
 def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until a signal comes; `on_ready` is called when model and socket are there. Raises what loading raises."""
+    allow_many_files()
     listener = Listener(app, settings, service)
     with _hearing(listener.stop), bound:
         asyncio.run(_host(listener, app, service, bound, on_ready))
@@ -176,11 +185,23 @@ async def _host(
         await service.close()  # uvicorn leaves it out when it has to end at once
 
 
+def allow_many_files() -> None:
+    """Let this process open as many files as the system lets it: each client takes one, and so does each page on disk."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # some systems say "no limit", and mean another one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def _load(listener: Listener, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
     await service.load(service.settings.model)
     while not listener.started:  # a model may be there sooner than the socket
         await asyncio.sleep(0.01)
     app.state.is_starting = False
+    gc.collect()
+    gc.freeze()  # what is there now stays: no collection has to look at it again
     on_ready()
 
 

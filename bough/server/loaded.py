@@ -72,7 +72,7 @@ class LoadedModel:
     loaded_at: datetime
     used_at: datetime
     expires_at: datetime | None
-    keep_alive_s: float | None = field(default=None, repr=False)  # that of the latest use; None: that of the settings
+    keep_alive_s: float | None = field(default=None, repr=False)  # the last that was asked for; None: that of the settings
     num_uses: int = 0
 
 
@@ -136,7 +136,8 @@ class LoadedModels:
         """As `using`, for those who call `give_back` themselves, exactly once."""
         known = self.find(name) or await self._load_wanted(name)
         known.num_uses += 1
-        known.keep_alive_s = keep_alive_s
+        if keep_alive_s is not None:
+            known.keep_alive_s = keep_alive_s
         self._touch(known)
         return known
 

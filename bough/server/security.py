@@ -110,7 +110,7 @@ class Gate:
         assert self._keys is not None
         given = _raw(headers, b"x-api-key").strip()
         scheme, _, token = _raw(headers, b"authorization").strip().partition(b" ")
-        if scheme.lower() == b"bearer":
+        if scheme.lower() == b"bearer" and token.strip():
             given = token.strip()
         if not given:
             raise AccessDenied("this server wants a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")

@@ -109,7 +109,7 @@ class Service:
 
     async def unload(self, model: str) -> None:
         """Take a model out of memory, now or when its last answer ends. Raises ModelNotFound."""
-        self.catalog.files(model)
+        await asyncio.to_thread(self.catalog.files, model)
         await self.models.unload(model)
 
     @property

@@ -6,6 +6,7 @@ and it is no deeper than `MAX_DEPTH`. Whatever a client sends, a route answers w
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,7 @@ from bough.server.streaming import ClientGone
 log = logging.getLogger(__name__)
 
 MAX_DEPTH = 64
+_LARGE_BYTES = 2**20  # what is larger is read in a thread
 
 Shape = Callable[[Fault], dict[str, Any]]
 """Writes the body of an error as one API does."""
@@ -58,7 +60,9 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = read_json(await self.body())
+            body = await self.body()
+            is_large = len(body) > _LARGE_BYTES
+            self._json = await asyncio.to_thread(read_json, body) if is_large else read_json(body)
         return self._json
 
 

@@ -173,8 +173,7 @@ def test_the_request_may_say_how_long_its_model_stays(make_world, run):
         await world.use("b", 1_000)
         await world.pass_time(10)
         assert world.names == ["b"]
-        await world.use("b")  # says nothing: the setting counts again
-        await world.pass_time(300)
+        await world.pass_time(1_000)
         assert world.names == []
 
     run(ask())
@@ -188,6 +187,18 @@ def test_a_model_can_stay_for_ever(make_world, run, keep_alive_s):
         assert world.models.find("a").expires_at is None
         await world.pass_time(10**8)
         assert world.names == ["a"]
+
+    run(ask())
+
+
+def test_a_time_that_was_asked_for_counts_until_another_is(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a", -1.0)
+        await world.use("a")
+        assert world.models.find("a").expires_at is None
+        await world.use("a", 60.0)
+        assert world.models.find("a").expires_at is not None
 
     run(ask())
 

@@ -166,7 +166,14 @@ def test_a_preflight_for_a_private_network_is_granted(tmp_path: Path) -> None:
 # Keys
 
 
-@pytest.mark.parametrize("headers", [{"Authorization": "Bearer alices-key"}, {"x-api-key": "bobs-key"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer alices-key"},
+        {"x-api-key": "bobs-key"},
+        {"Authorization": "Bearer ", "x-api-key": "bobs-key"},
+    ],
+)
 def test_a_key_is_taken_from_either_header(keyed: Security, headers: dict[str, str]) -> None:
     assert send_to(keyed, headers=headers).status_code == 200
 

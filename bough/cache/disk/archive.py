@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 from zlib import crc32
 
 from bough.cache.disk import files
@@ -34,7 +35,7 @@ from bough.cache.disk.store import Disk
 
 MANIFEST = "manifest.json"
 CRC_BYTES = 4
-MAX_MANIFEST_BYTES = 2**30
+MAX_MANIFEST_BYTES = 2**26
 FLUSH_BYTES = 64 * 2**20
 
 
@@ -113,7 +114,7 @@ class _Importing:
         self._addresses = make_addresses(self.disk.keys, self.disk.root(self.salt), self.manifest.steps)
         self._missing = set(range(len(self.manifest.items)))
 
-    def take_items(self, archive: tarfile.TarFile) -> None:
+    def take_items(self, archive: _Reader) -> None:
         try:
             while (member := archive.next()) is not None:
                 number = int(member.name) if member.name.isdecimal() and len(member.name) < 16 else -1
@@ -149,12 +150,12 @@ class _Importing:
         num_skipped = len(self.manifest.items) - len(saved)
         return Imported(len(saved), num_skipped, sum(copy.nbytes for copy in saved), tuple(self.problems))
 
-    def _take(self, number: int, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _take(self, number: int, archive: _Reader, member: tarfile.TarInfo) -> None:
         item = self.manifest.items[number]
         if not self.disk.has_room(item.nbytes):
             self.num_without_room += 1
             return
-        content = _read_member(archive, member, item.nbytes + CRC_BYTES)
+        content = archive.read(member, item.nbytes + CRC_BYTES)
         payload = memoryview(content)[CRC_BYTES:]
         if len(payload) != item.nbytes or int.from_bytes(content[:CRC_BYTES], "little") != crc32(payload):
             self.problems.append(f"item {number} is damaged")
@@ -214,28 +215,47 @@ def _add_member(archive: tarfile.TarFile, name: str, parts: Sequence[bytes]) -> 
     archive.addfile(member, io.BytesIO(b"".join(parts)))
 
 
+class _Reader:
+    """The members of an archive, one after another: plain files alone, nothing that a header claims is believed.
+
+    The library's own reader takes long names and other extensions into memory, however long they say they are.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._next = 0
+
+    def next(self) -> tarfile.TarInfo | None:
+        """The next member, or None at the end. Raises TarError if there is none of the kind that we write."""
+        self._stream.seek(self._next)
+        block = self._stream.read(tarfile.BLOCKSIZE)
+        if not block.strip(b"\0"):
+            return None
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
+            raise tarfile.ReadError(f"{member.name!r} is no plain file")
+        self._next += tarfile.BLOCKSIZE + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        return member
+
+    def read(self, member: tarfile.TarInfo, num_bytes: int) -> bytes:
+        """The content of the member that came last, if it has this size; nothing if it has another."""
+        return self._stream.read(num_bytes) if member.size == num_bytes else b""
+
+
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+def _opened(file: Path) -> Iterator[_Reader]:
     with translated(file):
         try:
-            with tarfile.open(file, mode="r:") as archive:
-                yield archive
+            with file.open("rb") as stream:
+                yield _Reader(stream)
         except (tarfile.TarError, EOFError, ValueError) as error:
             raise DiskError(f"{file} is not an archive of a tree: {error}") from error
 
 
-def _read_manifest(file: Path, archive: tarfile.TarFile) -> Manifest:
+def _read_manifest(file: Path, archive: _Reader) -> Manifest:
     member = archive.next()
     if member is None or member.name != MANIFEST:
         raise ValueError(f"it does not begin with {MANIFEST}")
     if member.size > min(MAX_MANIFEST_BYTES, file.stat().st_size):
         raise ValueError(f"its manifest claims {member.size} bytes")
-    return decode_manifest(_read_member(archive, member, member.size))
-
-
-def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, num_bytes: int) -> bytes:
-    """The content of a plain member of this size; empty for any other."""
-    if not member.isreg() or member.issparse() or member.size != num_bytes:
-        return b""
-    stream = archive.extractfile(member)
-    return stream.read(num_bytes) if stream is not None else b""
+    return decode_manifest(archive.read(member, member.size))

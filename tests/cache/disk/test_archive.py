@@ -192,3 +192,12 @@ def test_an_archive_that_ends_early_gives_what_it_has(archive: Path, other: Disk
     done = import_tree(other, archive)
     assert 0 < done.num_items < 5 and done.num_items + done.num_skipped == 5
     assert done.problems
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_that_would_be_taken_into_memory_are_refused(other: Disk, tmp_path: Path, format: int) -> None:
+    with tarfile.open(tmp_path / "long.tar", "w", format=format) as hostile:
+        hostile.addfile(tarfile.TarInfo("x" * 10_000), io.BytesIO())
+
+    with pytest.raises(DiskError, match="no plain file"):
+        import_tree(other, tmp_path / "long.tar")
