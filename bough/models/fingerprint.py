@@ -10,18 +10,16 @@ that cannot be read or written only means that the weights are read again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bough.config import Settings
 from bough.models.download import hash_file
 from bough.models.files import ModelFiles, reaching, read_json, stamp_of
+from bough.models.notes import read_notes, write_notes
 from bough.models.progress import Progress, SilentProgress
 
 _FORMAT = 1
@@ -95,7 +93,7 @@ def _hash_weights(files: ModelFiles, memo_file: Path, progress: Progress) -> dic
     if unknown:
         new = _read_weights(unknown, files.name, progress)
         memo |= new
-        _write_memo(memo_file, _read_memo(memo_file) | new)  # another process may have written meanwhile
+        write_notes(memo_file, _read_memo(memo_file) | new)  # another process may have written meanwhile
     return {name: memo[str(file)]["sha256"] for name, file in weights.items()}
 
 
@@ -125,29 +123,8 @@ def _hash_telling(file: Path, progress: Progress) -> str:
 
 def _read_memo(file: Path) -> dict[str, dict[str, str]]:
     """Stamps and hashes by path; without those that make no sense."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    entries = found.items() if isinstance(found, dict) else ()
-    return {path: entry for path, entry in entries if _is_entry(entry)}
+    return {path: entry for path, entry in read_notes(file).items() if _is_entry(entry)}
 
 
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("stamp", "sha256"))
-
-
-def _write_memo(file: Path, memo: Mapping[str, Mapping[str, str]]) -> None:
-    """Keep the hashes of files that still exist, for the next start; readable by the user alone."""
-    with contextlib.suppress(OSError):
-        kept = {path: entry for path, entry in memo.items() if Path(path).exists()}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(kept, stream, indent=1)
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(name).replace(file)
-        finally:
-            Path(name).unlink(missing_ok=True)
+def _is_entry(entry: Mapping[str, object]) -> bool:
+    return all(isinstance(entry.get(name), str) for name in ("stamp", "sha256"))

@@ -7,12 +7,8 @@ in the cache folder, with a stamp of the model's files. Calls may come from any 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +21,7 @@ from bough.errors import ModelError, ModelNotFound, RequestError, UnsupportedMod
 from bough.models import ModelFiles, ModelInfo, Store, describe
 from bough.models.files import CONFIG_FILE, reaching, stamp_of
 from bough.models.fingerprint import hash_weights
+from bough.models.notes import read_notes, write_notes
 from bough.models.store import plain_name
 
 log = logging.getLogger(__name__)
@@ -176,7 +173,7 @@ class _InfoMemo:
         """The model described; it is read if that was not done before. Raises ModelError."""
         with self._lock:  # two that ask for the same model do not both read it
             if self._entries is None:
-                self._entries = _read_entries(self._file)
+                self._entries = read_notes(self._file)
             key = str(files.folder)
             with reaching(files.folder):
                 stamp = _stamp(files)
@@ -186,7 +183,7 @@ class _InfoMemo:
                 with reaching(files.folder):
                     info = describe(files, hash_weights(files, self._settings))
                 self._entries[key] = {"stamp": stamp, "info": asdict(info)}
-                _write_entries(self._file, _read_entries(self._file) | {key: self._entries[key]})
+                write_notes(self._file, read_notes(self._file) | {key: self._entries[key]})
             return info
 
 
@@ -200,30 +197,6 @@ def _read_info(plain: Any) -> ModelInfo | None:
     if not isinstance(plain, dict) or set(plain) != {each.name for each in fields(ModelInfo)}:
         return None
     return ModelInfo(**plain | {"capabilities": tuple(map(str, plain["capabilities"]))})
-
-
-def _read_entries(file: Path) -> dict[str, dict[str, Any]]:
-    """What was found out before; nothing if the file cannot be read."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    entries = found.items() if isinstance(found, dict) else ()
-    return {key: entry for key, entry in entries if isinstance(entry, dict)}
-
-
-def _write_entries(file: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Keep what was found out of models that are still there; a cache folder that takes nothing only costs time."""
-    with contextlib.suppress(OSError):
-        kept = {key: entry for key, entry in entries.items() if Path(key).is_dir()}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(kept, stream, indent=1)
-            Path(name).replace(file)
-        finally:
-            Path(name).unlink(missing_ok=True)
 
 
 def _modified(files: ModelFiles) -> datetime:

@@ -6,7 +6,6 @@ belong to, as it would in a chat.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -101,7 +100,6 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
             raise RequestError(f"{field} is not supported: the server keeps no responses; send the whole conversation")
     if body.background:
         raise RequestError("background is not supported: the server keeps no responses")
-    _check_echo(body)
     tools = read_tools(body.tools or [])
     return Ask(
         model=body.model,
@@ -112,15 +110,6 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
         truncates=body.truncation == "auto",
         salt=salt,
     )
-
-
-def _check_echo(body: ResponseRequest) -> None:
-    """Raise RequestError for a field that a response cannot repeat: Python reads infinite numbers, but JSON has none."""
-    for field, value in echo(body).items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError as error:
-            raise RequestError(f"{field} has a number that is not finite") from error
 
 
 def _params_of(body: ResponseRequest) -> SamplingParams:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
@@ -84,6 +85,8 @@ def _clean(value: Any, depth: int) -> Any:
     """The value with valid text only. Raises RequestError if it is too deep."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RequestError("the body has a number that is not finite")
     if depth > MAX_DEPTH:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, list):

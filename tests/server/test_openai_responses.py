@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,20 +87,6 @@ def test_an_item_of_no_use_is_refused_with_its_place(item: Any) -> None:
 def test_what_would_need_a_memory_of_responses_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(field))):
         to_ask(body(**field), "")
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("field", ["metadata", "tools", "text"])
-def test_a_number_that_a_response_could_not_repeat_is_refused(field: str, number: float) -> None:
-    schema = {"type": "number", "maximum": number}
-    values = {
-        "metadata": {"a": [number]},
-        "tools": [{**TOOL, "parameters": schema}],
-        "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
-    }
-
-    with pytest.raises(RequestError, match=f"^{field} has a number that is not finite"):
-        to_ask(body(**{field: values[field]}), "")
 
 
 def test_tools_are_written_as_in_every_other_api() -> None:
