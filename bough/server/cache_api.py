@@ -77,7 +77,8 @@ async def _require_loaded(service: Service, model: str) -> LoadedModel:
 
 async def _figures(service: Service, loaded: LoadedModel, scope: str | None) -> dict[str, Any]:
     if scope is None:
-        return loaded.worker.snapshot()
+        exact = await service.on_engine(loaded, loaded.runner.cache.stats)
+        return {**loaded.worker.snapshot(), **exact}
     tree = await service.on_engine(loaded, lambda: loaded.runner.cache.tree(scope))
     return sum_up(tree.nodes)
 

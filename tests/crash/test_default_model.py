@@ -17,9 +17,9 @@ from tests.crash.model_worker import NUM_CONVERSATIONS, NUM_TOKENS, SETTINGS, co
 from tests.crash.nursery import ROOT
 from tests.crash.recovery import verify
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]  # tests/server/test_kill.py kills a server with this model every time
 
-NUM_KILLS = 4
+NUM_KILLS = 10
 
 
 def kill_one(model: Path, cache: Path, seed: int, delay_s: float) -> set[int]:
@@ -35,7 +35,7 @@ def kill_one(model: Path, cache: Path, seed: int, delay_s: float) -> set[int]:
     return {json.loads(line) for line in lines if line.endswith("\n")}
 
 
-def test_killed_again_and_again_it_answers_as_without_a_cache(smollm2_files: ModelFiles, tmp_path: Path) -> None:
+def test_killed_ten_times_it_answers_as_without_a_cache(smollm2_files: ModelFiles, tmp_path: Path) -> None:
     model, cache, chance = smollm2_files.folder, tmp_path / "cache", random.Random(0)
     flushed: set[int] = set()
     for seed in range(NUM_KILLS):
