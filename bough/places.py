@@ -6,8 +6,10 @@ system bounds nothing.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,3 +119,14 @@ def _lines(file: Path) -> list[str]:
         return file.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):
         return []
+
+
+def give_memory_back() -> bool:
+    """Let the C library return what it holds of freed memory to the system; False where it has no such call.
+
+    Pages of all sizes come and go, and after some hours of that a process would hold a fifth more than it uses.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+    return trim is not None

@@ -37,12 +37,14 @@ from bough.handle import CacheHandle
 from bough.models.files import ModelFiles
 from bough.models.progress import Progress
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.places import give_memory_back
 from bough.prompts import Encoded, Prompts
 from bough.tiers import open_tiers
 from bough.turns import Turns
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 
 _FEWEST_LANES = 4
+_TRIM_EVERY_S = 60.0
 _LANE_TOKENS = 4_096  # a lane that is meant to be useful holds so many
 
 _SAMPLING = {each.name for each in fields(SamplingParams)}
@@ -138,6 +140,7 @@ class Runner:
         self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
         self._chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
         self._worker: Worker | None = None
+        self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
         self._running: set[Generator[Chunk | Completion, None, None]] = set()
         self._is_closed = False
 
@@ -307,9 +310,16 @@ class Runner:
             self._turns,
             limits or Limits(),
             take_stats=lambda: {**self.prefix_cache.stats(), **(verifier.stats() if verifier else {})},
-            on_idle=self.prefix_cache.expire,
+            on_idle=self._tidy,
         )
         return self._worker
+
+    def _tidy(self) -> None:
+        """What an idle engine's thread does: let go of what has expired, and once in a while of memory that is not used."""
+        self.prefix_cache.expire()
+        if time.monotonic() >= self._trim_at_s:
+            self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
+            give_memory_back()
 
     @contextmanager
     def remembering(self, reuse: Reuse) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,14 @@ import pytest
 
 from bough import places
 from bough.errors import SettingsError
-from bough.places import HostMemory, default_disk_bytes, default_host_bytes, free_disk_bytes, read_host_memory
+from bough.places import (
+    HostMemory,
+    default_disk_bytes,
+    default_host_bytes,
+    free_disk_bytes,
+    give_memory_back,
+    read_host_memory,
+)
 
 KIB, GIB = 2**10, 2**30
 
@@ -125,3 +133,8 @@ def test_a_file_system_that_does_not_answer_is_named(tmp_path, monkeypatch):
 
     with pytest.raises(SettingsError, match=f"{tmp_path}.*Input/output error"):
         free_disk_bytes(tmp_path)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
+def test_memory_that_is_not_used_is_given_back() -> None:
+    assert give_memory_back()
