@@ -4,10 +4,12 @@
     ├── SettingsError            a setting that cannot be read or makes no sense
     ├── RequestError             the request cannot be served as it stands; nothing was changed
     │   ├── PromptTooLong        more tokens than the model's context
-    │   └── DoesNotFit           more memory than the budget can ever give, or can give now
+    │   ├── DoesNotFit           more memory than the budget can ever give, or can give now
+    │   └── TooLarge             more bytes than may be sent
     ├── Unavailable              this cannot be done now; the same request may do well later
     │   ├── LanesBusy            every lane serves another request; try again when one ends
     │   ├── QueueFull            as many requests wait as may wait
+    │   ├── NoRoom               a model cannot be loaded beside those that are in use
     │   ├── ShuttingDown         the server ends, and takes nothing new
     │   ├── TimedOut             a request took longer than it may
     │   ├── EngineStuck          one step of the engine takes longer than any may
@@ -66,6 +68,15 @@ class DoesNotFit(RequestError):
         return self.needed_bytes <= self.budget_bytes
 
 
+class TooLarge(RequestError):
+    """More was sent than may be."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"the body has {size_bytes:,} bytes or more, and may have {limit_bytes:,}")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
 class Unavailable(BoughError):
     """This cannot be done now; the same request may do well after `retry_after_s`."""
 
@@ -86,6 +97,12 @@ class QueueFull(Unavailable):
     def __init__(self, num_waiting: int) -> None:
         super().__init__(f"{num_waiting} requests are waiting already, and no more may wait; try again soon")
         self.num_waiting = num_waiting
+
+
+class NoRoom(Unavailable):
+    """A model cannot be loaded beside those that are in use."""
+
+    retry_after_s = 5.0
 
 
 class ShuttingDown(Unavailable):

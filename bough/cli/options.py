@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import fields
+from typing import Annotated, Any
 
 import typer
+
+from bough.config import Settings
+
+_SETTING_OF_FLAG = {
+    "memory": "device_bytes",
+    "host_memory": "host_bytes",
+    "disk": "disk_bytes",
+    "disk_free": "disk_free_bytes",
+    "disk_ttl": "disk_ttl_s",
+    "keep_alive": "keep_alive_s",
+    "request_timeout": "request_timeout_s",
+    "watchdog": "watchdog_s",
+    "stop_after": "stop_s",
+    "max_body": "max_body_bytes",
+    "max_import": "max_import_bytes",
+}
+_SETTINGS_NAMES = {each.name for each in fields(Settings)}
 
 _SETTINGS = "Settings (also BOUGH_* variables and bough.toml)"
 
@@ -95,3 +113,9 @@ LogJson = Annotated[
 
 Url = Annotated[str | None, typer.Option("--url", help="The server; not given: that of the settings host and port.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def settings_of(ctx: typer.Context) -> dict[str, Any]:
+    """The settings among the flags of a command, by their own names; those that were not given are None."""
+    named = {_SETTING_OF_FLAG.get(flag, flag): value for flag, value in ctx.params.items()}
+    return {name: value for name, value in named.items() if name in _SETTINGS_NAMES}

@@ -38,6 +38,7 @@ class Manner:
 
 
 def run(
+    ctx: typer.Context,
     first: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help="A name, a folder or a GGUF file; not given: the default model."),
@@ -98,21 +99,8 @@ def run(
     asked = read_words([word for word in (first, *(rest or ())) if word], model, sys.stdin)
     _check_usage(asked, manner)
     screen, started_s = Screen(), time.perf_counter()
-    settings = {
-        "context": context,
-        "threads": threads,
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "device_bytes": memory,
-        "host_bytes": host_memory,
-        "disk_bytes": disk,
-        "disk_free_bytes": disk_free,
-        "disk_ttl_s": disk_ttl,
-        "salt_share": salt_share,
-        "cache": cache,
-        "trust_remote_code": trust_remote_code,
-    }
+    settings = options.settings_of(ctx)
+    del settings["model"]  # the words may have named it, too
     with _load(asked, settings, screen) as runner:
         load_s = time.perf_counter() - started_s
         _require_template(runner, manner)

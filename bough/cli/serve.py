@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated
 
@@ -19,6 +18,7 @@ _EXTRAS = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
 
 
 def serve(
+    ctx: typer.Context,
     model: Annotated[str | None, typer.Option("--model", "-m", help="The model to load at the start.")] = None,
     host: options.Host = None,
     port: options.Port = None,
@@ -53,65 +53,26 @@ def serve(
     trust_remote_code: options.TrustRemoteCode = None,
 ) -> None:
     """Serve models over HTTP, by the APIs of Ollama, OpenAI and Anthropic, until Ctrl-C."""
-    given = {
-        "model": model,
-        "host": host,
-        "port": port,
-        "keys_file": keys_file,
-        "origins": origins,
-        "allowed_hosts": allowed_hosts,
-        "keep_alive_s": keep_alive,
-        "max_models": max_models,
-        "queue": queue,
-        "request_timeout_s": request_timeout,
-        "watchdog_s": watchdog,
-        "stop_s": stop_after,
-        "max_body_bytes": max_body,
-        "max_import_bytes": max_import,
-        "rate_limit": rate_limit,
-        "verify_cache": verify_cache,
-        "sort_tools": sort_tools,
-        "log_json": log_json,
-        "lanes": lanes,
-        "context": context,
-        "threads": threads,
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "device_bytes": memory,
-        "host_bytes": host_memory,
-        "disk_bytes": disk,
-        "disk_free_bytes": disk_free,
-        "disk_ttl_s": disk_ttl,
-        "salt_share": salt_share,
-        "cache": cache,
-        "trust_remote_code": trust_remote_code,
-    }
-    run_server(load_settings(given), Screen())
+    run_server(load_settings(options.settings_of(ctx)), Screen())
 
 
 def run_server(settings: Settings, screen: Screen) -> None:
     """Serve until a signal comes. Raises BoughError if that cannot begin."""
     _require_extras()
-    from bough.server.app import make_app
-    from bough.server.catalog import Catalog
+    from bough.server.app import make_app, make_service
     from bough.server.listening import bind, host, is_loopback, url_of
-    from bough.server.loaded import LoadedModels
     from bough.server.logs import set_up_logs
-    from bough.server.service import Service
 
     with bind(settings.host, settings.port) as bound:
         with work.shown(screen.notes, stays=False) as progress:
             files = find_model(settings.model, settings, progress)
         set_up_logs(as_json=settings.log_json)
-        settings = replace(settings, model=files.name)  # the name that clients know it by
-        catalog = Catalog(settings, files)
-        service = Service(settings, LoadedModels(settings, catalog), catalog)
+        service = make_service(settings, files)
         url = url_of(bound)
         if not is_loopback(bound) and settings.keys_file is None:
             screen.note(f"warning: whoever reaches {url} can use this server; --keys-file lets in only who has a key")
-        ready = f"bough {version('bough')} serves {settings.model} at {url} ({_APIS}); Ctrl-C ends"
-        host(make_app(settings, service), settings, service, bound, lambda: screen.note(ready))
+        ready = f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends"
+        host(make_app(service.settings, service), service.settings, service, bound, lambda: screen.note(ready))
 
 
 def _require_extras() -> None:

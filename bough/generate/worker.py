@@ -98,7 +98,8 @@ class Worker:
     @property
     def num_waiting(self) -> int:
         """Requests that have no lane yet."""
-        return len(self._inbox) + len(self.scheduler.waiting)
+        handed = sum(isinstance(each, Job) for each in tuple(self._inbox))  # copied at once: others change it
+        return handed + len(self.scheduler.waiting)
 
     @property
     def num_running(self) -> int:

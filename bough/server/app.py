@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from bough.config import Settings
-from bough.runner import find_model
+from bough.models import ModelFiles
 from bough.server import (
     anthropic,
     cache_api,
@@ -60,12 +61,8 @@ _SHAPES: dict[Api, Shape] = {
 }
 
 
-def make_app(settings: Settings, service: Service | None = None) -> FastAPI:
-    """The application over a service; without one, over a service of the model that the settings name.
-
-    The service is closed when the application ends: its models are unloaded, their trees saved.
-    """
-    service = service or make_service(settings)
+def make_app(settings: Settings, service: Service) -> FastAPI:
+    """The application over a service, which is closed with it: its models are unloaded, their trees saved."""
     app = FastAPI(title="Bough", version=version("bough"), lifespan=_lifespan)
     app.state.service = service
     app.state.seeing = service.seeing
@@ -80,9 +77,10 @@ def make_app(settings: Settings, service: Service | None = None) -> FastAPI:
     return app
 
 
-def make_service(settings: Settings) -> Service:
-    """A service of the model that the settings name."""
-    catalog = Catalog(settings, find_model(settings.model, settings))
+def make_service(settings: Settings, files: ModelFiles) -> Service:
+    """A service that begins with this model, under the name by which clients know it."""
+    settings = replace(settings, model=files.name)
+    catalog = Catalog(settings, files)
     return Service(settings, LoadedModels(settings, catalog), catalog)
 
 

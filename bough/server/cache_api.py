@@ -21,7 +21,7 @@ from pydantic import Field
 from bough.cache.disk import DiskError, Imported
 from bough.cache.view import NodeView, TreeView
 from bough.config import Settings
-from bough.errors import RequestError, Unavailable
+from bough.errors import RequestError, TooLarge, Unavailable
 from bough.places import free_disk_bytes
 from bough.server.ask import Ask, ToolChoice
 from bough.server.faults import Fault
@@ -30,7 +30,7 @@ from bough.server.ollama_wire import ChatMessage, Tool, shape
 from bough.server.service import Service
 from bough.server.streaming import unless_gone
 from bough.server.tools import prepare
-from bough.server.transfers import SentOnce, TooLarge, make_file, spool, temporary_file
+from bough.server.transfers import SentOnce, make_file, spool, temporary_file
 from bough.server.wire import SaltOf, ServiceOf, Wire, answer_fault, route_class
 from bough.types import Prompt
 

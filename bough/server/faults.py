@@ -15,6 +15,7 @@ from bough.errors import (
     RateLimited,
     RequestError,
     SettingsError,
+    TooLarge,
     Unavailable,
     UnsupportedModel,
 )
@@ -23,6 +24,7 @@ CLIENT_GONE = 499
 """The status of a request whose client hung up: nobody sees it but the log."""
 
 _STATUSES: tuple[tuple[type[BoughError], int], ...] = (
+    (TooLarge, 413),
     (RequestError, 400),
     (SettingsError, 400),
     (ModelNotFound, 404),

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from bough.config import Settings
-from bough.errors import ShuttingDown, Unavailable
+from bough.errors import NoRoom, ShuttingDown
 from bough.generate.worker import Limits, Worker
 from bough.models import ModelFiles
 from bough.places import HostMemory, read_host_memory
@@ -40,12 +40,6 @@ _LONGEST_S = 100 * 365 * 86_400.0  # what stays longer stays for ever
 _WORDS_OF_SHORT_MEMORY = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
 _HALF_TYPES = ("bfloat16", "float16")
 _STUCK_S = 30.0  # so often a model that is stuck is looked at again
-
-
-class NoRoom(Unavailable):
-    """A model cannot be loaded beside those that are in use."""
-
-    retry_after_s = 5.0
 
 
 @dataclass(frozen=True)

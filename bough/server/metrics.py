@@ -19,7 +19,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from bough.server.record import RequestRecord
-from bough.server.trace import note_record
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
@@ -91,8 +90,7 @@ class Seeing:
         self._requests.labels(api, model, str(status)).inc()
 
     def request_done(self, record: RequestRecord) -> None:
-        """A model has answered, or failed to. Call it from the task that serves the request: its log line tells it, too."""
-        note_record(record)
+        """A model has answered, or failed to."""
         if record.usage is None:
             return
         model, usage = record.model, record.usage

@@ -183,7 +183,7 @@ def _facts_of(loaded: LoadedModel) -> ModelFacts:
 def _make_jobs(
     ask: Ask, loaded: LoadedModel, prepared: Prepared, ears: Sequence[Ear], is_cancelled: Callable[[], bool]
 ) -> list[Job]:
-    """A request for each choice; all have one seed."""
+    """A request for each choice; a seed that was asked for gives each its own text, by its number."""
     jobs = []
     for choice, ear in enumerate(ears):
         generation = loaded.runner.prepare(

@@ -13,18 +13,9 @@ from pathlib import Path
 from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
-from bough.errors import BoughError
+from bough.errors import TooLarge
 
 _STALE_S = 86_400.0
-
-
-class TooLarge(BoughError):
-    """More came than may come."""
-
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"the body has {size:,} bytes or more, and may have {limit:,}")
-        self.size = size
-        self.limit = limit
 
 
 def make_file(folder: Path) -> Path:

@@ -13,19 +13,13 @@ import pytest
 from bough.cli.client import find_url
 from bough.cli.ps import ahead
 from bough.config import Settings
-from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.models.web_server import Site, serving
-from tests.server.servers import Server, find_port, running
-from tests.tiny_models import make_folder
+from tests.server.servers import Server, find_port, make_chat_folder, running
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served") / "tiny"
-    tokenizer = byte_level(CHATML)
-    make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=2048)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_chat_folder(tmp_path_factory.mktemp("served") / "tiny")
 
 
 @pytest.fixture(scope="module")

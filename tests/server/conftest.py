@@ -7,12 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from bough.models import ModelFiles
-from tests.models.tiny_tokenizer import CHATML, byte_level
-from tests.server.servers import Server, StartServer, running
-from tests.tiny_models import make_folder
+from tests.server.servers import Server, StartServer, make_chat_folder, running
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +24,7 @@ def server(smollm2_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with a tokenizer and a chat template, in a folder of its own: it is loaded within a second."""
-    folder = tmp_path_factory.mktemp("tiny_model") / "tiny"
-    tokenizer = byte_level(CHATML)
-    make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=2048)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_chat_folder(tmp_path_factory.mktemp("tiny_model") / "tiny")
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +42,10 @@ def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             return started[key]
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, for the default model."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=120) as made:
+        yield made

@@ -16,6 +16,9 @@ from typing import Any
 
 import httpx
 
+from tests.models.tiny_tokenizer import CHATML, byte_level
+from tests.tiny_models import make_folder
+
 START_S = 200  # loading and the check of the model, and on a busy machine the imports before them
 STOP_S = 30
 DISK_BYTES = 4 * 2**30
@@ -96,3 +99,11 @@ def stop(server: Server) -> None:
     except subprocess.TimeoutExpired:
         raise AssertionError(f"the server still ran {STOP_S} s after SIGTERM:\n{server.log[-4000:]}") from None
     assert code == 0, f"the server ended with {code}:\n{server.log[-4000:]}"
+
+
+def make_chat_folder(folder: Path) -> Path:
+    """A random model with a tokenizer and a chat template: it is loaded within a second."""
+    tokenizer = byte_level(CHATML)
+    make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=2048)
+    tokenizer.save_pretrained(folder)
+    return folder

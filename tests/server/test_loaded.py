@@ -5,89 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bough.config import Settings
-from bough.errors import EngineError, ModelNotFound, ShuttingDown, UnsupportedModel
-from bough.models import ModelFiles
-from bough.places import HostMemory
+from bough.errors import EngineError, ModelNotFound, NoRoom, ShuttingDown, UnsupportedModel
 from bough.server.catalog import Catalog
-from bough.server.loaded import LoadedModels, NoRoom, StartedModel
+from bough.server.loaded import LoadedModels
+from tests.server.fake_models import MODEL_BYTES, World
 from tests.tiny_models import make_folder
-
-MODEL_BYTES = 1_000
-
-
-class FakeCatalog:
-    """Three models of the same size."""
-
-    def __init__(self, folder: Path) -> None:
-        self._models = {name: ModelFiles(name, folder / name) for name in "abc"}
-        for files in self._models.values():
-            files.folder.mkdir()
-            (files.folder / "config.json").write_text("{}")
-            (files.folder / "model.safetensors").write_bytes(bytes(MODEL_BYTES))
-
-    def files(self, name: str) -> ModelFiles:
-        if name not in self._models:
-            raise ModelNotFound(f"model '{name}' not found")
-        return self._models[name]
-
-    def find(self, name: str) -> Any:
-        return SimpleNamespace(name=name)
-
-
-class World:
-    """Loaded models over fakes: a clock that is set by hand, memory that runs out, and a note of what was started."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
-        self.started: list[str] = []
-        self.stopped: list[str] = []
-        self.errors: dict[str, list[BaseException]] = {}
-        self.may_start: dict[str, Event] = {}
-        self.available_bytes = 10**9
-        self.models = LoadedModels(
-            Settings(data_folder=folder, cache_folder=folder, **settings),
-            FakeCatalog(folder),  # type: ignore[arg-type]
-            start=self._start,
-            clock=lambda: self.now,
-            read_memory=lambda: HostMemory(10**9, self.available_bytes),
-        )
-
-    def _start(self, files: ModelFiles, settings: Settings) -> StartedModel:
-        self.started.append(files.name)
-        if files.name in self.may_start:
-            assert self.may_start[files.name].wait(30)
-        if self.errors.get(files.name):
-            raise self.errors[files.name].pop(0)
-        runner: Any = SimpleNamespace(
-            engine=SimpleNamespace(describe=lambda: {"device": "cpu"}), close=lambda: self._stop(files.name)
-        )
-        worker: Any = SimpleNamespace(close=lambda: None, is_stuck=False)
-        return StartedModel(runner, worker)
-
-    def _stop(self, name: str) -> None:
-        self.stopped.append(name)
-        self.available_bytes += MODEL_BYTES
-
-    async def use(self, name: str, keep_alive_s: float | None = None) -> None:
-        async with self.models.using(name, keep_alive_s):
-            pass
-
-    async def pass_time(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-        await self.models.unload_expired()
-
-    @property
-    def names(self) -> list[str]:
-        return [each.name for each in self.models.list()]
 
 
 @pytest.fixture

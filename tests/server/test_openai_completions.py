@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -59,12 +58,6 @@ def test_every_token_of_a_character_begins_where_the_character_does() -> None:
     written = LogprobList(tokenizer).write([TokenLogprob(each, "?", -0.5) for each in ids])
 
     assert written["text_offset"] == [0, 0, 1, 2, 2]
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=120) as made:
-        yield made
 
 
 @pytest.fixture
