@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from bough.cache.disk import Disk
+from bough.cache.disk import Disk, DiskError
 from bough.cache.disk.archive import Exported, Imported, export_tree, import_tree
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.upkeep import change_disk, forget, keep
@@ -73,10 +73,11 @@ class CacheHandle:
             return self._cache.flush()
 
     def export_file(self, file: Path, salt: str = "") -> Exported:
-        """Write what one salt has on disk into one file. Raises RequestError if nothing is kept on disk."""
+        """Write what one salt has into one file. Raises RequestError if nothing is kept on disk, DiskError if it fails."""
         with self._turns:
             disk = self._require_disk()
-            self._cache.flush()
+            if not self._cache.flush():
+                raise DiskError("not everything in memory could be saved: the archive would lack it")
             return export_tree(disk, file, salt)
 
     def import_file(self, file: Path, salt: str = "") -> Imported:

@@ -228,9 +228,12 @@ async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> 
     async with _using(service, body.model) as loaded:
         prefix, cache = to_prefix(body, loaded), loaded.runner.cache
         found = await service.on_engine(loaded, lambda: cache.pin(prefix.prompt, kept, salt=salt, **prefix.options))
+        is_kept = await service.on_engine(loaded, lambda: cache.is_kept(prefix.prompt, salt=salt, **prefix.options))
+    known = f"{found.matched_tokens} of the {found.prompt_tokens} tokens are known"
     if found.matched_tokens < found.prompt_tokens:
-        text = f"{found.matched_tokens} of the {found.prompt_tokens} tokens are known: warm the prefix first"
-        return answer_fault(Fault(409, text), shape)
+        return answer_fault(Fault(409, f"{known}: warm the prefix first"), shape)
+    if is_kept is not kept:
+        return answer_fault(Fault(409, f"{known}, and cannot be gone on from at their end: warm the prefix first"), shape)
     return JSONResponse({"model": loaded.name, "kept": kept, **asdict(found)})
 
 
@@ -256,6 +259,9 @@ async def export(service: ServiceOf, salt: SaltOf, model: ModelName = None) -> R
             raise Unavailable(f"there is no place for the archive: {error.strerror or error}") from error
         try:
             await service.on_engine(loaded, lambda: loaded.runner.cache.export_file(file, salt))
+        except DiskError as error:
+            file.unlink(missing_ok=True)
+            raise Unavailable(str(error).replace(str(file), "the archive")) from error
         except BaseException:
             file.unlink(missing_ok=True)
             raise

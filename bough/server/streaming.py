@@ -89,17 +89,18 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_until_gone(request))
+    is_taken = False
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+        is_taken = task.done()
+        if is_taken:
             return task.result()
         raise ClientGone
     finally:
-        was_done = task.done()
         for each in (task, gone):
             each.cancel()
         outcome, _ = await asyncio.gather(task, gone, return_exceptions=True)
-        if isinstance(outcome, Answer) and not was_done:
+        if isinstance(outcome, Answer) and not is_taken:
             outcome.close()
 
 
