@@ -19,6 +19,7 @@ import platformdirs
 from bough.errors import SettingsError
 
 DEFAULT_MODEL = "smollm2"
+ENGINES = ("torch", "mlx")
 _UNITS = {
     "": 1,
     "b": 1,
@@ -77,8 +78,8 @@ class Settings:
     """
 
     model: str = DEFAULT_MODEL
-    engine: str = "auto"  # auto, torch
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    engine: str = "auto"  # auto, torch, mlx
+    device: str = "auto"  # auto, cpu; with torch cuda, cuda:1, mps; with mlx gpu
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     attention: str = "auto"  # auto, bough, or a name that transformers knows
     threads: int = 0  # 0: what the engine chooses
@@ -134,8 +135,8 @@ class Settings:
             raise SettingsError(f"salt_share is {self.salt_share}, and must be above 0 and at most 1")
         if not 0 <= self.verify_cache <= 1:
             raise SettingsError(f"verify_cache is {self.verify_cache}, and must be at least 0 and at most 1")
-        if self.engine not in ("auto", "torch"):
-            raise SettingsError(f"engine is {self.engine!r}, and must be auto or torch")
+        if self.engine not in ("auto", *ENGINES):
+            raise SettingsError(f"engine is {self.engine!r}, and must be auto, {' or '.join(ENGINES)}")
 
     @property
     def models_folder(self) -> Path:

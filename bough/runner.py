@@ -23,6 +23,7 @@ from bough.cache.restore import restore
 from bough.cache.session import Reuse
 from bough.config import Settings, let_threads_sleep, load_settings
 from bough.engine import Engine
+from bough.engine_choice import choose_engine, install_command
 from bough.errors import ModelNotFound, RequestError, UnsupportedModel
 from bough.generate.chunk_size import ChunkSize
 from bough.generate.constraints import ConstraintFactory
@@ -78,30 +79,55 @@ def find_model(name: str, settings: Settings, progress: Progress | None = None) 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
     """The engine that the settings ask for, with the model loaded."""
-    let_threads_sleep()
-    try:
-        from bough.torch_engine import TorchEngine
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UnsupportedModel("no engine is installed: pip install 'bough[torch]'") from error
+    load_engine = _find_loader(choose_engine(settings))
     if progress is None:
-        return TorchEngine.load(files.folder, settings)
+        return load_engine(files.folder, settings)
     try:
-        return TorchEngine.load(files.folder, settings, lambda text: progress.start(text, None))
+        return load_engine(files.folder, settings, lambda text: progress.start(text, None))
     finally:
         progress.finish()
 
 
+def _find_loader(engine: str) -> Callable[..., Engine]:
+    """What makes an engine of that name from a folder and settings."""
+    if engine == "mlx":
+        with _importing(engine):
+            from bough.mlx_engine import MlxEngine
+        return MlxEngine.load
+    with _importing(engine):
+        from bough.torch_engine import TorchEngine
+    return TorchEngine.load
+
+
+@contextmanager
+def _importing(engine: str) -> Iterator[None]:
+    """Where an engine is imported: one whose packages are there, but not whole, is told apart from a mistake of ours."""
+    let_threads_sleep()
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("bough"):
+            raise
+        raise UnsupportedModel(f"the engine {engine} cannot be used: {error}; {install_command(engine)}") from error
+
+
 def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
     """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
-    let_threads_sleep()
-    from bough.torch_engine import TorchEngine
-    from bough.torch_engine.random_model import make_random_model
-
     chosen = load_settings(settings)
-    engine = TorchEngine(make_random_model(config, chosen), chosen)
+    engine = _make_random_engine(choose_engine(chosen), config, chosen)
     return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
+
+
+def _make_random_engine(engine: str, config: dict[str, Any], settings: Settings) -> Engine:
+    if engine == "mlx":
+        with _importing(engine):
+            from bough.mlx_engine import MlxEngine
+            from bough.mlx_engine.random_model import make_random_model as make_mlx_model
+        return MlxEngine(make_mlx_model(config, settings), settings)
+    with _importing(engine):
+        from bough.torch_engine import TorchEngine
+        from bough.torch_engine.random_model import make_random_model as make_torch_model
+    return TorchEngine(make_torch_model(config, settings), settings)
 
 
 class _Vocabulary:

@@ -80,6 +80,12 @@ def test_the_trees_on_disk_lie_in_the_cache_folder(tmp_path: Path) -> None:
     assert Settings(cache_folder=tmp_path).trees_folder == tmp_path / "trees"
 
 
+@pytest.mark.parametrize("engine", ["auto", "torch", "mlx"])
+def test_the_engine_is_one_of_three(engine: str, file: Path) -> None:
+    assert load_settings({}, {"BOUGH_ENGINE": engine}, file).engine == engine
+    assert load_settings({"engine": engine}, {"BOUGH_ENGINE": "torch"}, file).engine == engine
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

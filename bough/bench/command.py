@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+Engine = Annotated[str | None, typer.Option(help="auto, torch or mlx.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="The model to run; the default one if not given.")]
 
 
@@ -38,7 +39,8 @@ def switch(
     message_words: Annotated[int, typer.Option(min=1)] = 40,
     reply_tokens: Annotated[int, typer.Option(min=1)] = 16,
     threads: Annotated[int | None, typer.Option(help="Threads of the engine.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    engine: Engine = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps; gpu with mlx.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for lanes and pages, such as 2GB, or auto.")] = None,
     host_memory: Annotated[str | None, typer.Option(help="Budget for pages that leave a GPU, auto, or 0.")] = None,
@@ -58,7 +60,7 @@ def switch(
     if warning := load_warning():
         console.print(f"[yellow]{warning}[/yellow]")
     settings: dict[str, Any] = {"device_bytes": memory, "host_bytes": host_memory, "disk_bytes": disk}
-    with load(model, threads=threads, device=device, dtype=dtype, **settings) as runner:
+    with load(model, engine=engine, threads=threads, device=device, dtype=dtype, **settings) as runner:
         runner.generate(list(range(3, 35)), max_tokens=2)  # the first forward pass of a process is slow
         results = {}
         with make_progress(console) as progress:
@@ -115,7 +117,8 @@ def restore(
     model: Model = None,
     shape: Annotated[str | None, typer.Option(help="Random weights instead of a model: llama-8b or tiny.")] = None,
     tokens: Annotated[int, typer.Option(min=16)] = 8192,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    engine: Engine = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps; gpu with mlx.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -127,9 +130,9 @@ def restore(
     with (
         console.status("measuring"),
         (
-            load_shape(_shape(shape), device=device, dtype=dtype)
+            load_shape(_shape(shape), engine=engine, device=device, dtype=dtype)
             if shape
-            else load(model, device=device, dtype=dtype, disk_bytes=0)
+            else load(model, engine=engine, device=device, dtype=dtype, disk_bytes=0)
         ) as runner,
     ):
         figures = measure_restore(runner, tokens)
@@ -231,6 +234,7 @@ def lanes(
     counts: Annotated[str, typer.Option("--lanes", help="How many at once, separated by commas.")] = "1,2,4,8",
     context: Annotated[int, typer.Option(min=16, help="Tokens of each conversation.")] = 500,
     steps: Annotated[int, typer.Option(min=4)] = 24,
+    engine: Engine = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the engine.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -243,7 +247,7 @@ def lanes(
     wanted = _numbers(counts)
     if warning := load_warning():
         console.print(f"[yellow]{warning}[/yellow]")
-    settings: dict[str, Any] = {"lanes": max(wanted), "threads": threads}
+    settings: dict[str, Any] = {"engine": engine, "lanes": max(wanted), "threads": threads}
     with (
         console.status("measuring"),
         load_shape(_shape(shape), **settings) if shape else load(model, disk_bytes=0, **settings) as runner,

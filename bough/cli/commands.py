@@ -14,6 +14,8 @@ from bough.errors import RequestError
 if TYPE_CHECKING:
     from bough.cli.chat import Chat
 
+_ENGINE_FACTS = ("engine", "device", "dtype", "attention")
+
 
 @dataclass(frozen=True)
 class Command:
@@ -59,7 +61,7 @@ def _show(chat: Chat, rest: str) -> None:
     runner, stats = chat.runner, chat.runner.cache.stats()
     facts = {
         "model": runner.files.name if runner.files else "",
-        **{name: value for name, value in runner.engine.describe().items() if name in ("device", "dtype", "attention")},
+        **{name: value for name, value in runner.engine.describe().items() if name in _ENGINE_FACTS},
         "context": f"{runner.engine.context_tokens:,} tokens",
         "tree": f"{stats['nodes']:,} nodes, {stats['tokens']:,} tokens, {memory(stats['tree_bytes'])}",
         "memory": f"{memory(stats['used_bytes'])} of {memory(stats['budget_bytes'])}",

@@ -30,7 +30,11 @@ Context = Annotated[
     int | None, typer.Option(help="Tokens a conversation may have; 0: what the model allows.", rich_help_panel=_SETTINGS)
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; 0: the engine chooses.", rich_help_panel=_SETTINGS)]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS)]
+Engine = Annotated[str | None, typer.Option(help="auto, torch or mlx.", rich_help_panel=_SETTINGS)]
+Device = Annotated[
+    str | None,
+    typer.Option(help="auto or cpu; with torch cuda, cuda:1 or mps; with mlx gpu.", rich_help_panel=_SETTINGS),
+]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_SETTINGS)]
 Attention = Annotated[
     str | None, typer.Option(help="auto, bough, or a name that transformers knows.", rich_help_panel=_SETTINGS)

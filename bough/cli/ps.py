@@ -14,7 +14,7 @@ from bough.cli.columns import align, memory
 from bough.cli.screen import Screen
 from bough.config import load_settings
 
-_HEADER = ("NAME", "SIZE", "DEVICE", "CONTEXT", "LANES", "TREE", "UNTIL")
+_HEADER = ("NAME", "SIZE", "ENGINE", "DEVICE", "CONTEXT", "LANES", "TREE", "UNTIL")
 _FOR_EVER_YEARS = 100
 
 
@@ -45,6 +45,7 @@ def _facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": model["name"],
         "size_bytes": model["size"],
+        "engine": model["engine"],
         "device": "GPU" if model["size_vram"] else "CPU",
         "context_tokens": model["context_length"],
         "lanes": tree.get("lanes"),
@@ -62,7 +63,8 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
     tree = "" if tokens is None else f"{tokens:,} tokens, {memory(facts['tree_bytes'])}"
     until = "for ever" if facts["until"] is None else ahead(datetime.fromisoformat(facts["until"]))
     size = filesize.decimal(facts["size_bytes"])
-    return (facts["name"], size, facts["device"], f"{facts['context_tokens']:,}", lanes, tree, until)
+    context = f"{facts['context_tokens']:,}"
+    return (facts["name"], size, facts["engine"], facts["device"], context, lanes, tree, until)
 
 
 def ahead(moment: datetime, now: datetime | None = None) -> str:

@@ -71,6 +71,7 @@ def run(
     ] = None,
     context: options.Context = None,
     threads: options.Threads = None,
+    engine: options.Engine = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     attention: options.Attention = None,
@@ -169,7 +170,8 @@ def _prompt(text: str, manner: Manner) -> Prompt:
 def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None:
     about = runner.engine.describe()
     name = runner.files.name if runner.files else about.get("model", "")
-    screen.note(f"{name} on {about.get('device', 'unknown')} · /help lists what you can say, /bye leaves")
+    place = f"{about['engine']} ({about.get('device', 'unknown')})"
+    screen.note(f"{name} on {place} · /help lists what you can say, /bye leaves")
     chat = Chat(
         runner,
         lambda: read_message(input),

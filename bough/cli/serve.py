@@ -40,6 +40,7 @@ def serve(
     lanes: options.Lanes = None,
     context: options.Context = None,
     threads: options.Threads = None,
+    engine: options.Engine = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     attention: options.Attention = None,
@@ -84,4 +85,4 @@ def _require_extras() -> None:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        raise BoughError(f"{error.name} is not installed: pip install 'bough[server,torch]'") from error
+        raise BoughError(f"{error.name} is not installed: pip install 'bough[server]'") from error

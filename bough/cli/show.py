@@ -21,11 +21,13 @@ from bough.runner import make_engine
 
 
 def show(
+    ctx: typer.Context,
     model: Annotated[str | None, typer.Argument(help="A name, a folder or a GGUF file; none: the default model.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Load the model and tell what the engine's self-check found.")
     ] = True,
+    engine: options.Engine = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     attention: options.Attention = None,
@@ -33,17 +35,15 @@ def show(
 ) -> None:
     """Tell what a model is and what the engine can do right with it."""
     screen = Screen()
-    settings = load_settings(
-        {"device": device, "dtype": dtype, "attention": attention, "trust_remote_code": trust_remote_code}
-    )
+    settings = load_settings(options.settings_of(ctx))
     with work.shown(screen.notes, stays=False) as progress:
-        files = models.resolve(model or settings.model, settings, progress)
+        files = models.resolve(settings.model, settings, progress)
         progress.start("reading the model's files", None)
         info = models.describe(files)
         progress.finish()
     if as_json:
-        engine = {"engine": _check(files, settings, screen)} if check else {}
-        return screen.write_line(json.dumps(asdict(info) | engine, indent=2))
+        found = {"engine": _check(files, settings, screen)} if check else {}
+        return screen.write_line(json.dumps(asdict(info) | found, indent=2))
     _write_info(screen, info)
     if check:
         _write_engine(screen, _check(files, settings, screen))

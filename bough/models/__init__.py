@@ -1,5 +1,7 @@
 """Models: from a name to local files, and from messages to token ids with the boundaries between them."""
 
+import logging
+
 from bough.models.files import ModelFiles
 from bough.models.info import ModelInfo, describe
 from bough.models.progress import Progress, SilentProgress
@@ -7,6 +9,9 @@ from bough.models.resolve import can_pull, pull, resolve
 from bough.models.store import Store
 from bough.models.template import Rendered
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+
+# transformers is here for tokenizers and configurations: that it finds no torch concerns nobody with another engine
+logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
 __all__ = [
     "ModelFiles",

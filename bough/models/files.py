@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from typing import Any
 from bough.errors import ModelError, UnsupportedModel
 
 CONFIG_FILE = "config.json"
+GGUF_FILE = "model.gguf"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
 
 
 @dataclass(frozen=True)
 class ModelFiles:
     """A folder with `config.json`, safetensors weights and, mostly, a tokenizer. The files are never changed.
+
+    In place of safetensors there may be one GGUF file, for an engine that reads those.
 
     What follows `folder` is known only of models that Bough fetched or converted: `source` says where from, `sha256` is
     that of the file it was made of (of a hub model: the commit), `quantization` how that file held the weights, `stamp`
@@ -41,8 +45,13 @@ class ModelFiles:
 
     @property
     def weights(self) -> list[Path]:
-        """The safetensors files, by name."""
-        return sorted(self.folder.glob("*.safetensors"))
+        """The safetensors files, by name; where there are none, the GGUF file."""
+        return sorted(self.folder.glob("*.safetensors")) or sorted(self.folder.glob("*.gguf"))
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the weights are a GGUF file, which not every engine can read."""
+        return any(file.suffix == ".gguf" for file in self.weights)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -51,6 +60,15 @@ class ModelFiles:
     @property
     def size_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+
+def share(file: Path, target: Path) -> None:
+    """Let `target` be the same file, or else a copy of it. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(file.resolve())
+    except OSError:  # another file system, or one without such links
+        shutil.copyfile(file, target)
 
 
 def stamp_of(file: Path) -> str:

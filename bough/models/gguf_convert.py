@@ -39,7 +39,7 @@ def convert(file: Path, folder: Path, progress: Progress) -> Converted:
     before anything is written if the disk has no room for the result.
     """
     try:
-        with _quiet():
+        with quiet():
             return _convert(file, folder, progress)
     except ModelError:
         raise
@@ -56,7 +56,7 @@ def _convert(file: Path, folder: Path, progress: Progress) -> Converted:
 
     progress.start(f"Converting {file.name}, once", file.stat().st_size)
     reader = gguf.GGUFReader(file)
-    quantization = _main_type(reader)
+    quantization = main_type(reader)
     dtype = _PLAIN_TYPES.get(quantization, "float32")
     _require_room(file, folder, _WEIGHT_BYTES[dtype] * sum(int(tensor.n_elements) for tensor in reader.tensors))
     with _counted(progress):
@@ -78,7 +78,7 @@ def _require_room(file: Path, folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _main_type(reader: Any) -> str:
+def main_type(reader: Any) -> str:
     """The type that holds most of the weights."""
     counts: Counter[str] = Counter()
     for tensor in reader.tensors:
@@ -131,7 +131,7 @@ def _counted(progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers' progress bars and log lines to itself, and leave its settings as they were."""
     from transformers.utils import logging as library_logging
 

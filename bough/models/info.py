@@ -52,7 +52,7 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
         num_parameters=files.num_parameters or count_parameters(files),
         context_tokens=next((int(config[key]) for key in _CONTEXT_KEYS if config.get(key)), 0),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
-        quantization=files.quantization,
+        quantization=files.quantization or describe_quantization(files),
         source=files.source,
         size_bytes=files.size_bytes,
         digest=digest(files, hashes),
@@ -63,8 +63,47 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
 
 
 def count_parameters(files: ModelFiles) -> int:
-    """The number of weights in the safetensors files, from their headers alone. Raises UnsupportedModel."""
-    return sum(math.prod(shape) for file in files.weights for shape in _read_shapes(file))
+    """The number of weights in the files, from their headers alone; packed ones count as what they stand for.
+
+    Raises UnsupportedModel.
+    """
+    if files.is_gguf:
+        return sum(_count_in_gguf(file) for file in files.weights)
+    shapes: dict[str, list[int]] = {}
+    for file in files.weights:
+        shapes |= _read_shapes(file)
+    return sum(_count(name, shape, shapes, _packing(files)) for name, shape in shapes.items())
+
+
+def describe_quantization(files: ModelFiles) -> str:
+    """How MLX packed the weights, such as "4-bit"; nothing if it did not."""
+    packing = _packing(files)
+    return f"{packing['bits']}-bit" if "bits" in packing else ""
+
+
+def _packing(files: ModelFiles) -> dict[str, Any]:
+    """What the configuration says of weights that MLX packed: for all, and by name for those that differ."""
+    found = files.config.get("quantization")
+    return found if isinstance(found, dict) else {}
+
+
+def _count(name: str, shape: list[int], shapes: Mapping[str, Any], packing: dict[str, Any]) -> int:
+    """MLX keeps a packed weight with a scale, and mostly a bias, for each group of its columns."""
+    module, _, part = name.rpartition(".")
+    if not packing or f"{module}.scales" not in shapes or part not in ("weight", "scales", "biases"):
+        return math.prod(shape)
+    own = packing.get(module)
+    group_size = (own if isinstance(own, dict) else packing).get("group_size", 0)
+    return math.prod(shape) * int(group_size) if part == "scales" else 0
+
+
+def _count_in_gguf(file: Path) -> int:
+    import gguf
+
+    try:
+        return sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(file).tensors)
+    except Exception as error:  # readers of foreign files fail in as many ways as files are broken
+        raise UnsupportedModel(f"{file} is not a GGUF file: {type(error).__name__}: {error}") from error
 
 
 def digest(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> str:
@@ -80,15 +119,18 @@ def _capabilities(template: Any) -> tuple[str, ...]:
     return ("completion", "chat", *tools, *thinking)
 
 
-def _read_shapes(file: Path) -> list[list[int]]:
-    """A safetensors file begins with the length of its JSON header, in eight bytes, and that header."""
+def _read_shapes(file: Path) -> dict[str, list[int]]:
+    """The shapes of the weights, by name.
+
+    A safetensors file begins with the length of its JSON header, in eight bytes, and that header.
+    """
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(length, 2**27)))
-        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"{file} is not a safetensors file: {type(error).__name__}: {error}") from error
-    if not all(isinstance(shape, list) and all(isinstance(size, int) for size in shape) for shape in shapes):
+    if not all(isinstance(shape, list) and all(isinstance(size, int) for size in shape) for shape in shapes.values()):
         raise UnsupportedModel(f"{file} is not a safetensors file: among its {len(shapes)} shapes are some that are none")
     return shapes

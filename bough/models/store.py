@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from bough.errors import ModelNotFound, UnsupportedModel
 from bough.models.download import sync_file
-from bough.models.files import ModelFiles, reaching, read_json
+from bough.models.files import ModelFiles, reaching, read_json, share
 
 RECORD_FILE = "bough.json"
 _FORMAT = 1
@@ -92,7 +92,7 @@ class Store:
             return model
         with self.making(target) as making, reaching(model.folder):
             for file in [each for each in model.folder.rglob("*") if each.is_file() and each.name != RECORD_FILE]:
-                _share(file, making.folder / file.relative_to(model.folder))
+                share(file, making.folder / file.relative_to(model.folder))
             if self.find(source) != model:
                 raise ModelNotFound(f"the model {source!r} was removed or replaced while it was copied")
             return making.commit(model.source, model.sha256, model.num_parameters, model.quantization)
@@ -201,15 +201,6 @@ class Making:
             self.folder.replace(self.final)
         finally:
             _mend(self.final)
-
-
-def _share(file: Path, target: Path) -> None:
-    """Let `target` be the same file, or else a copy of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        target.hardlink_to(file.resolve())
-    except OSError:  # another file system, or one without such links
-        shutil.copyfile(file, target)
 
 
 def _prepare(folder: Path, commit: str) -> None:

@@ -259,6 +259,7 @@ class LoadedModels:
             self._loaded[files.name] = LoadedModel(
                 files.name, started.runner, started.worker, info, num_bytes, load_s, now, now, self._expiry(None, now)
             )
+            log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, _describe_engine(started.runner))
             self._note_change()
 
     async def _start_retrying(self, files: ModelFiles) -> StartedModel:
@@ -277,7 +278,7 @@ class LoadedModels:
         while most and len(self._loaded) >= most:
             if not await self._unload_oldest():
                 raise self._no_room(files, f"at most {most} models may be loaded, and {len(self._loaded)} are in use")
-        if not any(_is_on_cpu(each) for each in self._loaded.values()):
+        if not any(_fills_host_memory(each) for each in self._loaded.values()):
             return
         needed_bytes = num_bytes * (2 if self._grows(files) else 1)
         while self._loaded and (available_bytes := self._read_memory().available_bytes) < needed_bytes:
@@ -285,9 +286,11 @@ class LoadedModels:
                 raise self._no_room(files, f"it needs {needed_bytes:,} bytes, and {available_bytes:,} are available")
 
     def _grows(self, files: ModelFiles) -> bool:
-        """Whether weights take twice the room in memory, as on a CPU half precision does unless asked for."""
+        """Whether weights take twice the room in memory: half precision as float32, which a CPU takes unless told."""
         kept = files.config.get("dtype") or files.config.get("torch_dtype")
-        return kept in _HALF_TYPES and self._settings.dtype in ("auto", "float32")
+        is_on_cpu = any(_is_on_cpu(each) for each in self._loaded.values())
+        becomes_float32 = self._settings.dtype == "float32" or (self._settings.dtype == "auto" and is_on_cpu)
+        return kept in _HALF_TYPES and becomes_float32
 
     def _no_room(self, files: ModelFiles, why: str) -> NoRoom:
         busy = ", ".join(f"{each.name} ({each.num_bytes:,} bytes)" for each in self._loaded.values())
@@ -329,6 +332,16 @@ def _stop_model(loaded: LoadedModel) -> None:
 
 def _is_on_cpu(loaded: LoadedModel) -> bool:
     return loaded.runner.engine.describe().get("device") == "cpu"
+
+
+def _fills_host_memory(loaded: LoadedModel) -> bool:
+    """Whether the weights lie in the machine's own memory: on a CPU, and where a GPU shares it, as MLX has it."""
+    return _is_on_cpu(loaded) or loaded.runner.engine.describe().get("engine") == "mlx"
+
+
+def _describe_engine(runner: Runner) -> str:
+    about = runner.engine.describe()
+    return ", ".join(about[name] for name in ("engine", "device", "dtype") if name in about)
 
 
 def _weights_bytes(files: ModelFiles) -> int:

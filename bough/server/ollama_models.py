@@ -176,13 +176,14 @@ def _write_details(facts: Facts) -> dict[str, Any]:
 
 def _write_loaded(loaded: LoadedModel) -> dict[str, Any]:
     engine = loaded.runner.engine
-    is_on_host = engine.describe()["device"] == "cpu"
+    about = engine.describe()
     return {
         **_write(loaded.info),
         "size": loaded.num_bytes,
-        "size_vram": 0 if is_on_host else loaded.num_bytes,
+        "size_vram": 0 if about["device"] == "cpu" else loaded.num_bytes,
         "expires_at": write_time(loaded.expires_at or FOR_EVER),
         "context_length": engine.context_tokens,
+        "engine": about["engine"],
     }
 
 

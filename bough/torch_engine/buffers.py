@@ -1,8 +1,4 @@
-"""What a lane holds of each group: straight buffers of rows, and whole states.
-
-Rows [base, base + capacity) have a place in a row buffer; which of them are filled is the lane's knowledge. A buffer that
-was never reserved, or was freed, occupies nothing.
-"""
+"""What a lane holds of each group: straight buffers of rows, and whole states."""
 
 from __future__ import annotations
 
@@ -12,60 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bough.cache.state import PAGE_TOKENS, Group, Kind, Page
+from bough.cache.state import Group, Page
+from bough.engine_parts.rows import RowRoom
 from bough.torch_engine.layout import RowLayout, StateLayout
 
 Views = list[tuple[Tensor, Tensor]]
 """Keys and values [1, heads, rows, dim] of each layer of a group."""
 
 
-class RowBuffer:
-    """The rows of one group on one lane.
-
-    A full buffer starts at row 0 and grows with the sequence. A window buffer has room for the window and `slack` rows
-    more; when it is full, what is still needed is shifted down to its start. Only a single run of more than `slack` tokens
-    makes it grow beyond that.
-    """
+class RowBuffer(RowRoom):
+    """The rows of one group on one lane, in one piece of memory for each plane."""
 
     def __init__(self, group: Group, layout: RowLayout, device: torch.device, context: int, slack: int) -> None:
-        self.group = group
+        super().__init__(group, context, slack)
         self.layout = layout
-        self.base = 0
-        self.capacity = 0
         self._run = (0, 0)  # the rows [start, end) of the run that is under way
         self._written: Views | None = None
         self._seen: Views | None = None
         self._planes: list[Tensor] = []
         self._device = device
-        self._context = context
-        self._slack = slack
-
-    @property
-    def nbytes(self) -> int:
-        return self.capacity * self.layout.row_bytes
-
-    def capacity_for(self, num_tokens: int, offset: int) -> int:
-        """The capacity after room for rows [0, num_tokens) was made while [0, offset) are live."""
-        if self.group.kind is Kind.WINDOW:
-            return max(self.capacity, _whole_pages(min(num_tokens, self.group.window - 1 + self._slack)))
-        if num_tokens <= self.capacity:
-            return self.capacity
-        wanted = _whole_pages(num_tokens)
-        if offset:  # the live rows must be moved: not again soon
-            wanted = max(wanted, _whole_pages(self.capacity * 3 // 2))
-        return max(num_tokens, min(wanted, self._context))
-
-    def moved_bytes(self, num_tokens: int, offset: int) -> int:
-        """Bytes of the old buffer that live beside the new one while room for rows [0, num_tokens) is made."""
-        return self.nbytes if offset and self.capacity_for(num_tokens, offset) != self.capacity else 0
-
-    def reserve(self, num_tokens: int, offset: int) -> None:
-        """Make room for rows [0, num_tokens), keeping the live ones up to `offset`."""
-        self._resize(self.capacity_for(num_tokens, offset), self.base, offset)
 
     def begin_run(self, offset: int, num_tokens: int) -> None:
         """Get ready for rows [offset, offset + num_tokens)."""
-        self._make_room(offset, num_tokens)
+        self.make_room(offset, num_tokens)
         self._run = (offset, offset + num_tokens)
         self._written = self._seen = None
 
@@ -98,20 +63,6 @@ class RowBuffer:
         keys = plane.data_ptr() + (first - self.base) * plane.stride(2) * size
         return keys, keys + len(self.layout.layers) * layer_bytes, layer_bytes, plane.stride(1), end - first
 
-    def _make_room(self, offset: int, num_tokens: int) -> None:
-        """Make place for the rows of a run; a window lets go what a lane at `offset` needs no more."""
-        if offset - self.base + num_tokens <= self.capacity:
-            return
-        assert self.group.kind is Kind.WINDOW, (
-            f"no room for {num_tokens} rows at {offset}: reserve {self.capacity} was too little"
-        )
-        first = self.group.first_needed(offset)
-        if offset - first + num_tokens > self.capacity:
-            self._resize(_whole_pages(offset - first + num_tokens), first, offset)
-        else:
-            self._move(self._planes, first, offset)
-            self.base = first
-
     def write(self, page: Page, content: Tensor, start: int, end: int) -> None:
         """Copy rows [start, end) of a page in, whose content on the device is given: one copy for each plane."""
         pieces = self.layout.split(content, page.end - page.start)
@@ -125,19 +76,19 @@ class RowBuffer:
             piece.copy_(plane[:, :, start - self.base : end - self.base])
         return flat
 
-    def free(self) -> None:
-        self.base = self.capacity = 0
+    def _drop(self) -> None:
         self.end_run()
         self._planes = []
 
     def _resize(self, capacity: int, first: int, offset: int) -> None:
-        if capacity == self.capacity:
-            return
         flat = self.layout.empty(capacity, self._device)
         planes = self.layout.split(flat, capacity)
         if offset > first:
             self._move(planes, first, offset)
         self._planes, self.base, self.capacity = planes, first, capacity
+
+    def _shift(self, first: int, offset: int) -> None:
+        self._move(self._planes, first, offset)
 
     def _views(self, start: int, end: int) -> Views:
         return self.layout.layer_views([plane[:, :, start - self.base : end - self.base] for plane in self._planes])
@@ -164,6 +115,10 @@ class StateBuffer:
     @property
     def nbytes(self) -> int:
         return 0 if self._flat is None else self.layout.nbytes
+
+    @property
+    def full_bytes(self) -> int:
+        return self.layout.nbytes
 
     def reserve(self) -> None:
         if self._flat is None:
@@ -214,7 +169,3 @@ class StateBuffer:
     def _mark(self, has_state: bool) -> None:
         for index, layer in self._layers.items():
             layer.mark(self.layout.marks[index] if has_state else (False,) * self.layout.num_states[index])
-
-
-def _whole_pages(num_tokens: int) -> int:
-    return -(-num_tokens // PAGE_TOKENS) * PAGE_TOKENS

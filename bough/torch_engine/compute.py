@@ -8,33 +8,22 @@ we do not know, or that are wrong with a cache. The self-check chooses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bough.cache.state import Group, Lane
+from bough.cache.state import Group
+from bough.engine_parts import compute
 from bough.torch_engine.attention import Table
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.lane import TorchLane, has_started
 from bough.torch_engine.layers import BatchCache
 from bough.torch_engine.layout import Layout
 from bough.torch_engine.pages import Pages
-from bough.torch_engine.plain_lane import PlainLane
+from bough.torch_engine.plain_lane import PlainLane, make_plain_lane
 
-
-class Compute(Protocol):
-    """Makes lanes and runs tokens on them."""
-
-    def make_lane(self) -> Lane: ...
-
-    def evaluate(self, lane: Any, ids: Sequence[int]) -> Tensor:
-        """Append a run to the lane; returns the logits after its last token."""
-        ...
-
-    def step(self, lanes: Sequence[Any], ids: Sequence[int]) -> list[Tensor]:
-        """Append one token to each lane."""
-        ...
+Compute = compute.Compute[Tensor]
 
 
 class LaneCompute:
@@ -109,7 +98,7 @@ class LibraryCompute:
         self._forward = forward
 
     def make_lane(self) -> PlainLane:
-        return PlainLane()
+        return make_plain_lane()
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
@@ -130,7 +119,7 @@ class RecomputeCompute:
         self._forward = forward
 
     def make_lane(self) -> PlainLane:
-        return PlainLane()
+        return make_plain_lane()
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""

@@ -9,39 +9,14 @@ import torch
 from torch import Tensor
 
 from bough.cache.state import Group
-
-ALIGNMENT = 64
+from bough.engine_parts.shapes import PartShape, RowShape
 
 
 @dataclass(frozen=True)
-class RowLayout:
-    """The rows of one group: for each of its layers `heads` keys and values a token.
+class RowLayout(RowShape):
+    """The rows of one group, of one type. All layers' keys lie before all values, so that moving rows is one copy."""
 
-    In memory rows are planes [count, heads, tokens, dim]. Where keys and values are equally long there is one plane, all
-    layers' keys before all layers' values, so that moving rows is one copy; otherwise there are two.
-    """
-
-    layers: tuple[int, ...]
-    heads: int
-    key_dim: int
-    value_dim: int
     dtype: torch.dtype
-
-    @property
-    def planes(self) -> tuple[tuple[int, int], ...]:
-        """(count, dim) of each plane."""
-        num_layers = len(self.layers)
-        if self.key_dim == self.value_dim:
-            return ((2 * num_layers, self.key_dim),)
-        return (num_layers, self.key_dim), (num_layers, self.value_dim)
-
-    @property
-    def row_elements(self) -> int:
-        return len(self.layers) * self.heads * (self.key_dim + self.value_dim)
-
-    @property
-    def row_bytes(self) -> int:
-        return self.row_elements * self.dtype.itemsize
 
     def empty(self, num_rows: int, device: torch.device) -> Tensor:
         """Memory for that many rows, in one piece."""
@@ -49,9 +24,9 @@ class RowLayout:
 
     def split(self, flat: Tensor, num_rows: int) -> list[Tensor]:
         """One piece of memory as its planes [count, heads, num_rows, dim]."""
-        sizes = [count * self.heads * num_rows * dim for count, dim in self.planes]
-        shapes = [(count, self.heads, num_rows, dim) for count, dim in self.planes]
-        return [part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)]
+        shapes = self.plane_shapes(num_rows)
+        parts = torch.split(flat, [math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def layer_views(self, planes: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """For each layer of the group its keys and values [1, heads, rows, dim]."""
@@ -61,23 +36,16 @@ class RowLayout:
 
 
 @dataclass(frozen=True)
-class StatePart:
-    """One tensor of a recurrent layer: which it is, and which bytes of the group's state it occupies."""
+class StatePart(PartShape):
+    """One tensor of a recurrent layer: `name` is the attribute of transformers' layer, conv_states or recurrent_states."""
 
-    layer: int
-    name: str  # the attribute of transformers' layer: conv_states or recurrent_states
-    state_index: int
-    shape: tuple[int, ...]
     dtype: torch.dtype
-    start: int
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+    name: str
+    state_index: int
 
     def view(self, flat: Tensor) -> Tensor:
         """This part, within the bytes of a whole state."""
-        return flat[self.start : self.start + self.nbytes].view(self.dtype).view(self.shape)
+        return flat[self.start : self.end].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -109,7 +77,3 @@ class Layout:
     kinds: tuple[str, ...] = ()
     blank_recurrent: frozenset[int] = frozenset()
     unknown: str = ""
-
-
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

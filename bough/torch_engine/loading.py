@@ -33,6 +33,7 @@ def load_model(folder: Path, settings: Settings, progress: Progress | None = Non
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     config = _read_config(folder, settings.trust_remote_code)
+    _refuse_other_engines(folder, config)
     files = _weight_files(folder)
     (progress or _ignore)("reading weights")
     model = _load_fast(files, config, device, dtype, settings.trust_remote_code)
@@ -78,6 +79,21 @@ def _read_config(folder: Path, trust_remote_code: bool) -> Any:
     except Exception as error:  # unknown architectures, broken files and untrusted code all come as they like
         hint = "" if any(folder.glob("*.py")) or not trust_remote_code else f"; {_NO_CODE}"
         raise UnsupportedModel(f"transformers cannot read the configuration in {folder}: {error}{hint}") from error
+
+
+def _refuse_other_engines(folder: Path, config: Any) -> None:
+    """What MLX packed, and a GGUF file as it came, are for the other engine."""
+    packing = getattr(config, "quantization", None)
+    if isinstance(packing, dict) and "group_size" in packing:
+        raise UnsupportedModel(
+            f"the weights in {folder} are packed for MLX, in {packing.get('bits')} bits: use the engine mlx, "
+            "or the model that they were made of"
+        )
+    if any(folder.glob("*.gguf")) and not _listed_files(folder):
+        raise UnsupportedModel(
+            f"{folder} holds a GGUF file, which only the engine mlx reads as it is: "
+            "`bough show --engine torch` with the file or the model's name converts it"
+        )
 
 
 def _load_fast(

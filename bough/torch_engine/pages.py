@@ -1,7 +1,6 @@
 """Pages and states that have left their lane: made, cut, joined, moved, packed, released.
 
-Each holds one piece of memory that belongs to it alone: a tensor on the device, or a piece of the host pool. It does not
-change once it was made. `held_bytes` counts what was made and not yet given back.
+Each holds one piece of memory that belongs to it alone: a tensor on the device, or a piece of the host pool.
 """
 
 from __future__ import annotations
@@ -12,8 +11,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from bough.cache.state import PAGE_TOKENS, Buffer, Group, Page, Place, State
-from bough.torch_engine.failures import as_engine_errors
+from bough.cache.state import Buffer, Group, Page, Place, State
+from bough.engine_parts.failures import as_engine_errors
+from bough.engine_parts.pages import (
+    PageBook,
+    check_cut,
+    check_join,
+    check_page_size,
+    check_state_size,
+    content_of,
+    set_content,
+)
 from bough.torch_engine.host_pool import Piece
 from bough.torch_engine.layout import Layout
 from bough.torch_engine.transfer import Transfers, make_transfers
@@ -22,30 +30,19 @@ Content = Tensor | Piece
 _ALIGNMENT = 16  # what a bytearray has
 
 
-class Pages:
+class Pages(PageBook):
     """Looks after every page and state of one model. `transfers` is None where there is no host place."""
 
     def __init__(self, layout: Layout, device: torch.device, transfers: Transfers | None = None) -> None:
-        self.held_bytes = 0
+        super().__init__()
         self.transfers = transfers or make_transfers(layout, device)
         self._layout = layout
         self._device = device
 
-    def make_page(self, group: Group, start: int, end: int, rows: Content) -> Page:
-        """A page over `rows`, which nobody else refers to."""
-        assert start < end and start // PAGE_TOKENS == (end - 1) // PAGE_TOKENS, f"rows [{start}, {end}) are no page"
-        self.held_bytes += rows.nbytes
-        return Page(group, start, end, rows, rows.nbytes, place=_place(rows))
-
-    def make_state(self, group: Group, offset: int, data: Content) -> State:
-        """A state over `data`, which nobody else refers to."""
-        self.held_bytes += data.nbytes
-        return State(group, offset, data, data.nbytes, place=_place(data))
-
     @as_engine_errors("cutting a page")
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         """Rows [start, at) and [at, end) as two new pages. The given page is consumed."""
-        assert page.start < at < page.end, f"{at} is not inside [{page.start}, {page.end})"
+        check_cut(page, at)
         first, second = self._slice(page, page.start, at), self._slice(page, at, page.end)
         left = self.make_page(page.group, page.start, at, first)
         right = self.make_page(page.group, at, page.end, second)
@@ -55,10 +52,7 @@ class Pages:
     @as_engine_errors("joining pages")
     def join(self, left: Page, right: Page) -> Page:
         """Rows [a, b) and [b, c) as one new page [a, c). Both given pages are consumed."""
-        assert left.group == right.group and left.end == right.start, (
-            f"[.., {left.end}) and [{right.start}, ..) do not meet"
-        )
-        assert left.place is right.place, f"a page on the {left.place.name} and one on the {right.place.name}"
+        check_join(left, right)
         rows = self._empty_like(left, right.end - left.start)
         at = left.end - left.start
         for whole, first, second in zip(
@@ -71,37 +65,31 @@ class Pages:
         self.release(right)
         return page
 
-    def release(self, item: Page | State) -> None:
-        """Give the memory back."""
-        assert _content(item) is not None, f"{type(item).__name__} of group {item.group.index} was released before"
-        self.held_bytes -= item.nbytes
-        _set_content(item, None)
-
     @as_engine_errors("reading content out")
     def pack(self, item: Page | State) -> memoryview | None:
         """The content as plain bytes, bit for bit; None if it was released. Any thread may call this at any time.
 
         The bytes stay as they are for as long as somebody refers to them, whatever becomes of the item.
         """
-        content = _content(item)  # looked at once: another thread may move or release the item meanwhile
+        content = content_of(item)  # looked at once: another thread may move or release the item meanwhile
         if content is None:
             return None
         return self._bytes(content).numpy().data.toreadonly()
 
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
         """A new page from what `pack` gave."""
-        _check_size(f"a page of rows [{start}, {end})", len(data), (end - start) * group.bytes_per_token)
+        check_page_size(group, start, end, data)
         return self.make_page(group, start, end, self._take_in(data, self._layout.rows[group].dtype, place))
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
         """A new state from what `pack` gave."""
-        _check_size(f"a state at {offset}", len(data), group.state_bytes)
+        check_state_size(group, offset, data)
         return self.make_state(group, offset, self._take_in(data, torch.uint8, place))
 
     @as_engine_errors("moving content to the host")
     def to_host(self, item: Page | State) -> None:
         """Move the content to pinned host memory; nobody waits for the copy."""
-        content = _content(item)
+        content = content_of(item)
         assert self.transfers is not None, "this device has no host place"
         assert isinstance(content, Tensor), f"{type(item).__name__} of group {item.group.index} is not on the device"
         self._move(item, self.transfers.to_host(content))
@@ -109,7 +97,7 @@ class Pages:
     @as_engine_errors("moving content to the device")
     def to_device(self, item: Page | State) -> None:
         """Move the content back to the device; nobody waits for the copy."""
-        content = _content(item)
+        content = content_of(item)
         assert self.transfers is not None, "this device has no host place"
         assert isinstance(content, Piece), f"{type(item).__name__} of group {item.group.index} is not on the host"
         self._move(item, self.transfers.to_device(content, self._dtype(item)))
@@ -117,7 +105,7 @@ class Pages:
     @contextmanager
     def on_device(self, page: Page) -> Iterator[Tensor]:
         """The rows of a page on the device, wherever it lies, for what is computed within the context."""
-        content = _content(page)
+        content = content_of(page)
         if isinstance(content, Piece):
             assert self.transfers is not None
             with self.transfers.staged(content) as staged:
@@ -128,7 +116,7 @@ class Pages:
 
     def read_state(self, state: State, target: Tensor) -> None:
         """Copy a state, wherever it lies, to bytes on the device."""
-        content = _content(state)
+        content = content_of(state)
         if isinstance(content, Piece):
             assert self.transfers is not None
             self.transfers.bring(content, target)
@@ -136,10 +124,13 @@ class Pages:
             assert content is not None, f"a state at {state.offset} without data"
             target.copy_(content)
 
+    def _place(self, content: Content) -> Place:
+        return Place.HOST if isinstance(content, Piece) else Place.DEVICE
+
     def _move(self, item: Page | State, content: Content) -> None:
         self.held_bytes += content.nbytes - item.nbytes
-        _set_content(item, content)
-        item.place, item.nbytes = _place(content), content.nbytes
+        set_content(item, content)
+        item.place, item.nbytes = self._place(content), content.nbytes
 
     @as_engine_errors("taking content in")
     def _take_in(self, data: Buffer, dtype: torch.dtype, place: Place) -> Content:
@@ -185,27 +176,6 @@ class Pages:
 
     def _dtype(self, item: Page | State) -> torch.dtype:
         return self._layout.rows[item.group].dtype if isinstance(item, Page) else torch.uint8
-
-
-def _place(content: Content) -> Place:
-    return Place.HOST if isinstance(content, Piece) else Place.DEVICE
-
-
-def _content(item: Page | State) -> Content | None:
-    content: Content | None = item.rows if isinstance(item, Page) else item.data
-    return content
-
-
-def _set_content(item: Page | State, content: Content | None) -> None:
-    if isinstance(item, Page):
-        item.rows = content
-    else:
-        item.data = content
-
-
-def _check_size(what: str, found: int, wanted: int) -> None:
-    if found != wanted:
-        raise ValueError(f"{what} has {wanted:,} bytes, and {found:,} were given")
 
 
 def _tensor(data: Buffer) -> Tensor:

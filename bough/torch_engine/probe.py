@@ -20,8 +20,9 @@ from transformers.cache_utils import (
 )
 
 from bough.cache.state import Group, Kind
+from bough.engine_parts.shapes import aligned
 from bough.torch_engine.forward import Forward
-from bough.torch_engine.layout import Layout, RowLayout, StateLayout, StatePart, aligned
+from bough.torch_engine.layout import Layout, RowLayout, StateLayout, StatePart
 
 PROBE_TOKENS = 8
 
@@ -48,10 +49,10 @@ def probe(forward: Forward) -> Layout:
     try:
         layers, vocab_size = _run(forward)
     except Exception as error:  # whatever a model that wants another cache may raise
-        return _unknown(f"the model does not run with transformers' DynamicCache ({type(error).__name__}: {error})")
+        return without_groups(f"the model does not run with transformers' DynamicCache ({type(error).__name__}: {error})")
     strange = sorted({type(layer).__name__ for layer in layers if type(layer) not in _KNOWN})
     if strange:
-        return _unknown(f"its cache has layers of a kind that Bough does not know: {', '.join(strange)}", vocab_size)
+        return without_groups(f"its cache has layers of a kind that Bough does not know: {', '.join(strange)}", vocab_size)
     return _layout(layers, vocab_size)
 
 
@@ -63,7 +64,8 @@ def _run(forward: Forward) -> tuple[list[Any], int]:
     return list(cache.layers), logits.shape[-1]
 
 
-def _unknown(reason: str, vocab_size: int = 0) -> Layout:
+def without_groups(reason: str, vocab_size: int = 0) -> Layout:
+    """The layout of a model whose state is not known, and why it is not."""
     return Layout((), {}, {}, 0, vocab_size, unknown=reason)
 
 
@@ -77,7 +79,7 @@ def _layout(layers: list[Any], vocab_size: int) -> Layout:
     rows: dict[Group, RowLayout] = {}
     states: dict[Group, StateLayout] = {}
     for kind, indices in by_kind.items():
-        shape = RowLayout(tuple(indices), kind.heads, kind.key_dim, kind.value_dim, kind.dtype)
+        shape = RowLayout(tuple(indices), kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
         group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
         groups.append(group)
         rows[group] = shape
@@ -87,7 +89,7 @@ def _layout(layers: list[Any], vocab_size: int) -> Layout:
         groups.append(group)
         states[group] = state
     if not groups:
-        return _unknown("the model keeps no state in transformers' cache", vocab_size)
+        return without_groups("the model keeps no state in transformers' cache", vocab_size)
     kinds = tuple(map(_describe, layers))
     blank = frozenset(i for i, layer in enumerate(layers) if type(layer) is LinearAttentionLayer and not _tensors_of(layer))
     return Layout(tuple(groups), rows, states, len(layers), vocab_size, kinds, blank)
@@ -110,7 +112,9 @@ def _state_layout(layers: list[Any]) -> StateLayout:
         if type(layer) not in _RECURRENT:
             continue
         for name, state_index, tensor in _tensors_of(layer):
-            part = StatePart(layer_index, name, state_index, tuple(tensor.shape), tensor.dtype, nbytes)
+            part = StatePart(
+                layer_index, tuple(tensor.shape), tensor.dtype.itemsize, nbytes, tensor.dtype, name, state_index
+            )
             parts.append(part)
             nbytes += aligned(part.nbytes)
             num_states[layer_index] = len(layer.conv_states)

@@ -7,21 +7,19 @@ No row's result depends on the others. `tests/reference_sampler.py` is the defin
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from bough.engine_parts.draws import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
 from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled
 
 _NUM_CANDIDATES = 1024  # top-p looks at this many of the largest first: a full sort costs ten times more
 _NOT_FINITE, _NONE_ALLOWED = -1, -2  # in the place of a token id, so that failures cost no copy of their own
-_FAILURES = {
-    _NOT_FINITE: "the largest logit is not a finite number: the model's output is broken",
-    _NONE_ALLOWED: "no token can be chosen: the grammar's mask forbids all of them",
-}
+_FAILURES = {_NOT_FINITE: NOT_FINITE, _NONE_ALLOWED: NONE_ALLOWED}
 
 
 def sample(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Sampled]:
@@ -41,19 +39,8 @@ def _group(logits: Sequence[Tensor], draws: Sequence[Draw]) -> Iterable[list[int
     """The indices of rows that fit in one tensor, apart those for which the largest logit is all it takes."""
     groups = defaultdict(list)
     for index, (row, draw) in enumerate(zip(logits, draws, strict=True)):
-        groups[row.device, row.dtype, row.shape, _is_plain(draw)].append(index)
+        groups[row.device, row.dtype, row.shape, is_plain(draw)].append(index)
     return groups.values()
-
-
-def _is_plain(draw: Draw) -> bool:
-    params = draw.params
-    return params.temperature == 0 and draw.allowed is None and params.logprobs is None and not _has_penalties(draw)
-
-
-def _has_penalties(draw: Draw) -> bool:
-    params = draw.params
-    is_neutral = params.repeat_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-    return len(draw.history) > 0 and not is_neutral
 
 
 def _sample_rows(rows: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
@@ -66,7 +53,7 @@ def _sample_rows(rows: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
 
 def _choose(rows: Tensor, draws: Sequence[Draw]) -> Tensor:
     """The chosen token id of each row, or the code of a failure."""
-    if all(map(_is_plain, draws)):
+    if all(map(is_plain, draws)):
         largest = rows.argmax(dim=-1, keepdim=True)
         return torch.where(rows.gather(-1, largest).isfinite(), largest, _NOT_FINITE).squeeze(-1)
     scores = _mask(_penalise(rows.to(_precise(rows.device)), draws), draws)
@@ -93,11 +80,10 @@ def _penalise(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
     token_ids: list[int] = []
     counts: list[int] = []
     for row, draw in enumerate(draws):
-        seen = Counter(draw.history) if _has_penalties(draw) else Counter()
-        known = [token_id for token_id in seen if 0 <= token_id < scores.shape[-1]]  # others would crash a GPU for good
-        rows += [row] * len(known)
-        token_ids += known
-        counts += [seen[token_id] for token_id in known]
+        seen = count_penalised(draw, scores.shape[-1])  # an id beyond the vocabulary would crash a GPU for good
+        rows += [row] * len(seen)
+        token_ids += seen.keys()
+        counts += seen.values()
     if not rows:
         return scores
     where = (torch.tensor(rows, device=scores.device), torch.tensor(token_ids, device=scores.device))

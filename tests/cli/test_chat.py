@@ -184,6 +184,7 @@ def test_show_tells_model_and_settings(runner, capsys):
 
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["model", "tiny"] in shown
+    assert ["engine", "fake"] in shown
     assert ["top_k", "9"] in shown
 
 

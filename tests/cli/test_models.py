@@ -129,10 +129,18 @@ def test_a_failed_download_is_one_line(invoke, monkeypatch):
 def test_show_tells_the_model_and_the_verdict(invoke, home, monkeypatch):
     folder = make_folder("qwen3", home / "tiny")
     byte_level().save_pretrained(folder)
-    monkeypatch.setattr("bough.cli.show.make_engine", lambda *args: FakeEngine(MODELS["full+recurrent"]))
+    wanted = []
 
-    lines = [" ".join(line.split()) for line in invoke("show", str(folder)).stdout.splitlines()]
+    def make_engine(files, settings, progress):
+        wanted.append(settings.engine)
+        return FakeEngine(MODELS["full+recurrent"])
 
+    monkeypatch.setattr("bough.cli.show.make_engine", make_engine)
+
+    lines = [" ".join(line.split()) for line in invoke("show", str(folder), "--engine", "mlx").stdout.splitlines()]
+
+    assert wanted == ["mlx"]
+    assert "engine fake" in lines
     assert "architecture Qwen3ForCausalLM" in lines
     assert "chat template yes" in lines
     assert "capabilities completion, chat" in lines

@@ -123,11 +123,20 @@ def test_verbose_tells_the_cost_on_standard_error(invoke, loads):
 
 
 def test_flags_reach_the_settings(invoke, loads):
-    flags = ["--context", "512", "--memory", "2GB", "--no-cache", "--device", "cpu", "--max-tokens", "1"]
+    flags = ["--context", "512", "--memory", "2GB", "--no-cache", "--engine", "mlx", "--device", "cpu"]
 
-    invoke("run", "-m", "tiny", "Hello", *flags)
+    invoke("run", "-m", "tiny", "Hello", *flags, "--max-tokens", "1")
 
-    assert loads == [{"name": "tiny", "context": 512, "device_bytes": "2GB", "cache": False, "device": "cpu"}]
+    chosen = {"context": 512, "device_bytes": "2GB", "cache": False, "engine": "mlx", "device": "cpu"}
+    assert loads == [{"name": "tiny", **chosen}]
+
+
+def test_a_chat_begins_by_saying_which_engine_answers(invoke, loads, monkeypatch):
+    monkeypatch.setattr("bough.cli.run.read_words", lambda *_: Words("tiny", None))  # no prompt, as at a terminal
+
+    result = invoke("run", "tiny", piped="/bye\n")
+
+    assert "tiny on fake (unknown) · /help lists" in result.stderr
 
 
 def test_flags_of_the_places_reach_the_settings(invoke, loads):

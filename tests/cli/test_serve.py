@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("serve")
-    with running(str(folder), home, data_folder=home / "data", keep_alive_s="never") as server:
+    with running(str(folder), home, engine="torch", data_folder=home / "data", keep_alive_s="never") as server:
         yield server
 
 
@@ -45,6 +45,18 @@ def test_one_line_says_what_is_served_and_where(served):
     assert "warning" not in served.log
 
 
+def test_the_log_says_which_engine_the_model_runs_on(served):
+    (line,) = [line for line in served.log.splitlines() if "was loaded" in line]
+
+    assert "INFO the model tiny was loaded in " in line and line.endswith(" s: torch, cpu, float32")
+
+
+def test_an_engine_that_is_not_known_is_refused_before_anything_is_loaded(invoke, folder):
+    result = invoke("serve", "--model", str(folder), "--engine", "abacus")
+
+    assert (result.exit_code, result.stderr) == (1, "error: engine is 'abacus', and must be auto, torch or mlx\n")
+
+
 def test_a_second_server_at_the_same_port_says_that_it_is_in_use(invoke, served, folder):
     port = served.url.rpartition(":")[2]
 
@@ -57,14 +69,16 @@ def test_a_second_server_at_the_same_port_says_that_it_is_in_use(invoke, served,
 def test_ps_shows_what_is_loaded(invoke, answered):
     header, row = invoke("ps", "--url", answered.url).stdout.splitlines()
 
-    assert header.split() == ["NAME", "SIZE", "DEVICE", "CONTEXT", "LANES", "TREE", "UNTIL"]
-    assert row.startswith("tiny") and "CPU" in row and "2,048" in row and "busy" in row and row.endswith("for ever")
+    assert header.split() == ["NAME", "SIZE", "ENGINE", "DEVICE", "CONTEXT", "LANES", "TREE", "UNTIL"]
+    assert row.startswith("tiny") and row.endswith("for ever")
+    assert all(word in row for word in ("torch", "CPU", "2,048", "busy"))
 
 
 def test_ps_as_json_has_exact_numbers(invoke, answered):
     (found,) = json.loads(invoke("ps", "--url", answered.url, "--json").stdout)
 
     assert (found["name"], found["context_tokens"], found["until"]) == ("tiny", 2048, None)
+    assert (found["engine"], found["device"]) == ("torch", "CPU")
     assert found["tree_tokens"] > 0 and found["tree_bytes"] > 0 and found["lanes"] > 0
 
 

@@ -14,6 +14,7 @@ import torch
 from bough.cache.state import Page
 from bough.config import Settings
 from bough.engine import Engine
+from bough.engine_choice import find_installed
 from bough.torch_engine import TorchEngine
 from tests.contract.lagging import make_lagging_transfers
 from tests.fakes import MODELS, FakeEngine
@@ -57,6 +58,18 @@ def _lagging(name: str) -> Callable[[Path], Subject]:
     return make
 
 
+def _mlx(name: str) -> Callable[[Path], Subject]:
+    def make(folder: Path) -> Subject:
+        from bough.mlx_engine import MlxEngine  # only where MLX is
+        from tests.tiny_mlx_models import make_loaded
+
+        engine = MlxEngine(make_loaded(name), Settings(cache_folder=folder))
+        # An array does not tell the size of the buffer that it keeps alive: a page over a slice would pass.
+        return Subject(engine, lambda: engine.held_bytes, lambda page: int(page.rows.nbytes))
+
+    return make
+
+
 _KINDS = {
     "full": "llama",
     "window": "mistral",
@@ -70,6 +83,7 @@ FACTORIES: dict[str, Callable[[Path], Subject]] = {
     **{f"fake-{name}": _fake(name) for name in MODELS},
     **{f"torch-{kind}": _torch(name) for kind, name in _KINDS.items()},
     **{f"cuda-{kind}": _torch(name, "cuda") for kind, name in _KINDS.items() if torch.cuda.is_available()},
+    **{f"mlx-{kind}": _mlx(name) for kind, name in _KINDS.items()},
 }
 
 WITH_HOST: dict[str, Callable[[Path], Subject]] = {
@@ -79,9 +93,13 @@ WITH_HOST: dict[str, Callable[[Path], Subject]] = {
 }
 
 
+_NEEDS_MLX = pytest.mark.skipif("mlx" not in find_installed(), reason="MLX is not installed")
+_MARKS = {"cuda": [pytest.mark.cuda], "mlx": [pytest.mark.mlx, _NEEDS_MLX]}
+
+
 def as_params(names: Iterable[str]) -> list[Any]:
     """Engines as parameters of a fixture."""
-    return [pytest.param(name, marks=[pytest.mark.cuda] if name.startswith("cuda") else []) for name in names]
+    return [pytest.param(name, marks=_MARKS.get(name.partition("-")[0], [])) for name in names]
 
 
 @pytest.fixture(scope="module", params=as_params(FACTORIES))

@@ -38,7 +38,13 @@ def run(engine: Engine, lane: Lane, ids: Sequence[int], sizes: Iterable[int]) ->
 
 
 def is_close(left: Any, right: Any) -> bool:
-    return max(abs(float(a) - float(b)) for a, b in zip(left, right, strict=True)) <= TOLERANCE
+    return max(abs(a - b) for a, b in zip(_floats(left), _floats(right), strict=True)) <= TOLERANCE
+
+
+def _floats(logits: Any) -> Iterable[float]:
+    """All of them at once: an array hands them out one by one slowly."""
+    floats: Iterable[float] = logits.tolist() if hasattr(logits, "tolist") else logits
+    return floats
 
 
 def publish(lane: Lane, group: Group, start: int, end: int) -> tuple[Page, ...]:

@@ -1,8 +1,9 @@
-"""A GGUF file of one small llama layer or two, with a tokenizer and a chat template."""
+"""A GGUF file of two small layers of a llama or a kin of it, with a tokenizer and a chat template."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -14,13 +15,22 @@ from tests.tiny_models import CONFIGS
 WIDTH = CONFIGS["llama"]["hidden_size"]
 
 
-def write_gguf(file: Path, kind: gguf.GGMLQuantizationType, without: str = "") -> dict[str, np.ndarray]:
+def write_gguf(
+    file: Path,
+    kind: gguf.GGMLQuantizationType,
+    without: str = "",
+    architecture: str = "llama",
+    scale: float = 1.0,
+    rotary_factors: Sequence[float] = (),
+) -> dict[str, np.ndarray]:
     """Write the file with its matrices held as `kind`; returns the tensors as they were. `without` leaves one out."""
     hf = byte_level(CHATML)
-    writer = gguf.GGUFWriter(file, "llama")
-    _add_shape(writer, len(hf))
+    writer = gguf.GGUFWriter(file, architecture)
+    _add_shape(writer, len(hf), architecture)
     _add_tokenizer(writer, hf)
-    tensors = _make_tensors(len(hf))
+    tensors = {name: scale * values for name, values in _make_tensors(len(hf), architecture).items()}
+    if rotary_factors:
+        tensors["rope_freqs.weight"] = np.array(rotary_factors, np.float32)
     for name, values in tensors.items():
         if name != without:
             held = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
@@ -32,7 +42,11 @@ def write_gguf(file: Path, kind: gguf.GGMLQuantizationType, without: str = "") -
     return tensors
 
 
-def _add_shape(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def _head_size(architecture: str) -> int:
+    return 128 if architecture == "qwen3" else WIDTH // 4
+
+
+def _add_shape(writer: gguf.GGUFWriter, vocab_size: int, architecture: str) -> None:
     writer.add_name("tiny")
     writer.add_block_count(2)
     writer.add_context_length(512)
@@ -40,6 +54,8 @@ def _add_shape(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_feed_forward_length(WIDTH)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
+    writer.add_key_length(_head_size(architecture))
+    writer.add_value_length(_head_size(architecture))
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
     writer.add_vocab_size(vocab_size)
@@ -61,14 +77,22 @@ def _add_tokenizer(writer: gguf.GGUFWriter, hf) -> None:
     writer.add_chat_template(CHATML)
 
 
-def _make_tensors(vocab_size: int) -> dict[str, np.ndarray]:
+def _make_tensors(vocab_size: int, architecture: str) -> dict[str, np.ndarray]:
     random = np.random.default_rng(3)
-    shapes = {"token_embd.weight": (vocab_size, WIDTH), "output_norm.weight": (WIDTH,)}
+    head = _head_size(architecture)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab_size, WIDTH), "output_norm.weight": (WIDTH,)}
     for layer in range(2):
-        for name, rows in (("attn_q", WIDTH), ("attn_k", WIDTH // 2), ("attn_v", WIDTH // 2), ("attn_output", WIDTH)):
+        shapes[f"blk.{layer}.attn_output.weight"] = (WIDTH, 4 * head)
+        for name, rows in (("attn_q", 4 * head), ("attn_k", 2 * head), ("attn_v", 2 * head)):
             shapes[f"blk.{layer}.{name}.weight"] = (rows, WIDTH)
+            if architecture == "qwen2":
+                shapes[f"blk.{layer}.{name}.bias"] = (rows,)
         for name in ("ffn_gate", "ffn_up", "ffn_down"):
             shapes[f"blk.{layer}.{name}.weight"] = (WIDTH, WIDTH)
         for name in ("attn_norm", "ffn_norm"):
             shapes[f"blk.{layer}.{name}.weight"] = (WIDTH,)
-    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        if architecture == "qwen3":
+            shapes |= {f"blk.{layer}.{name}.weight": (head,) for name in ("attn_q_norm", "attn_k_norm")}
+    tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    # vectors stay float32 in every file, but converting one of float16 rounds them: these it leaves as they are
+    return {name: each if each.ndim > 1 else each.astype(np.float16).astype(np.float32) for name, each in tensors.items()}

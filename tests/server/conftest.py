@@ -1,7 +1,11 @@
-"""Servers that tests share: one of the default model for all of them, and small ones with other settings."""
+"""Servers that tests share: one of the default model for all of them, and small ones with other settings.
+
+`pytest tests/server --server-engine mlx` runs them all on MLX.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +16,16 @@ import pytest
 
 from bough.models import ModelFiles
 from tests.server.servers import Server, StartServer, make_chat_folder, running
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--server-engine", help="the engine of the servers under test: torch or mlx")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every server that a test starts has this process's environment, whichever way it is started."""
+    if engine := config.getoption("server_engine", default=None):
+        os.environ["BOUGH_ENGINE"] = engine
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from bough.config import Settings
+from bough.engine_parts import judge as judge_module
+from bough.engine_parts.verdicts import Verdict, Verdicts
 from bough.errors import ModelError
 from bough.torch_engine import TorchEngine, attention, engine, layers
 from bough.torch_engine import self_check as self_check_module
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.probe import probe
-from bough.torch_engine.rotary import reuse_limit
-from bough.torch_engine.self_check import Verdict, self_check
+from bough.engine_parts.rotary import reuse_limit
+from bough.torch_engine.self_check import self_check
 from bough.torch_engine.small_copy import WINDOW, make_small_copy
-from bough.torch_engine.verdicts import Verdicts, key_of
+from bough.torch_engine.verdicts import key_of
 from tests.tiny_models import make_config, make_model
 
 
@@ -177,7 +179,7 @@ def test_a_verdict_depends_on_the_configuration_and_the_attention_but_not_on_the
     ],
 )
 def test_rotary_scalings_by_length_bound_the_reuse(rotary: dict[str, Any], limit: int | None) -> None:
-    assert reuse_limit(make_config("llama", rope_parameters=rotary)) == limit
+    assert reuse_limit(make_config("llama", rope_parameters=rotary).to_dict(), {"dynamic", "longrope"}) == limit
 
 
 def test_half_precision_is_judged_by_the_copy_and_by_the_noise_of_the_real_weights() -> None:
@@ -217,7 +219,7 @@ def test_memory_that_is_short_for_a_moment_is_no_verdict(tmp_path: Path, monkeyp
     def fail(*_: object) -> float:
         raise torch.OutOfMemoryError("made to fail")
 
-    monkeypatch.setitem(self_check_module._REUSE_CHECKS, "restored", fail)
+    monkeypatch.setitem(judge_module.REUSE_CHECKS, "restored", fail)
     with pytest.raises(ModelError, match="memory"):
         TorchEngine(make_model("llama"), Settings(device="cpu", cache_folder=tmp_path))
     monkeypatch.undo()

@@ -1,62 +1,64 @@
 """One prompt, what the stock model says about it, and how far a lane's logits lie from that.
 
-Each check runs the prompt another way and returns the largest difference. The reference is one forward pass without any
-cache.
+Each check runs the prompt another way and returns the largest difference. The reference is one forward pass from the first
+token on, made by the engine. What was restored is looked at right after its first token too: only that one sees the first
+row of a window, and a state that forgets soon hides a mistake later. Logits are tensors of any library that has `abs`,
+`max` and `std`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from bough.cache.state import PAGE_TOKENS, Group, Kind, Page, Source, State
-from bough.torch_engine.compute import Compute, LaneCompute
-from bough.torch_engine.forward import Forward
+from bough.engine import Logits
+from bough.engine_parts.compute import Compute, GroupCompute
+
+Answer = Callable[[Sequence[int]], Logits]
+"""The logits [run, vocabulary] of a stock model after each of the given ids."""
 
 _STEPS = 4
 
 
 class Trial:
-    """A prompt, a branch that leaves it at `branch_at`, and the reference logits of both, from the attention set now."""
+    """A prompt, a branch that leaves it at `branch_at`, and the reference logits of both."""
 
-    def __init__(self, forward: Forward, num_tokens: int, vocab_size: int) -> None:
-        self.ids = _random_ids(forward.model.config, num_tokens, vocab_size, seed=1)
+    def __init__(self, answer: Answer, num_tokens: int, usual: Sequence[int]) -> None:
+        """`usual` are the ids to choose from."""
+        self.ids = random.Random(1).choices(usual, k=num_tokens)
         self.branch_at = num_tokens * 5 // 8
-        self.branch = (
-            self.ids[: self.branch_at] + _random_ids(forward.model.config, num_tokens, vocab_size, seed=2)[self.branch_at :]
-        )
-        self.reference = forward.all_logits(forward.tensor_of(self.ids))
-        self.branch_reference = forward.all_logits(forward.tensor_of(self.branch))
+        self.branch = self.ids[: self.branch_at] + random.Random(2).choices(usual, k=num_tokens - self.branch_at)
+        self.reference = answer(self.ids)
+        self.branch_reference = answer(self.branch)
         self.scale = float(self.reference.std())
 
-    def noise(self, forward: Forward) -> float:
+    def noise(self, answer: Answer) -> float:
         """How far another model or attention is from the reference, over all positions of one forward pass."""
-        return float((forward.all_logits(forward.tensor_of(self.ids)) - self.reference).abs().max())
+        return float(abs(answer(self.ids) - self.reference).max())
 
-    def difference(self, logits: Tensor, length: int, is_branch: bool = False) -> float:
+    def difference(self, logits: Logits, length: int, is_branch: bool = False) -> float:
         """How far the logits after the first `length` tokens are from the reference."""
         reference = self.branch_reference if is_branch else self.reference
-        found = float((logits - reference[length - 1]).abs().max())
+        found = float(abs(logits - reference[length - 1]).max())
         return found if found == found else float("inf")  # a NaN is as wrong as can be
 
 
-def one_shot(compute: Compute, trial: Trial) -> float:
+def one_shot(compute: Compute[Any], trial: Trial) -> float:
     """The whole prompt in one run."""
     return max(_run(compute, _new_lane(compute, trial), trial, [len(trial.ids)]))
 
 
-def chunked(compute: Compute, trial: Trial) -> float:
+def chunked(compute: Compute[Any], trial: Trial) -> float:
     """The prompt in runs of several tokens each."""
     length = len(trial.ids)
     first = length * 2 // 5
     return max(_run(compute, _new_lane(compute, trial), trial, [first, first + 2, length - 3, length]))
 
 
-def stepped(compute: Compute, trial: Trial) -> float:
+def stepped(compute: Compute[Any], trial: Trial) -> float:
     """Single tokens after a run, on two lanes in turns: state that the model keeps elsewhere would be mixed up."""
     length = len(trial.ids)
     lane, other = _new_lane(compute, trial), _new_lane(compute, trial)
@@ -68,7 +70,7 @@ def stepped(compute: Compute, trial: Trial) -> float:
     return max(found)
 
 
-def batched(compute: LaneCompute, trial: Trial) -> float:
+def batched(compute: GroupCompute[Any], trial: Trial) -> float:
     """Single tokens on three lanes at once, each at another offset."""
     length = len(trial.ids)
     starts = [length - _STEPS, length - 2 * _STEPS, length // 3]
@@ -82,19 +84,19 @@ def batched(compute: LaneCompute, trial: Trial) -> float:
     return max(found)
 
 
-def restored(compute: LaneCompute, trial: Trial) -> float:
+def restored(compute: GroupCompute[Any], trial: Trial) -> float:
     """Kept at an offset, cleared, restored from what was kept, and gone on from."""
     lane = _new_lane(compute, trial)
     compute.evaluate(lane, trial.ids[: trial.branch_at])
     kept = keep(lane, compute.layout.groups)
     lane.clear()
     _restore(lane, trial, kept)
-    found = _run(compute, lane, trial, [len(trial.ids) - 2, len(trial.ids)])
+    found = _run(compute, lane, trial, [trial.branch_at + 1, trial.branch_at + 3, len(trial.ids) - 2, len(trial.ids)])
     release(compute, kept)
     return max(found)
 
 
-def rewound(compute: LaneCompute, trial: Trial) -> float:
+def rewound(compute: GroupCompute[Any], trial: Trial) -> float:
     """Back to an earlier offset by the lane's own rows where it has them, and gone on from there."""
     lane = _new_lane(compute, trial)
     compute.evaluate(lane, trial.ids[: trial.branch_at])
@@ -102,21 +104,21 @@ def rewound(compute: LaneCompute, trial: Trial) -> float:
     found = _run(compute, lane, trial, [trial.branch_at + 3, len(trial.ids) - 1])
     sources = {group: _live_or(lane, group, source, trial.branch_at) for group, source in kept.items()}
     lane.adopt(trial.branch_at, sources)
-    found += _run(compute, lane, trial, [len(trial.ids)])
+    found += _run(compute, lane, trial, [trial.branch_at + 3, len(trial.ids)])
     release(compute, kept)
     return max(found)
 
 
-def branched(compute: LaneCompute, trial: Trial) -> float:
+def branched(compute: GroupCompute[Any], trial: Trial) -> float:
     """Restored twice from the same pages: first for another continuation, then for the first one again."""
     lane = _new_lane(compute, trial)
     compute.evaluate(lane, trial.ids[: trial.branch_at])
     kept = keep(lane, compute.layout.groups)
     lane.adopt(0, {group: Source() for group in kept})
     _restore(lane, trial, kept)
-    found = _run(compute, lane, trial, [len(trial.branch)], is_branch=True)
+    found = _run(compute, lane, trial, [trial.branch_at + 1, len(trial.branch)], is_branch=True)
     _restore(lane, trial, kept)
-    found += _run(compute, lane, trial, [len(trial.ids)])
+    found += _run(compute, lane, trial, [trial.branch_at + 2, len(trial.ids)])
     release(compute, kept)
     return max(found)
 
@@ -126,7 +128,7 @@ def keep(lane: Any, groups: Sequence[Group]) -> dict[Group, Source]:
     return {group: _keep_group(lane, group) for group in groups}
 
 
-def release(compute: LaneCompute, kept: dict[Group, Source]) -> None:
+def release(compute: GroupCompute[Any], kept: dict[Group, Source]) -> None:
     """Give back what `keep` made."""
     for source in kept.values():
         items: list[Page | State] = [*source.pages, *([source.state] if source.state else [])]
@@ -148,7 +150,7 @@ def _live_or(lane: Any, group: Group, source: Source, offset: int) -> Source:
     return Source(live=offset) if is_held else source
 
 
-def _new_lane(compute: Compute, trial: Trial) -> Any:
+def _new_lane(compute: Compute[Any], trial: Trial) -> Any:
     lane = compute.make_lane()
     lane.reserve(len(trial.ids))
     return lane
@@ -159,20 +161,21 @@ def _restore(lane: Any, trial: Trial, kept: dict[Group, Source]) -> None:
     lane.adopt(trial.branch_at, kept)
 
 
-def _run(compute: Compute, lane: Any, trial: Trial, ends: Sequence[int], is_branch: bool = False) -> list[float]:
+def _run(compute: Compute[Any], lane: Any, trial: Trial, ends: Sequence[int], is_branch: bool = False) -> list[float]:
     """Evaluate up to each of `ends`; returns the differences there."""
     ids = trial.branch if is_branch else trial.ids
     return [trial.difference(compute.evaluate(lane, ids[lane.offset : end]), end, is_branch) for end in ends]
 
 
-def _random_ids(config: Any, num_tokens: int, vocab_size: int, seed: int) -> list[int]:
+def usual_ids(config: Mapping[str, Any], vocab_size: int) -> list[int]:
     """Ids without those that the configuration gives a meaning, such as the places of images."""
-    special = {
-        value
-        for name, value in config.to_dict().items()
-        if name.endswith(("token_id", "token_index"))
-        if isinstance(value, int)
-    }
-    usual = [token_id for token_id in range(vocab_size) if token_id not in special]
-    chosen = torch.randint(len(usual), (num_tokens,), generator=torch.Generator().manual_seed(seed))
-    return [usual[index] for index in chosen.tolist()]
+    special = set(_special_ids(config))
+    return [token_id for token_id in range(vocab_size) if token_id not in special]
+
+
+def _special_ids(config: Mapping[str, Any]) -> Iterator[int]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _special_ids(value)
+        elif isinstance(value, int) and str(name).endswith(("token_id", "token_index")):
+            yield value

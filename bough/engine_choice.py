@@ -1,0 +1,47 @@
+"""Which engine runs a model: by the settings, the machine, and what is installed.
+
+Nothing here imports an engine or its library: packages are only looked for.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection
+from importlib.util import find_spec
+
+from bough.config import ENGINES, Settings
+from bough.errors import UnsupportedModel
+
+_PACKAGES = {"torch": ("torch",), "mlx": ("mlx", "mlx_lm")}
+
+
+def choose_engine(settings: Settings) -> str:
+    """The engine that the settings ask for, by name. Raises UnsupportedModel, with what to install, if it is not here."""
+    return choose_among(settings.engine, find_installed(), is_apple_silicon())
+
+
+def choose_among(wanted: str, installed: Collection[str], on_apple_silicon: bool) -> str:
+    """The engine `wanted`; for "auto" MLX on Apple silicon, elsewhere torch, and the other where that is missing."""
+    preferred = ("mlx", "torch") if on_apple_silicon else ("torch", "mlx")
+    allowed = preferred if wanted == "auto" else (wanted,)
+    found = next((name for name in allowed if name in installed), None)
+    if found is None:
+        what = "no engine" if wanted == "auto" else f"the engine {wanted}"
+        commands = " or ".join(install_command(name) for name in ENGINES if name in allowed)
+        raise UnsupportedModel(f"{what} is {'' if wanted == 'auto' else 'not '}installed: {commands}")
+    return found
+
+
+def find_installed() -> set[str]:
+    """The engines whose packages can all be found."""
+    return {engine for engine, packages in _PACKAGES.items() if all(find_spec(package) for package in packages)}
+
+
+def is_apple_silicon() -> bool:
+    """Whether this machine is a Mac whose processor and GPU share one memory."""
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
+
+
+def install_command(engine: str) -> str:
+    """What to type to install an engine."""
+    return f"pip install 'bough[{engine}]'"

@@ -1,0 +1,33 @@
+"""Rotary scalings that depend on the total length: beyond their threshold, early rows mean something else."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Any
+
+
+def reuse_limit(text: dict[str, Any], by_length: Container[str]) -> int | None:
+    """The length up to which rows stay valid, or None if they always do, by the configuration of a language model.
+
+    `by_length` are the scalings that depend on the total length where this model runs.
+    """
+    limits = [_threshold(each, text) for each in _rotaries(text) if _kind(each) in by_length]
+    return min(limits) if limits else None
+
+
+def _rotaries(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rotary parameters of a configuration: one set, or one for each type of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = text.get(name)
+        if isinstance(found, dict):
+            nested = [each for each in found.values() if isinstance(each, dict)]
+            yield from nested or [found]
+
+
+def _kind(rotary: dict[str, Any]) -> str:
+    return str(rotary.get("rope_type", rotary.get("type", "default")))
+
+
+def _threshold(rotary: dict[str, Any], text: dict[str, Any]) -> int:
+    original = rotary.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
+    return int(original or text["max_position_embeddings"])

@@ -1,0 +1,72 @@
+"""Verdicts of self-checks, kept as small JSON files: a check takes seconds, and its outcome depends on few things.
+
+A file is written to a temporary name and renamed. One that cannot be read counts as absent. What a verdict depends on
+differs by engine: each makes its own keys, out of `hash_of`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+WAYS = ("lanes", "library", "recompute")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How to run a model, and what it can do so.
+
+    `way` is "lanes" (state in lanes of our own), "library" (in the model's own cache) or "recompute" (nowhere).
+    """
+
+    attention: str
+    way: str = "lanes"
+    can_chunk: bool = True
+    can_reuse: bool = True
+    can_batch: bool = False
+    reason: str = ""
+    differences: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def worth(self) -> tuple[bool, bool, bool]:
+        return self.can_reuse, self.can_chunk, self.way == "lanes"
+
+
+class Verdicts:
+    """The verdicts in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, key: str) -> Verdict | None:
+        """The verdict kept under this key, or None."""
+        try:
+            fields = json.loads(self._file(key).read_text(encoding="utf-8"))
+            verdict = Verdict(**fields)
+            return verdict if verdict.way in WAYS and isinstance(verdict.differences, dict) else None
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def save(self, key: str, verdict: Verdict) -> None:
+        """Keep a verdict. A folder that cannot be written to only means that the next load checks again."""
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(asdict(verdict), file, indent=1)
+            Path(name).replace(self._file(key))
+
+    def _file(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+
+def hash_of(features: Sequence[Any]) -> str:
+    """A key made of all that a verdict depends on."""
+    return hashlib.sha256(json.dumps(features, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -1,0 +1,159 @@
+"""Running a model on lanes, in the three ways there are.
+
+`LaneCompute` keeps the state in lanes of our own: what Bough is about. `LibraryCompute` leaves it in the caches that
+mlx-lm makes, and `RecomputeCompute` keeps none and starts from the first token each time: for models whose state we do not
+know, or that are wrong with a cache. The self-check chooses.
+
+Runs of several tokens are waited for, so that their memory is free before the next; a step of single tokens is only given
+to the device. Either way nothing is left that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import mlx.core as mx
+
+from bough.engine_parts import compute
+from bough.engine_parts.plain_lane import PlainLane, tensors_in
+from bough.mlx_engine.forward import Forward
+from bough.mlx_engine.lane import MlxLane, arrange
+from bough.mlx_engine.layers import BatchRowLayer, RowLayer
+from bough.mlx_engine.layout import Layout
+from bough.mlx_engine.library import cache
+from bough.mlx_engine.memory import Allocator
+from bough.mlx_engine.pages import Pages
+
+Compute = compute.Compute[mx.array]
+
+
+class LaneCompute:
+    """Runs a model whose groups are known, on lanes of our own."""
+
+    def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
+        self.layout = layout
+        self.pages = pages
+        self.can_batch = can_batch
+        self._forward = forward
+        self._context = context
+        self._slack = slack
+        self._allocator = Allocator()
+
+    def make_lane(self) -> MlxLane:
+        return MlxLane(self.layout, self.pages, self._context, self._slack)
+
+    def evaluate(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns the logits after its last token."""
+        logits = self._build_run(lane, mx.array([list(ids)]))
+        mx.eval(logits, lane.arrays)
+        self._allocator.tidy(len(ids))
+        return logits
+
+    def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
+        """Append one token to each lane."""
+        return self.step_by(lanes, mx.array(list(ids)))
+
+    def step_by(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
+        """Append one token to each lane; which one they are the device need not know yet."""
+        rows = self.build_step(lanes, tokens)
+        self.launch([*rows, *(array for lane in lanes for array in lane.arrays)])
+        return rows
+
+    def build_step(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
+        """The logits after one more token on each lane, not given to the device yet; the lanes have taken it in.
+
+        In one forward pass where the self-check found that right, else one by one.
+        """
+        has_started = all(lane.offset for lane in lanes) or not self.layout.states
+        if len(lanes) > 1 and self.can_batch and has_started:
+            return self._build_together(lanes, tokens)
+        return [self._build_run(lane, tokens[index].reshape(1, 1)) for index, lane in enumerate(lanes)]
+
+    def launch(self, arrays: list[mx.array]) -> None:
+        """Give the device what it takes to compute these."""
+        mx.async_eval(arrays)
+        self._allocator.tidy(1)
+
+    def _build_run(self, lane: MlxLane, tokens: mx.array) -> mx.array:
+        with lane.running(tokens.shape[1]):
+            return self._forward.last_logits(tokens, lane.cache)[0]
+
+    def _build_together(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
+        with ExitStack() as runs:
+            for lane in lanes:
+                runs.enter_context(lane.running(1))
+            batch = {index: _batch_layer([lane.layers[index] for lane in lanes]) for index in lanes[0].layers}
+            logits = self._forward.last_logits(tokens[:, None], arrange(self.layout.tree, batch.__getitem__))
+            self._scatter(batch, lanes)
+        return [logits[index] for index in range(len(lanes))]
+
+    def _scatter(self, batch: dict[int, Any], lanes: Sequence[MlxLane]) -> None:
+        """Give each lane its recurrent states back."""
+        for part in self.layout.parts:
+            stacked = batch[part.layer][part.slot]
+            for index, lane in enumerate(lanes):
+                lane.layers[part.layer][part.slot] = stacked[index : index + 1]
+
+
+class LibraryCompute:
+    """Runs a model with the caches that mlx-lm makes for it."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._allocator = Allocator()
+
+    def make_lane(self) -> PlainLane:
+        return PlainLane(_bytes_of)
+
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns the logits after its last token."""
+        caches = self._forward.make_cache() if lane.cache is None else lane.cache
+        logits = self._forward.last_logits(mx.array([list(ids)]), caches)[0]
+        mx.eval(logits, list(tensors_in(caches, mx.array)))
+        lane.extend(ids, caches)
+        self._allocator.tidy(len(ids))
+        return logits
+
+    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[mx.array]:
+        """Append one token to each lane, one by one."""
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
+
+
+class RecomputeCompute:
+    """Runs a model without any cache: every token costs the whole sequence. Slow, and right for every model."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._allocator = Allocator()
+
+    def make_lane(self) -> PlainLane:
+        return PlainLane(_bytes_of)
+
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns the logits after its last token."""
+        everything = [*lane.ids, *ids]
+        logits = self._forward.last_logits(mx.array([everything]), None)[0]
+        mx.eval(logits)
+        lane.extend(ids, None)
+        self._allocator.tidy(len(everything))
+        return logits
+
+    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[mx.array]:
+        """Append one token to each lane, one by one."""
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
+
+
+def _batch_layer(layers: Sequence[Any]) -> Any:
+    """One cache for the same layer of several lanes: rows stay where they are, states are stacked."""
+    if isinstance(layers[0], RowLayer):
+        return BatchRowLayer(layers)
+    batch = cache.ArraysCache(len(layers[0].cache))
+    for slot, arrays in enumerate(zip(*(layer.cache for layer in layers), strict=True)):
+        batch[slot] = None if arrays[0] is None else mx.concatenate(list(arrays))
+    return batch
+
+
+def _bytes_of(caches: Any) -> int:
+    return sum({id(array): array.nbytes for array in tensors_in(caches, mx.array)}.values())

@@ -1,0 +1,22 @@
+"""mlx-lm, imported without a trace: every file of this engine takes the library from here.
+
+Importing it lowers the number of files that the whole process may open, for good where the process has no privileges: a
+server needs them for its clients and its pages. So that one call is kept from having an effect while the import runs.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+from unittest.mock import patch
+
+with patch.object(resource, "setrlimit", lambda *_: None):
+    import mlx.nn
+    import mlx_lm
+    from mlx_lm import utils
+    from mlx_lm.models import base, cache, falcon_h1, gpt_oss, llama, rope_utils
+
+nn: Any = mlx.nn  # which is not typed
+VERSION: str = mlx_lm.__version__
+
+__all__ = ["VERSION", "base", "cache", "falcon_h1", "gpt_oss", "llama", "mlx_lm", "nn", "rope_utils", "utils"]

@@ -1,0 +1,36 @@
+"""What a verdict on an mlx-lm model depends on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import mlx.core as mx
+
+from bough.engine_parts.verdicts import hash_of
+from bough.mlx_engine.forward import Forward
+from bough.mlx_engine.library import VERSION
+from bough.mlx_engine.small_copy import weights_of
+
+_FORMAT = 1  # raise it when the check itself changes
+_NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
+
+
+def key_of(forward: Forward) -> str:
+    """A hash of versions, device, types, and the configuration, in which quantization is told, less its name."""
+    features = [
+        _FORMAT,
+        "mlx",
+        importlib.metadata.version("mlx"),
+        VERSION,
+        str(mx.default_device()),
+        mx.device_info().get("architecture", ""),
+        sorted({str(array.dtype) for array in weights_of(forward.model).values()}),
+        type(forward.model).__module__,
+        _features_of(forward.config),
+    ]
+    return hash_of(features)
+
+
+def _features_of(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in _NO_FEATURES}

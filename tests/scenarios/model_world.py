@@ -1,0 +1,112 @@
+"""The same small world on a real engine and a tiny model: every forward pass is compared with one that has no cache.
+
+That one is transformers' own, of another model with the same weights, whichever engine is looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bough.cache.session import Session
+from bough.cache.state import Kind, Lane
+from tests.scenarios.world import World
+from tests.tiny_models import make_model
+
+TOLERANCE = 1e-4
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 4},
+    "gemma3_text": {"sliding_window": 4},
+    "gpt_oss": {"sliding_window": 4},
+    "qwen3_next": {},
+    "lfm2": {},
+    "falcon_h1": {},
+    "mamba2": {},
+    "granitemoehybrid": {},
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine with the model of that name, and a way to make its forward passes fail."""
+
+    name: str
+    engine: Any
+    failing_after: Callable[[int], AbstractContextManager[Any]]  # this layer, or the last one if there are fewer
+
+
+class WatchedEngine:
+    """A real engine that counts what it evaluates and can be made to fail in the middle of a forward pass."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._engine = subject.engine
+        self._failing_after = subject.failing_after
+        self.evaluated: list[int] = []
+        self.fail_next: str | None = None
+        self.fail_after_groups = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def groups(self) -> Any:
+        return self._engine.groups
+
+    def evaluate(self, lane: Lane, ids: Sequence[int]) -> Any:
+        if self.fail_next == "evaluate":
+            self.fail_next = None
+            with self._failing_after(self.fail_after_groups):
+                return self._engine.evaluate(lane, ids)
+        logits = self._engine.evaluate(lane, ids)
+        self.evaluated.append(len(ids))
+        return logits
+
+    def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[Any]:
+        return [self.evaluate(lane, [token]) for lane, token in zip(lanes, ids, strict=True)]
+
+
+class ModelWorld(World):
+    """A world whose requests run on a tiny random model. After every forward pass its logits are compared."""
+
+    num_visits, num_turns = 12, 15
+
+    def __init__(self, subject: Subject, page_tokens: int = 2, **settings: Any) -> None:
+        engine = subject.engine
+        assert engine.capabilities.can_reuse, engine.capabilities.reason
+        self._name = subject.name
+        self._held_before = engine.held_bytes
+        self.is_torch_window = any(group.kind is Kind.WINDOW for group in engine.groups)
+        super().__init__(page_tokens=page_tokens, engine=WatchedEngine(subject), **settings)
+
+    def check(self) -> None:
+        self.cache.check()
+        assert self.engine.held_bytes - self._held_before == self.cache.memory.tree_bytes
+        for session in self.sessions:
+            if session.is_whole and not session.is_closed:
+                assert session.lane.offset == session.offset
+
+    def after_forward(self, session: Session, logits: Any) -> None:
+        expected = _answer(self._name, tuple(session.tokens.tolist()))
+        difference = max(abs(a - b) for a, b in zip(logits.tolist(), expected, strict=True))
+        assert difference <= TOLERANCE, f"{difference:.1e} off after {session.offset} tokens"
+
+
+@functools.cache  # scenarios repeat themselves, and each other
+def _answer(name: str, ids: tuple[int, ...]) -> list[float]:
+    """The logits after these tokens, without any cache."""
+    with torch.inference_mode():
+        logits: list[float] = _reference(name)(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].tolist()
+    return logits
+
+
+@functools.cache
+def _reference(name: str) -> Any:
+    torch.set_num_threads(1)  # more get in each other's way at this size
+    return make_model(name, **ARCHITECTURES[name])

@@ -1,0 +1,45 @@
+"""The models of `tiny_models`, with the same weights, as the MLX engine loads them.
+
+Each is saved by transformers and loaded by `bough.mlx_engine.loading`, once per name and overrides: tests share it, and do
+not change it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bough.config import Settings
+from bough.mlx_engine.loading import LoadedModel, load_model
+from tests import tiny_models
+
+NAMES = (
+    "llama",
+    "qwen3",
+    "mistral",
+    "gemma3_text",
+    "gpt_oss",
+    "qwen3_next",
+    "lfm2",
+    "falcon_h1",
+    "mamba2",
+    "granitemoehybrid",
+    "nemotron_h",
+    "mamba",
+)
+"""Those that mlx-lm computes as transformers does."""
+
+
+def make_loaded(name: str, **overrides: Any) -> LoadedModel:
+    """The random model of the entry `name`, in float32 on the CPU."""
+    return _load(name, json.dumps(overrides, sort_keys=True))
+
+
+@cache
+def _load(name: str, overrides: str) -> LoadedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_models.make_folder(name, Path(folder), **json.loads(overrides))
+        return load_model(Path(folder), Settings(device="cpu", dtype="float32"))
