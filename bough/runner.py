@@ -62,6 +62,7 @@ def load(name_or_path: str | Path | None = None, *, progress: Progress | None = 
 
 def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
     """A runner for a model that is on this machine, by settings that are chosen already."""
+    files = models.fit(files, chosen, progress)
     engine = make_engine(files, chosen, progress)
     tokenizer = load_tokenizer(files, chosen.trust_remote_code)
     return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))

@@ -17,7 +17,7 @@ import mlx.core as mx
 from bough.engine_parts.draws import is_plain
 from bough.mlx_engine.compute import LaneCompute
 from bough.mlx_engine.lane import MlxLane
-from bough.mlx_engine.sampling import find_largest, read_largest, sample
+from bough.mlx_engine.sampling import find_likeliest, read_likeliest, sample
 from bough.types import Draw, Sampled
 
 
@@ -63,9 +63,9 @@ class AheadCompute:
         """Choose one token for each, and let the device go on with them on the lanes that can."""
         lanes = self._lanes_of(logits)
         if all(map(is_plain, draws)) and lanes:
-            tokens = find_largest(logits)
+            tokens = find_likeliest(logits)
             rows = self._go_ahead(lanes, tokens)
-            sampled = read_largest(tokens)
+            sampled = read_likeliest(tokens)
         else:
             sampled = sample(logits, draws)
             rows = self._go_ahead(lanes, mx.array([each.token_id for each in sampled]))

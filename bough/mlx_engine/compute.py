@@ -122,7 +122,10 @@ class LibraryCompute:
 
 
 class RecomputeCompute:
-    """Runs a model without any cache: every token costs the whole sequence. Slow, and right for every model."""
+    """Runs a model anew each time: every token costs the whole sequence. Slow, and right for every model.
+
+    It gets fresh caches, as mlx-lm always gives it some: a few models answer otherwise without.
+    """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
@@ -134,7 +137,7 @@ class RecomputeCompute:
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
         everything = [*lane.ids, *ids]
-        logits = self._forward.last_logits(mx.array([everything]), None)[0]
+        logits = self._forward.last_logits(mx.array([everything]), self._forward.make_cache())[0]
         mx.eval(logits)
         lane.extend(ids, None)
         self._allocator.tidy(len(everything))

@@ -77,12 +77,19 @@ class BatchRowLayer:
     def __init__(self, layers: Sequence[RowLayer]) -> None:
         self.layers = layers
         self.offset = mx.array([layer.offset for layer in layers])
+        self._taken: tuple[mx.array, mx.array] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Take each lane's row in. What is returned is never looked at: `attention` asks each lane for its own."""
         for index, layer in enumerate(self.layers):
             layer.update_and_fetch(keys[index : index + 1], values[index : index + 1])
-        return keys, values
+        self._taken = keys, values
+        return self._taken
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The same again, for layers that look at another layer's rows."""
+        assert self._taken is not None, "a layer looks at rows that nobody has taken in"
+        return self._taken
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
         """A single new token may look at all rows that its lane hands out, if that is the window which the model means."""

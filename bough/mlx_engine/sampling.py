@@ -40,21 +40,21 @@ def sample(logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
     others = [index for index, draw in enumerate(draws) if not is_plain(draw)]
     chosen: dict[int, Sampled] = {}
     if plain:
-        chosen = dict(zip(plain, read_largest(find_largest([rows[index] for index in plain])), strict=True))
+        chosen = dict(zip(plain, read_likeliest(find_likeliest([rows[index] for index in plain])), strict=True))
     mx.eval([rows[index] for index in others])
     chosen.update({index: _sample_row(np.array(rows[index], copy=False), draws[index]) for index in others})
     return [chosen[index] for index in range(len(draws))]
 
 
-def find_largest(rows: Sequence[mx.array]) -> mx.array:
+def find_likeliest(rows: Sequence[mx.array]) -> mx.array:
     """The id of each row's largest logit, of equal ones the lowest: not waited for yet, and -1 where there is none."""
     stacked = mx.stack(list(rows))
     is_sound = mx.isfinite(stacked.max(axis=-1))  # NaN is the maximum on every device, but not always the argmax
     return mx.where(is_sound, stacked.argmax(axis=-1).astype(mx.int32), _BROKEN)
 
 
-def read_largest(token_ids: mx.array) -> list[Sampled]:
-    """What `find_largest` found: one wait for the device, whatever that is."""
+def read_likeliest(token_ids: mx.array) -> list[Sampled]:
+    """What `find_likeliest` found: one wait for the device, whatever that is."""
     chosen: list[int] = np.array(token_ids).tolist()
     if _BROKEN in chosen:
         raise EngineError(NOT_FINITE)

@@ -5,7 +5,7 @@ import logging
 from bough.models.files import ModelFiles
 from bough.models.info import ModelInfo, describe
 from bough.models.progress import Progress, SilentProgress
-from bough.models.resolve import can_pull, pull, resolve
+from bough.models.resolve import can_pull, fit, pull, resolve
 from bough.models.store import Store
 from bough.models.template import Rendered
 from bough.models.tokenizer import Tokenizer, load_tokenizer
@@ -23,6 +23,7 @@ __all__ = [
     "Tokenizer",
     "can_pull",
     "describe",
+    "fit",
     "load_tokenizer",
     "pull",
     "resolve",

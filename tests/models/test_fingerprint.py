@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 
+import gguf
 import pytest
 
 from bough.config import Settings
 from bough.errors import ModelError
 from bough.models.files import ModelFiles
-from bough.models.fingerprint import fingerprint, safe_name, tree_folder
+from bough.models.fingerprint import fingerprint, hash_weights, safe_name, tree_folder
+from bough.models.gguf_folder import keep
+from bough.models.progress import SilentProgress
+from tests.models.tiny_gguf import write_gguf
 
 FILES = {
     "config.json": json.dumps({"model_type": "llama", "hidden_size": 8}),
@@ -254,3 +259,17 @@ def test_no_name_leads_out_of_the_trees_folder(settings, name):
 
 def test_a_fingerprint_from_a_strange_file_leads_nowhere_else(settings):
     assert tree_folder(settings, "small", "/../../../etc").parent == settings.trees_folder
+
+
+def test_a_gguf_file_counts_as_the_weights_it_holds(tmp_path: Path, settings: Settings) -> None:
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
+    keep(tmp_path / "tiny.gguf", tmp_path / "kept", SilentProgress())
+    files = ModelFiles("tiny", tmp_path / "kept")
+    before = fingerprint(files, settings)
+
+    content = bytearray(files.weights[0].read_bytes())
+    content[-1] ^= 1
+    files.weights[0].write_bytes(content)
+
+    assert hash_weights(files, settings) == {"model.gguf": hashlib.sha256(content).hexdigest()}
+    assert fingerprint(files, settings) != before

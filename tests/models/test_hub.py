@@ -12,6 +12,7 @@ import pytest
 from bough.config import Settings
 from bough.errors import DownloadError, ModelNotFound
 from bough.models import pull, resolve
+from tests.models.packed_model import write_packed_model
 from tests.models.web_server import Recorder, Site, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -179,3 +180,22 @@ def test_offline_mode_is_told_as_such(settings, monkeypatch):
 
     with pytest.raises(DownloadError, match=r"cannot fetch org/small.*(?i:offline)"):
         pull("org/small", settings)
+
+
+def test_a_model_of_mlx_community_comes_whole_and_is_counted_as_what_it_stands_for(
+    settings, use_hub, tmp_path, monkeypatch
+):
+    write_packed_model(tmp_path / "packed")
+    held = {path.name: path.read_bytes() for path in (tmp_path / "packed").iterdir()}
+    small = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "model.safetensors.index.json")
+    held |= dict.fromkeys(small, b"{}") | {"chat_template.jinja": b"{{ messages }}", "README.md": b"a card"}
+    for name, content in held.items():
+        monkeypatch.setitem(FILES, name, content)
+
+    with serving(make_hub(tuple(held))) as site:
+        use_hub(site.url)
+        files = pull("org/small", settings)
+
+    assert names_in(files.folder) == sorted([*(name for name in held if name != "README.md"), "bough.json"])
+    assert files.num_parameters == 64 * 128 + 32 * 64 + 32 + 128  # the hub told 1,250
+    assert files.quantization == "4-bit"

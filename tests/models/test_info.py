@@ -9,6 +9,7 @@ import pytest
 from bough.config import Settings
 from bough.errors import UnsupportedModel
 from bough.models import ModelFiles, describe, resolve
+from tests.models.packed_model import write_packed_model
 from tests.models.tiny_tokenizer import THINKS, byte_level
 from tests.tiny_models import make_folder, make_model
 
@@ -53,3 +54,12 @@ def test_weights_with_a_broken_header_are_refused(tmp_path, header):
 
     with pytest.raises(UnsupportedModel, match="is not a safetensors file"):
         describe(ModelFiles("broken", folder))
+
+
+def test_weights_that_mlx_packed_count_as_what_they_stand_for(tmp_path):
+    write_packed_model(tmp_path / "packed")
+
+    info = describe(ModelFiles("packed", tmp_path / "packed"))
+
+    assert info.num_parameters == 64 * 128 + 32 * 64 + 32 + 128
+    assert info.quantization == "4-bit"

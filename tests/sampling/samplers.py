@@ -1,8 +1,7 @@
-"""The samplers that one suite runs over, and draws of many kinds. A new engine adds one entry to `SAMPLERS`."""
+"""The samplers that one suite runs over. A new engine adds one entry to `SAMPLERS`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,33 +52,3 @@ TORCH = Sampler("torch", sample_torch, _make_torch_row)
 PRECISE_TORCH = Sampler("torch in doubles", sample_torch, _make_torch_row, "float64")
 MLX = Sampler("mlx", sample_mlx, _make_mlx_row)
 SAMPLERS = (TORCH, MLX)
-
-
-def logs(*probabilities: float) -> list[float]:
-    return [math.log(each) if each else -math.inf for each in probabilities]
-
-
-def bits(allowed: Iterable[int], vocab_size: int) -> bytes:
-    mask = sum(1 << token_id for token_id in allowed)
-    return mask.to_bytes((vocab_size + 7) // 8, "little")
-
-
-def make_many_draws(count: int, vocab_size: int) -> list[Draw]:
-    """Draws of every kind: greedy and not, with each of the limits, penalties, a mask and log-probabilities."""
-    limits: list[dict[str, Any]] = [
-        {},
-        {"top_k": 40},
-        {"top_p": 0.9},
-        {"min_p": 0.1},
-        {"top_k": 40, "top_p": 0.9, "repeat_penalty": 1.3},
-        {"logprobs": 3},
-    ]
-    return [
-        Draw(
-            SamplingParams(temperature=(index % 3) / 2, **limits[index % len(limits)]),
-            uniform=(index + 0.5) / count,
-            history=range(index * 10, index * 20),
-            allowed=b"\x5a" * (vocab_size // 8) if index % 2 else None,
-        )
-        for index in range(count)
-    ]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from bough.torch_engine import sampling as torch_sampling
 from bough.types import Draw, SamplingParams
 from tests import reference_sampler as reference
-from tests.sampling.samplers import MLX, SAMPLERS, TORCH, Sampler, bits, make_many_draws
+from tests.sampling.draws import bits, make_many_draws
+from tests.sampling.samplers import MLX, SAMPLERS, TORCH, Sampler
 
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
 

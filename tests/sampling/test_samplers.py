@@ -9,7 +9,8 @@ import torch
 
 from bough.errors import EngineError
 from bough.types import Draw, SamplingParams
-from tests.sampling.samplers import MLX, PRECISE_TORCH, TORCH, Sampler, bits, logs
+from tests.sampling.draws import bits, logs
+from tests.sampling.samplers import MLX, PRECISE_TORCH, TORCH, Sampler
 
 
 @pytest.fixture(autouse=True)

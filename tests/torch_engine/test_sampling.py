@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bough.torch_engine.sampling import sample
-from tests.sampling.samplers import make_many_draws
+from tests.sampling.draws import make_many_draws
 
 
 @pytest.mark.cuda

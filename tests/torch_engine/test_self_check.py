@@ -10,13 +10,13 @@ import torch
 
 from bough.config import Settings
 from bough.engine_parts import judge as judge_module
+from bough.engine_parts.rotary import reuse_limit
 from bough.engine_parts.verdicts import Verdict, Verdicts
 from bough.errors import ModelError
-from bough.torch_engine import TorchEngine, attention, engine, layers
+from bough.torch_engine import TorchEngine, attention, buffers, engine, layers
 from bough.torch_engine import self_check as self_check_module
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.probe import probe
-from bough.engine_parts.rotary import reuse_limit
 from bough.torch_engine.self_check import self_check
 from bough.torch_engine.small_copy import WINDOW, make_small_copy
 from bough.torch_engine.verdicts import key_of
@@ -80,6 +80,21 @@ def test_a_window_that_real_prompts_would_pass_later_is_checked_on_a_small_copy(
     verdict = judge(make_model("mistral", sliding_window=1024))
 
     assert verdict.attention == "sdpa"
+
+
+def test_the_first_row_of_a_restored_window_counts_in_the_last_layer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = buffers.RowBuffer.write
+
+    def lose_one(self: Any, page: Any, content: torch.Tensor, start: int, end: int) -> None:
+        content = content.clone()
+        self.layout.split(content, page.end - page.start)[-1][-1, :, start - page.start] = 0
+        write(self, page, content, start, end)
+
+    monkeypatch.setattr(buffers.RowBuffer, "write", lose_one)
+
+    verdict = judge(make_model("mistral"))
+
+    assert (verdict.way, verdict.can_chunk, verdict.can_reuse) == ("lanes", True, False)
 
 
 def test_a_model_that_ignores_its_cache_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bough.errors import EngineError
 from bough.mlx_engine.sampling import sample
 from bough.types import Draw, SamplingParams
-from tests.sampling.samplers import make_many_draws
+from tests.sampling.draws import make_many_draws
 
 
 def test_rows_of_one_batch_are_sampled_where_they_lie_as_rows_of_their_own():
@@ -55,3 +55,11 @@ def test_the_largest_are_found_if_they_lie_side_by_side(start: int):
 
     assert result.token_id == start + 19
     assert [each.token_id for each in result.top] == list(reversed(range(start, start + 20)))
+
+
+@pytest.mark.parametrize("logit", [-20.15625, -20.328125, -20.5, -20.671875, -21.015625])
+def test_min_p_keeps_a_token_that_is_only_just_likely_enough(logit: float):
+    # The penalty makes the scores doubles, for which rounding could decide if scores alone were compared.
+    limit = math.exp(logit / 1.1) * (1 - 1e-15)
+    draw = Draw(SamplingParams(temperature=1.1, min_p=limit, repeat_penalty=1.5), uniform=1 - 2**-53, history=[0])
+    assert sample([mx.array([0.0, logit])], [draw])[0].token_id == 1
