@@ -11,7 +11,19 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- tree: begin -->\n```\n", "```\n<!-- tree: end -->"
-FOLDERS = ("cache", "cache/disk", "models", "generate", "torch_engine", "server", "bench", "replay", "cli")
+FOLDERS = (
+    "cache",
+    "cache/disk",
+    "models",
+    "generate",
+    "engine_parts",
+    "torch_engine",
+    "mlx_engine",
+    "server",
+    "bench",
+    "replay",
+    "cli",
+)
 WIDTH = 122
 
 

@@ -6,6 +6,8 @@ import gc
 import itertools
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +54,8 @@ def load(name: str, folders: Path, **settings: object) -> Runner:
     folder = folders / name
     if not folder.exists():
         make_folder(name, folder)
-    return bough.load(folder, cache_folder=folders / "cache", **settings)  # type: ignore[arg-type]
+    chosen = {"engine": "torch", "cache_folder": folders / "cache"} | settings
+    return bough.load(folder, **chosen)  # type: ignore[arg-type]
 
 
 def conversation(seed: int) -> list[list[int]]:
@@ -297,3 +300,29 @@ def test_ctrl_c_leaves_a_free_lane_and_keeps_the_work(llama: Runner) -> None:
         llama.generate(prompt, max_tokens=4, on_progress=lambda done, _: done and signal.raise_signal(signal.SIGINT))
     assert llama.cache.stats()["busy_lanes"] == 0
     assert llama.generate(prompt, max_tokens=1).usage.cached_tokens == len(prompt) - 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "engine", "message"),
+    [
+        (["torch", "mlx"], "auto", "no engine is installed: pip install 'bough[torch]' or pip install 'bough[mlx]'"),
+        (["torch"], "torch", "the engine torch is not installed: pip install 'bough[torch]'"),
+        (["mlx_lm"], "mlx", "the engine mlx is not installed: pip install 'bough[mlx]'"),
+        (["torch.nn"], "torch", "the engine torch cannot be used: No module named 'torch.nn"),
+    ],
+)
+def test_an_engine_that_is_missing_or_broken_is_told_with_the_way_to_install_it(
+    missing: list[str], engine: str, message: str, folders: Path
+) -> None:
+    load("llama", folders).close()  # so that the folder is there
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
+        "import bough\n"
+        f"try: bough.load({str(folders / 'llama')!r}, engine={engine!r}, cache_folder={str(folders / 'cache')!r})\n"
+        "except bough.UnsupportedModel as error: print(error)"
+    )
+
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert found.stdout.startswith(message), found.stderr[-2000:]
+    assert "pip install 'bough[" in found.stdout

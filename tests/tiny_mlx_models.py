@@ -7,6 +7,7 @@ not change it.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any
 from bough.config import Settings
 from bough.mlx_engine.loading import LoadedModel, load_model
 from tests import tiny_models
+
+DEVICE = os.environ.get("MLX_TEST_DEVICE", "cpu")
+"""Where the engine's tests run: "gpu" on a Mac tries Metal."""
 
 NAMES = (
     "llama",
@@ -34,7 +38,7 @@ NAMES = (
 
 
 def make_loaded(name: str, **overrides: Any) -> LoadedModel:
-    """The random model of the entry `name`, in float32 on the CPU."""
+    """The random model of the entry `name`, in float32."""
     return _load(name, json.dumps(overrides, sort_keys=True))
 
 
@@ -42,4 +46,4 @@ def make_loaded(name: str, **overrides: Any) -> LoadedModel:
 def _load(name: str, overrides: str) -> LoadedModel:
     with tempfile.TemporaryDirectory() as folder:
         tiny_models.make_folder(name, Path(folder), **json.loads(overrides))
-        return load_model(Path(folder), Settings(device="cpu", dtype="float32"))
+        return load_model(Path(folder), Settings(device=DEVICE, dtype="float32"))

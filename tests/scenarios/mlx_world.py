@@ -12,14 +12,8 @@ from unittest.mock import patch
 
 from bough.config import Settings
 from bough.mlx_engine import MlxEngine
-from tests.scenarios.model_world import ARCHITECTURES, ModelWorld, Subject
+from tests.scenarios.model_world import ARCHITECTURES, Subject
 from tests.tiny_mlx_models import make_loaded
-
-
-class MlxWorld(ModelWorld):
-    """Shorter walks: small forward passes of MLX on a CPU take twice as long as torch's."""
-
-    num_visits, num_turns = 6, 8
 
 
 @functools.cache

@@ -31,5 +31,5 @@ def world(model: str, page_tokens: int = 2, **settings: Any) -> World:
     if engine == "mlx":
         from tests.scenarios import mlx_world  # only where MLX is
 
-        return mlx_world.MlxWorld(mlx_world.make_subject(name), page_tokens, **settings)
+        return ModelWorld(mlx_world.make_subject(name), page_tokens, **settings)
     return World(MODELS[model], page_tokens, **settings)

@@ -1,0 +1,171 @@
+"""How far each architecture's logits lie from an uncached forward, by the way the prompt was run, on each engine.
+
+`python -m tests.contract.parity [torch | cuda | mlx]` prints the table. What they are compared with is the engine's own
+library without a cache; MLX's answer without a cache is compared with transformers', too, on the same weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import torch
+
+from bough.config import Settings
+from bough.engine import Capabilities, Engine
+from bough.mlx_engine import MlxEngine
+from bough.torch_engine import TorchEngine
+from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
+from tests.tiny_mlx_models import NAMES as MLX_NAMES
+from tests.tiny_mlx_models import make_loaded
+from tests.tiny_models import CONFIGS, make_model
+
+LENGTH = 120  # five windows of the tiny models, and two chunks of the recurrent ones
+AT = 70
+
+
+@dataclass(frozen=True)
+class Row:
+    """One architecture: what the self-check says, and the largest difference of each way."""
+
+    name: str
+    kinds: str
+    state: str
+    capabilities: Capabilities
+    differences: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An engine, and what the same model says after some tokens without any cache."""
+
+    engine: Any
+    reference: Callable[[list[int]], Any]
+
+
+def torch_pair(name: str, folder: Path, device: str = "cpu") -> Pair:
+    """The reference runs the attention that the model's own code defines."""
+    model = make_model(name).to(device)
+    model.set_attn_implementation("eager")
+
+    @torch.inference_mode()
+    def reference(ids: list[int]) -> Any:
+        return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1]
+
+    return Pair(TorchEngine(make_model(name).to(device), Settings(cache_folder=folder)), reference)
+
+
+def mlx_pair(name: str, folder: Path) -> Pair:
+    loaded = make_loaded(name)
+    return Pair(
+        MlxEngine(loaded, Settings(device="cpu", cache_folder=folder)),
+        lambda ids: loaded.model(mx.array([ids]))[0, -1],
+    )
+
+
+PAIRS: dict[str, Callable[[str, Path], Pair]] = {
+    "torch": torch_pair,
+    "cuda": lambda name, folder: torch_pair(name, folder, "cuda"),
+    "mlx": mlx_pair,
+}
+
+
+def chunked(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any, list[int]]]:
+    lane = new_lane(engine, LENGTH)
+    return [(run(engine, lane, ids, sizes), ids[: lane.offset]) for sizes in ([50, 2], [40, 1, 1], [26])]
+
+
+def restored(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any, list[int]]]:
+    lane = new_lane(engine, LENGTH)
+    run(engine, lane, ids, [AT])
+    kept = keep(engine, lane)
+    lane.clear()
+    lane.reserve(LENGTH)
+    lane.adopt(AT, kept)
+    give_back(engine, kept)
+    return [(run(engine, lane, ids, sizes), ids[: lane.offset]) for sizes in ([20], [1, 1], [28])]
+
+
+def rewound(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any, list[int]]]:
+    lane = new_lane(engine, LENGTH)
+    run(engine, lane, ids, [AT])
+    kept = keep(engine, lane)
+    run(engine, lane, branch, [1, 20, 1])
+    rewind(engine, lane, AT, kept)
+    give_back(engine, kept)
+    return [(run(engine, lane, ids, sizes), ids[: lane.offset]) for sizes in ([3], [1], [46])]
+
+
+def branched(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any, list[int]]]:
+    lane, other = new_lane(engine, LENGTH), new_lane(engine, LENGTH)
+    run(engine, lane, ids, [AT])
+    kept = keep(engine, lane)
+    other.adopt(AT, kept)
+    found = [(run(engine, other, branch, [50]), branch), (run(engine, lane, ids, [49, 1]), ids)]
+    give_back(engine, kept)
+    return found
+
+
+def stepped(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any, list[int]]]:
+    """One run and single tokens after it, which every model must get right, reuse or not."""
+    lane, other = new_lane(engine, LENGTH), new_lane(engine, LENGTH)
+    run(engine, lane, ids, [LENGTH - 3])
+    run(engine, other, branch, [LENGTH - 5])
+    for _ in range(3):
+        logits = engine.step([lane, other], [ids[lane.offset], branch[other.offset]])
+    return [(logits[0], ids), (logits[1], branch[: other.offset])]
+
+
+WAYS: dict[str, Callable[..., list[tuple[Any, list[int]]]]] = {
+    "stepped": stepped,
+    "chunked": chunked,
+    "restored": restored,
+    "rewound": rewound,
+    "branched": branched,
+}
+
+
+def parity_row(name: str, folder: Path, engine_name: str = "torch") -> Row:
+    """The architecture `name`; ways that the self-check rules out are not run."""
+    pair = PAIRS[engine_name](name, folder)
+    engine = pair.engine
+    ids = make_ids(engine, LENGTH, seed=3)
+    branch = ids[:AT] + make_ids(engine, LENGTH - AT, seed=4)
+    ways = [way for way in WAYS if way == "stepped" or engine.capabilities.can_reuse]
+    found = {
+        way: max(float(abs(logits - pair.reference(tokens)).max()) for logits, tokens in WAYS[way](engine, ids, branch))
+        for way in ways
+    }
+    if engine_name == "mlx":
+        found["transformers"] = difference_to_torch(name, pair, ids, folder)
+    kinds = "+".join(group.kind.value for group in engine.groups)
+    return Row(name, kinds or "none", engine.describe()["state"], engine.capabilities, found)
+
+
+def difference_to_torch(name: str, pair: Pair, ids: list[int], folder: Path) -> float:
+    """How far the two libraries are apart on the same weights, without a cache."""
+    other = torch_pair(name, folder).reference(ids)
+    return float(abs(np.array(pair.reference(ids)) - other.numpy()).max())
+
+
+def main(engine_name: str = "torch") -> None:
+    torch.set_num_threads(1)
+    columns = [*WAYS, *(["transformers"] if engine_name == "mlx" else [])]
+    print(f"{'model':17}{'groups':18}{'chunk':6}{'reuse':6}" + "".join(f"{way:>13}" for way in columns))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in MLX_NAMES if engine_name == "mlx" else CONFIGS:
+            row = parity_row(name, Path(folder), engine_name)
+            can = row.capabilities
+            cells = "".join(f"{row.differences[way]:13.1e}" if way in row.differences else f"{'–':>13}" for way in columns)
+            yes_no = "".join(f"{'yes' if each else 'no':6}" for each in (can.can_chunk, can.can_reuse))
+            print(f"{row.name:17}{row.kinds:18}{yes_no}{cells}  {can.reason}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,109 @@
+"""The library on MLX through its public names: the answers are those of torch without a cache, whatever was reused."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bough
+from bough import Completion, Runner
+from bough.runner import load_shape
+from tests.test_runner import check_same, conversation, one_thread  # noqa: F401  (the last one works by being here)
+from tests.tiny_mlx_models import NAMES
+from tests.tiny_models import CONFIGS, make_folder
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def load(name: str, folders: Path, engine: str = "mlx", **settings: object) -> Runner:
+    folder = folders / name
+    if not folder.exists():
+        make_folder(name, folder)
+    return bough.load(folder, cache_folder=folders / "cache", engine=engine, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cached_answers_on_mlx_equal_uncached_ones_on_torch(name: str, folders: Path) -> None:
+    with load(name, folders) as cached, load(name, folders, "torch", cache=False) as plain:
+        reused = 0
+        for prompt in conversation(1):
+            ours = cached.generate(prompt, max_tokens=6, logprobs=2, ignore_eos=True)
+            check_same(ours, plain.generate(prompt, max_tokens=6, logprobs=2, ignore_eos=True))
+            assert ours.usage.cached_tokens + ours.usage.computed_tokens == len(prompt)
+            reused += ours.usage.cached_tokens
+        assert (cached.engine.describe()["engine"], plain.engine.describe()["engine"]) == ("mlx", "torch")
+        assert reused > 0 and cached.engine.capabilities.can_reuse
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
+def test_under_a_tight_budget_answers_stay_right_and_bytes_within(name: str, folders: Path) -> None:
+    with load(name, folders) as wide:
+        wide.generate(list(range(3, 90)), max_tokens=4)
+        budget = 2 * wide.cache.stats()["lane_bytes"]
+    with load(name, folders, device_bytes=budget, lanes=2) as tight, load(name, folders, "torch", cache=False) as plain:
+        for prompt in itertools.chain(conversation(0), conversation(1)):
+            ours = tight.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True)
+            check_same(ours, plain.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True))
+            assert tight.cache.stats()["used_bytes"] <= budget
+        assert tight.cache.stats()["evicted_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "falcon_h1"])
+def test_two_streams_that_take_turns_do_not_mix(name: str, folders: Path) -> None:
+    prompts = conversation(5)[1:3]
+    with load(name, folders) as runner:
+        alone = [runner.generate(prompt, max_tokens=8, ignore_eos=True).token_ids for prompt in prompts]
+        runner.cache.clear()
+        streams = [runner.stream(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
+        turns = list(itertools.zip_longest(*streams))
+
+    ends = [next(piece for piece in pieces if isinstance(piece, Completion)) for pieces in zip(*turns, strict=True)]
+    assert [end.token_ids for end in ends] == alone
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "falcon_h1"])
+def test_a_conversation_may_go_on_in_another_thread(name: str, folders: Path) -> None:
+    prompts = conversation(3)
+    with load(name, folders) as runner, load(name, folders, "torch", cache=False) as plain:
+        answers: list[Completion] = []
+        for prompt in prompts:
+            asking = threading.Thread(
+                target=lambda ids=prompt: answers.append(runner.generate(ids, max_tokens=4, logprobs=2, ignore_eos=True))
+            )
+            asking.start()
+            asking.join()
+        expected = [plain.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True) for prompt in prompts]
+
+    assert len(answers) == len(prompts)  # no thread ended in an error
+    for ours, theirs in zip(answers, expected, strict=True):
+        check_same(ours, theirs)
+    assert sum(answer.usage.cached_tokens for answer in answers) > 0
+
+
+@pytest.fixture
+def random_llama(tmp_path: Path) -> Iterator[Runner]:
+    with load_shape({"model_type": "llama", **CONFIGS["llama"]}, engine="mlx", cache_folder=tmp_path) as runner:
+        yield runner
+
+
+def test_a_shape_runs_with_random_weights(random_llama: Runner) -> None:
+    first = random_llama.generate(list(range(3, 40)), max_tokens=4, ignore_eos=True)
+    again = random_llama.generate(list(range(3, 40)), max_tokens=4, ignore_eos=True)
+
+    assert random_llama.engine.describe()["engine"] == "mlx"
+    assert first.token_ids == again.token_ids
+    assert again.usage.computed_tokens == 1
+
+
+def test_a_device_of_another_engine_is_refused_by_name(folders: Path) -> None:
+    with pytest.raises(bough.ModelError, match="cuda"):
+        load("llama", folders, device="cuda")
