@@ -6,11 +6,13 @@ Exactly one thread at a time calls an engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from bough.cache.state import ContentStore, Group, Lane
+from bough.config import Settings
 from bough.types import Draw, Sampled
 
 Logits = Any
@@ -90,4 +92,16 @@ class Engine(ContentStore, Protocol):
 
     def close(self) -> None:
         """Give the model's memory back. Lanes and pages of this engine are void afterwards."""
+        ...
+
+
+class EngineMaker(Protocol):
+    """What the runner asks of an engine's class."""
+
+    def load(self, folder: Path, settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
+        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        ...
+
+    def load_shape(self, config: dict[str, Any], settings: Settings) -> Engine:
+        """A model with random weights of this transformers configuration."""
         ...

@@ -17,7 +17,8 @@ _PACKAGES = {"torch": ("torch",), "mlx": ("mlx", "mlx_lm")}
 
 def choose_engine(settings: Settings) -> str:
     """The engine that the settings ask for, by name. Raises UnsupportedModel, with what to install, if it is not here."""
-    return choose_among(settings.engine, find_installed(), is_apple_silicon())
+    wanted = "torch" if settings.engine == "auto" and _is_of_torch(settings.device) else settings.engine
+    return choose_among(wanted, find_installed(), is_apple_silicon())
 
 
 def choose_among(wanted: str, installed: Collection[str], on_apple_silicon: bool) -> str:
@@ -40,6 +41,11 @@ def find_installed() -> set[str]:
 def is_apple_silicon() -> bool:
     """Whether this machine is a Mac whose processor and GPU share one memory."""
     return platform.system() == "Darwin" and platform.machine() == "arm64"
+
+
+def _is_of_torch(device: str) -> bool:
+    """Whether only the torch engine has a device of that name."""
+    return device.partition(":")[0] in ("cuda", "mps")
 
 
 def install_command(engine: str) -> str:

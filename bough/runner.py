@@ -22,7 +22,7 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.restore import restore
 from bough.cache.session import Reuse
 from bough.config import Settings, let_threads_sleep, load_settings
-from bough.engine import Engine
+from bough.engine import Engine, EngineMaker
 from bough.engine_choice import choose_engine, install_command
 from bough.errors import ModelNotFound, RequestError, UnsupportedModel
 from bough.generate.chunk_size import ChunkSize
@@ -80,55 +80,38 @@ def find_model(name: str, settings: Settings, progress: Progress | None = None) 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
     """The engine that the settings ask for, with the model loaded."""
-    load_engine = _find_loader(choose_engine(settings))
+    engine = _import_engine(settings)
     if progress is None:
-        return load_engine(files.folder, settings)
+        return engine.load(files.folder, settings)
     try:
-        return load_engine(files.folder, settings, lambda text: progress.start(text, None))
+        return engine.load(files.folder, settings, lambda text: progress.start(text, None))
     finally:
         progress.finish()
-
-
-def _find_loader(engine: str) -> Callable[..., Engine]:
-    """What makes an engine of that name from a folder and settings."""
-    if engine == "mlx":
-        with _importing(engine):
-            from bough.mlx_engine import MlxEngine
-        return MlxEngine.load
-    with _importing(engine):
-        from bough.torch_engine import TorchEngine
-    return TorchEngine.load
-
-
-@contextmanager
-def _importing(engine: str) -> Iterator[None]:
-    """Where an engine is imported: one whose packages are there, but not whole, is told apart from a mistake of ours."""
-    let_threads_sleep()
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").startswith("bough"):
-            raise
-        raise UnsupportedModel(f"the engine {engine} cannot be used: {error}; {install_command(engine)}") from error
 
 
 def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
     """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
     chosen = load_settings(settings)
-    engine = _make_random_engine(choose_engine(chosen), config, chosen)
+    engine = _import_engine(chosen).load_shape(config, chosen)
     return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
 
 
-def _make_random_engine(engine: str, config: dict[str, Any], settings: Settings) -> Engine:
-    if engine == "mlx":
-        with _importing(engine):
+def _import_engine(settings: Settings) -> EngineMaker:
+    """The class of the engine that the settings ask for. Only here one is imported."""
+    name = choose_engine(settings)
+    let_threads_sleep()
+    try:
+        if name == "mlx":
             from bough.mlx_engine import MlxEngine
-            from bough.mlx_engine.random_model import make_random_model as make_mlx_model
-        return MlxEngine(make_mlx_model(config, settings), settings)
-    with _importing(engine):
+
+            return MlxEngine
         from bough.torch_engine import TorchEngine
-        from bough.torch_engine.random_model import make_random_model as make_torch_model
-    return TorchEngine(make_torch_model(config, settings), settings)
+
+        return TorchEngine
+    except ImportError as error:  # packages that are there, but not whole; a mistake of ours is told apart
+        if (error.name or "").startswith("bough"):
+            raise
+        raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error
 
 
 class _Vocabulary:

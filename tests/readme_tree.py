@@ -24,18 +24,6 @@ FOLDERS = (
     "replay",
     "cli",
 )
-    "cache",
-    "cache/disk",
-    "models",
-    "generate",
-    "engine_parts",
-    "torch_engine",
-    "mlx_engine",
-    "server",
-    "bench",
-    "replay",
-    "cli",
-)
 WIDTH = 122
 
 

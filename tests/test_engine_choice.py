@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from bough import engine_choice
 from bough.config import Settings
 from bough.engine_choice import choose_among, choose_engine, find_installed
 from bough.errors import UnsupportedModel
@@ -56,3 +57,11 @@ def test_choosing_imports_no_engine() -> None:
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
 
     assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps"])
+def test_a_device_that_only_torch_has_asks_for_torch(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "is_apple_silicon", lambda: True)
+
+    assert choose_engine(Settings(device=device)) == "torch"
+    assert choose_engine(Settings(device=device, engine="mlx")) == "mlx"  # which refuses it, with a reason

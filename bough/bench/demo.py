@@ -29,9 +29,8 @@ def show_demo(model: str | None = None, progress: DownloadProgress | None = None
         runner = load(model, progress=progress, disk_bytes=0)  # each run computes everything itself
     with runner:
         engine = runner.engine.describe()
-        console.print(
-            f"[bold]{engine['model']}[/bold] on {engine['device']}, {engine['dtype']}, {engine['threads']} threads"
-        )
+        threads = f", {engine['threads']} threads" if "threads" in engine else ""
+        console.print(f"[bold]{engine['model']}[/bold] on {engine['device']}, {engine['dtype']}{threads}")
         console.print(f"{len(TOPICS)} conversations take turns over one system prompt of {len(SYSTEM.split())} words\n")
         results, tree = _run_all(console, runner)
     console.print(turn_table(results))

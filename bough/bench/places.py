@@ -211,7 +211,7 @@ class Paging:
 def measure_paging(shape: dict[str, Any], num_tokens: int, conversations: int) -> PagingFigures:
     """Measure on a model of random weights whose device budget holds three such conversations, one of them in the lane."""
     whole_pages = -(-num_tokens // PAGE_TOKENS) + 1
-    with load_shape(shape, device="cuda", dtype="bfloat16", lanes=1) as runner:
+    with load_shape(shape, engine="torch", device="cuda", dtype="bfloat16", lanes=1) as runner:
         row_bytes = sum(group.bytes_per_token for group in runner.engine.groups)
         budget = 3 * whole_pages * PAGE_TOKENS * row_bytes
         cache = runner.prefix_cache

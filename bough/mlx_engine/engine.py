@@ -28,6 +28,7 @@ from bough.mlx_engine.library import VERSION, utils
 from bough.mlx_engine.loading import LoadedModel, load_model
 from bough.mlx_engine.pages import Pages
 from bough.mlx_engine.probe import probe, without_groups
+from bough.mlx_engine.random_model import make_random_model
 from bough.mlx_engine.sampling import sample
 from bough.mlx_engine.self_check import self_check
 from bough.mlx_engine.verdicts import key_of
@@ -71,6 +72,11 @@ class MlxEngine(LaneEngine):
     def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> MlxEngine:
         """The model in `folder`, checked. `progress` is told in words what is going on."""
         return cls(load_model(folder, settings, progress), settings, progress)
+
+    @classmethod
+    def load_shape(cls, config: dict[str, Any], settings: Settings) -> MlxEngine:
+        """A model with random weights of this transformers configuration."""
+        return cls(make_random_model(config, settings), settings)
 
     def describe(self) -> dict[str, str]:
         model = self._forward.model

@@ -25,6 +25,7 @@ from bough.torch_engine.loading import load_model, prepare
 from bough.torch_engine.memory import default_budget_bytes
 from bough.torch_engine.pages import Pages
 from bough.torch_engine.probe import probe, without_groups
+from bough.torch_engine.random_model import make_random_model
 from bough.torch_engine.sampling import sample
 from bough.torch_engine.self_check import self_check
 from bough.torch_engine.verdicts import key_of
@@ -62,6 +63,11 @@ class TorchEngine(LaneEngine):
     def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> TorchEngine:
         """The model in `folder`, checked. `progress` is told in words what is going on."""
         return cls(load_model(folder, settings, progress), settings, progress)
+
+    @classmethod
+    def load_shape(cls, config: dict[str, Any], settings: Settings) -> TorchEngine:
+        """A model with random weights of this transformers configuration."""
+        return cls(make_random_model(config, settings), settings)
 
     def describe(self) -> dict[str, str]:
         model = self._forward.model

@@ -82,7 +82,7 @@ class ModelWorld(World):
         assert engine.capabilities.can_reuse, engine.capabilities.reason
         self._name = subject.name
         self._held_before = engine.held_bytes
-        self.is_torch_window = any(group.kind is Kind.WINDOW for group in engine.groups)
+        self.has_wide_window = any(group.kind is Kind.WINDOW for group in engine.groups)
         super().__init__(page_tokens=page_tokens, engine=WatchedEngine(subject), **settings)
 
     def check(self) -> None:

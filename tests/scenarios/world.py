@@ -35,7 +35,7 @@ class World:
     """Requests against one cache over an engine, by default the fake one. Every step is followed by all the checks."""
 
     num_visits, num_turns = 200, 50  # of the scenarios that go on for long
-    is_torch_window = False  # whether a lane's window buffer keeps more rows than the model needs
+    has_wide_window = False  # whether a lane's window buffer keeps more rows than the model needs
 
     def __init__(
         self,
