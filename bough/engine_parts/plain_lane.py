@@ -5,8 +5,9 @@ Nothing of it can be published or captured. It can only be extended, or started 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from bough.cache.state import Group, Page, Source, State
 
@@ -63,6 +64,25 @@ class PlainLane:
         """The model has taken `ids` in, and keeps `cache` for them."""
         self.ids = [*self.ids, *ids]
         self.cache = cache
+
+
+class PlainCompute(ABC, Generic[Tensor]):
+    """Runs a model without groups, one lane after the other."""
+
+    @abstractmethod
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+
+    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
+        """Append one token to each lane, one by one."""
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
+
+    def make_lane(self) -> PlainLane:
+        return PlainLane(self._bytes_of)
+
+    @abstractmethod
+    def _bytes_of(self, cache: Any) -> int:
+        """What a cache of the model's own occupies."""
 
 
 def tensors_in(cache: Any, kind: type[Tensor], depth: int = _DEPTH) -> Iterator[Tensor]:

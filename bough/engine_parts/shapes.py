@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from bough.cache.state import Kind
 
 ALIGNMENT = 64
 
@@ -59,6 +63,27 @@ class PartShape:
     @property
     def end(self) -> int:
         return self.start + self.nbytes
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What the layers of one row group have in common; `dtype` is the library's own type of number."""
+
+    kind: Kind
+    window: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: Any
+
+
+def group_rows(kinds: Iterable[RowKind | None]) -> dict[RowKind, tuple[int, ...]]:
+    """The numbers of the layers of each kind, in the order in which kinds come; layers without rows have None."""
+    found: dict[RowKind, list[int]] = {}
+    for layer, kind in enumerate(kinds):
+        if kind is not None:
+            found.setdefault(kind, []).append(layer)
+    return {kind: tuple(layers) for kind, layers in found.items()}
 
 
 def aligned(nbytes: int) -> int:

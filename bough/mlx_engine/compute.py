@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from bough.engine_parts import compute
-from bough.engine_parts.plain_lane import PlainLane, tensors_in
+from bough.engine_parts.plain_lane import PlainCompute, PlainLane, tensors_in
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.lane import MlxLane, arrange
 from bough.mlx_engine.layers import BatchRowLayer, RowLayer
@@ -97,15 +97,19 @@ class LaneCompute:
                 lane.layers[part.layer][part.slot] = stacked[index : index + 1]
 
 
-class LibraryCompute:
-    """Runs a model with the caches that mlx-lm makes for it."""
+class _PlainCompute(PlainCompute[mx.array]):
+    """What the two ways without lanes of our own have in common."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._allocator = Allocator()
 
-    def make_lane(self) -> PlainLane:
-        return PlainLane(_bytes_of)
+    def _bytes_of(self, cache: Any) -> int:
+        return sum({id(array): array.nbytes for array in tensors_in(cache, mx.array)}.values())
+
+
+class LibraryCompute(_PlainCompute):
+    """Runs a model with the caches that mlx-lm makes for it."""
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
@@ -116,23 +120,12 @@ class LibraryCompute:
         self._allocator.tidy(len(ids))
         return logits
 
-    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[mx.array]:
-        """Append one token to each lane, one by one."""
-        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
 
-
-class RecomputeCompute:
+class RecomputeCompute(_PlainCompute):
     """Runs a model anew each time: every token costs the whole sequence. Slow, and right for every model.
 
     It gets fresh caches, as mlx-lm always gives it some: a few models answer otherwise without.
     """
-
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
-        self._allocator = Allocator()
-
-    def make_lane(self) -> PlainLane:
-        return PlainLane(_bytes_of)
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
@@ -143,10 +136,6 @@ class RecomputeCompute:
         self._allocator.tidy(len(everything))
         return logits
 
-    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[mx.array]:
-        """Append one token to each lane, one by one."""
-        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
-
 
 def _batch_layer(layers: Sequence[Any]) -> Any:
     """One cache for the same layer of several lanes: rows stay where they are, states are stacked."""
@@ -156,7 +145,3 @@ def _batch_layer(layers: Sequence[Any]) -> Any:
     for slot, arrays in enumerate(zip(*(layer.cache for layer in layers), strict=True)):
         batch[slot] = None if arrays[0] is None else mx.concatenate(list(arrays))
     return batch
-
-
-def _bytes_of(caches: Any) -> int:
-    return sum({id(array): array.nbytes for array in tensors_in(caches, mx.array)}.values())

@@ -5,15 +5,13 @@ A subclass of a known cache may behave in any way, so it counts as unknown, and 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from bough.cache.state import Group, Kind
-from bough.engine_parts.shapes import aligned
+from bough.engine_parts.shapes import RowKind, aligned, group_rows
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.layout import Branch, Layout, RowLayout, StateLayout, StatePart
 from bough.mlx_engine.library import cache
@@ -21,18 +19,6 @@ from bough.mlx_engine.library import cache
 PROBE_TOKENS = 8
 
 _ROWS = {cache.KVCache, cache.RotatingKVCache}
-
-
-@dataclass(frozen=True)
-class _RowKind:
-    """What the layers of one row group have in common."""
-
-    kind: Kind
-    window: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    dtype: mx.Dtype
 
 
 class _UnknownState(Exception):
@@ -68,14 +54,11 @@ def _run(forward: Forward, num_tokens: int) -> tuple[list[Any], int]:
 
 def _layout(caches: Sequence[Any], short: Sequence[Any], vocab_size: int) -> Layout:
     leaves = list(_leaves(caches))
-    by_kind: dict[_RowKind, list[int]] = defaultdict(list)
-    for index, leaf in enumerate(leaves):
-        if type(leaf) in _ROWS and leaf.keys is not None:
-            by_kind[_row_kind(leaf)].append(index)
+    _require_all_held(leaves)
     groups: list[Group] = []
     rows: dict[Group, RowLayout] = {}
-    for kind, indices in by_kind.items():
-        shape = RowLayout(tuple(indices), kind.heads, kind.key_dim, kind.value_dim, kind.dtype.size, kind.dtype)
+    for kind, indices in group_rows(map(_row_kind, leaves)).items():
+        shape = RowLayout(indices, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.size, kind.dtype)
         group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
         groups.append(group)
         rows[group] = shape
@@ -87,10 +70,9 @@ def _layout(caches: Sequence[Any], short: Sequence[Any], vocab_size: int) -> Lay
         states[group] = state
     if not groups:
         raise _UnknownState("the model keeps no state in mlx-lm's caches")
-    _require_all_held(leaves)
     num_slots = {index: len(leaf.cache) for index, leaf in enumerate(leaves) if type(leaf) is cache.ArraysCache}
-    kinds = tuple(map(_describe, leaves))
-    return Layout(tuple(groups), rows, states, _tree(caches, iter(range(len(leaves)))), num_slots, vocab_size, kinds)
+    tree, kinds = _tree(caches, iter(range(len(leaves)))), tuple(map(_describe, leaves))
+    return Layout(tuple(groups), rows, states, tree, num_slots, vocab_size, kinds)
 
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
@@ -114,7 +96,9 @@ def _arrays(leaf: Any) -> list[mx.array]:
     raise _UnknownState(f"its caches are of a kind that Bough does not know: {type(leaf).__name__}")
 
 
-def _row_kind(leaf: Any) -> _RowKind:
+def _row_kind(leaf: Any) -> RowKind | None:
+    if type(leaf) not in _ROWS:
+        return None
     keys, values = leaf.keys, leaf.values
     if keys.shape[1] != values.shape[1] or keys.dtype != values.dtype:
         raise _UnknownState(f"its keys {keys.shape} {keys.dtype} and values {values.shape} {values.dtype} are unlike")
@@ -124,7 +108,7 @@ def _row_kind(leaf: Any) -> _RowKind:
         if leaf.keep:
             raise _UnknownState(f"its window of {window} rows keeps the first {leaf.keep} for ever")
     kind = Kind.WINDOW if window else Kind.FULL
-    return _RowKind(kind, window, keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+    return RowKind(kind, window, keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
 
 
 def _state_layout(leaves: Sequence[Any], short: Sequence[Any]) -> StateLayout:
@@ -155,7 +139,7 @@ def _shape(array: mx.array | None) -> tuple[int, ...] | None:
 
 def _describe(leaf: Any) -> str:
     """The kind of a cache, to choose layers of each kind by: two of one kind have the same text."""
-    if type(leaf) is cache.ArraysCache:
+    rows = _row_kind(leaf)
+    if rows is None:
         return f"states {[slot for slot, array in enumerate(leaf.cache) if array is not None]}"
-    kind = _row_kind(leaf)
-    return f"{kind.kind.value} {kind.window}"
+    return f"{rows.kind.value} {rows.window}"

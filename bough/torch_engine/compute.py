@@ -8,20 +8,20 @@ we do not know, or that are wrong with a cache. The self-check chooses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bough.cache.state import Group
 from bough.engine_parts import compute
+from bough.engine_parts.plain_lane import PlainCompute, PlainLane, tensors_in
 from bough.torch_engine.attention import Table
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.lane import TorchLane, has_started
 from bough.torch_engine.layers import BatchCache
 from bough.torch_engine.layout import Layout
 from bough.torch_engine.pages import Pages
-from bough.torch_engine.plain_lane import PlainLane, make_plain_lane
 
 Compute = compute.Compute[Tensor]
 
@@ -91,14 +91,18 @@ def find_kernels(layout: Layout, device: torch.device) -> LaneKernels | None:
     return TritonKernels(layout, device)
 
 
-class LibraryCompute:
-    """Runs a model with the cache that it makes for itself."""
+class _PlainCompute(PlainCompute[Tensor]):
+    """What the two ways without lanes of our own have in common."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
-    def make_lane(self) -> PlainLane:
-        return make_plain_lane()
+    def _bytes_of(self, cache: Any) -> int:
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors_in(cache, Tensor)}.values())
+
+
+class LibraryCompute(_PlainCompute):
+    """Runs a model with the cache that it makes for itself."""
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
@@ -107,19 +111,9 @@ class LibraryCompute:
         lane.extend(ids, cache)
         return logits[0]
 
-    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
-        """Append one token to each lane, one by one."""
-        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
 
-
-class RecomputeCompute:
+class RecomputeCompute(_PlainCompute):
     """Runs a model without any cache: every token costs the whole sequence. Slow, and right for every model."""
-
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
-
-    def make_lane(self) -> PlainLane:
-        return make_plain_lane()
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
@@ -128,7 +122,3 @@ class RecomputeCompute:
         logits = self._forward.last_logits(self._forward.tensor_of(everything), positions, None)
         lane.extend(ids, None)
         return logits[0]
-
-    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
-        """Append one token to each lane, one by one."""
-        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]

@@ -5,8 +5,6 @@ A subclass of a known layer may behave in any way, so it counts as unknown, and 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from transformers.cache_utils import (
 )
 
 from bough.cache.state import Group, Kind
-from bough.engine_parts.shapes import aligned
+from bough.engine_parts.shapes import RowKind, aligned, group_rows
 from bough.torch_engine.forward import Forward
 from bough.torch_engine.layout import Layout, RowLayout, StateLayout, StatePart
 
@@ -30,18 +28,6 @@ _FULL = {DynamicLayer, LinearAttentionAndFullAttentionLayer}
 _WINDOW = {DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer}
 _RECURRENT = {LinearAttentionLayer, LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer}
 _KNOWN = _FULL | _WINDOW | _RECURRENT
-
-
-@dataclass(frozen=True)
-class _RowKind:
-    """What the layers of one row group have in common."""
-
-    kind: Kind
-    window: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    dtype: torch.dtype
 
 
 def probe(forward: Forward) -> Layout:
@@ -70,16 +56,11 @@ def without_groups(reason: str, vocab_size: int = 0) -> Layout:
 
 
 def _layout(layers: list[Any], vocab_size: int) -> Layout:
-    by_kind: dict[_RowKind, list[int]] = defaultdict(list)
-    for index, layer in enumerate(layers):
-        kind = _row_kind(layer)
-        if kind is not None:
-            by_kind[kind].append(index)
     groups: list[Group] = []
     rows: dict[Group, RowLayout] = {}
     states: dict[Group, StateLayout] = {}
-    for kind, indices in by_kind.items():
-        shape = RowLayout(tuple(indices), kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
+    for kind, indices in group_rows(map(_row_kind, layers)).items():
+        shape = RowLayout(indices, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
         group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
         groups.append(group)
         rows[group] = shape
@@ -95,12 +76,12 @@ def _layout(layers: list[Any], vocab_size: int) -> Layout:
     return Layout(tuple(groups), rows, states, len(layers), vocab_size, kinds, blank)
 
 
-def _row_kind(layer: Any) -> _RowKind | None:
+def _row_kind(layer: Any) -> RowKind | None:
     keys = getattr(layer, "keys", None)
     if type(layer) not in _FULL | _WINDOW or keys is None or not keys.numel():
         return None
     kind, window = (Kind.WINDOW, layer.sliding_window) if type(layer) in _WINDOW else (Kind.FULL, 0)
-    return _RowKind(kind, window, keys.shape[1], keys.shape[3], layer.values.shape[3], keys.dtype)
+    return RowKind(kind, window, keys.shape[1], keys.shape[3], layer.values.shape[3], keys.dtype)
 
 
 def _state_layout(layers: list[Any]) -> StateLayout:
