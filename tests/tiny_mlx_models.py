@@ -20,22 +20,6 @@ from tests import tiny_models
 DEVICE = os.environ.get("MLX_TEST_DEVICE", "cpu")
 """Where the engine's tests run: "gpu" on a Mac tries Metal."""
 
-NAMES = (
-    "llama",
-    "qwen3",
-    "mistral",
-    "gemma3_text",
-    "gpt_oss",
-    "qwen3_next",
-    "lfm2",
-    "falcon_h1",
-    "mamba2",
-    "granitemoehybrid",
-    "nemotron_h",
-    "mamba",
-)
-"""Those that mlx-lm computes as transformers does."""
-
 
 def make_loaded(name: str, **overrides: Any) -> LoadedModel:
     """The random model of the entry `name`, in float32."""

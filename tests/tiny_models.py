@@ -16,6 +16,21 @@ CONFIGS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "tiny_models.json").read_text(encoding="utf-8")
 )
 SEED = 20
+ON_MLX = (
+    "llama",
+    "qwen3",
+    "mistral",
+    "gemma3_text",
+    "gpt_oss",
+    "qwen3_next",
+    "lfm2",
+    "falcon_h1",
+    "mamba2",
+    "granitemoehybrid",
+    "nemotron_h",
+    "mamba",
+)
+"""Those that mlx-lm computes as transformers does."""
 
 
 def make_config(name: str, **overrides: Any) -> Any:

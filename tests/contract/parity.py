@@ -13,18 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import torch
 
 from bough.config import Settings
 from bough.engine import Capabilities, Engine
-from bough.mlx_engine import MlxEngine
 from bough.torch_engine import TorchEngine
 from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
-from tests.tiny_mlx_models import NAMES as MLX_NAMES
-from tests.tiny_mlx_models import make_loaded
-from tests.tiny_models import CONFIGS, make_model
+from tests.tiny_models import CONFIGS, ON_MLX, make_model
 
 LENGTH = 120  # five windows of the tiny models, and two chunks of the recurrent ones
 AT = 70
@@ -62,6 +58,11 @@ def torch_pair(name: str, folder: Path, device: str = "cpu") -> Pair:
 
 
 def mlx_pair(name: str, folder: Path) -> Pair:
+    import mlx.core as mx  # only where MLX is
+
+    from bough.mlx_engine import MlxEngine
+    from tests.tiny_mlx_models import make_loaded
+
     loaded = make_loaded(name)
     return Pair(
         MlxEngine(loaded, Settings(device="cpu", cache_folder=folder)),
@@ -159,7 +160,7 @@ def main(engine_name: str = "torch") -> None:
     columns = [*WAYS, *(["transformers"] if engine_name == "mlx" else [])]
     print(f"{'model':17}{'groups':18}{'chunk':6}{'reuse':6}" + "".join(f"{way:>13}" for way in columns))
     with tempfile.TemporaryDirectory() as folder:
-        for name in MLX_NAMES if engine_name == "mlx" else CONFIGS:
+        for name in ON_MLX if engine_name == "mlx" else CONFIGS:
             row = parity_row(name, Path(folder), engine_name)
             can = row.capabilities
             cells = "".join(f"{row.differences[way]:13.1e}" if way in row.differences else f"{'–':>13}" for way in columns)

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bough.engine_choice import find_installed
 from tests.contract.parity import parity_row
-from tests.tiny_mlx_models import NAMES as MLX_NAMES
-from tests.tiny_models import CONFIGS
+from tests.tiny_models import CONFIGS, ON_MLX
 
+NEEDS_MLX = [pytest.mark.mlx, pytest.mark.skipif("mlx" not in find_installed(), reason="MLX is not installed")]
 WITHOUT_REUSE = {"mamba", "jamba", "minimax", "recurrent_gemma", "nemotron_h"}
 
 
@@ -21,7 +22,10 @@ def one_thread() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [*(("torch", name) for name in CONFIGS if name not in WITHOUT_REUSE), *(("mlx", name) for name in MLX_NAMES)],
+    [
+        *(("torch", name) for name in CONFIGS if name not in WITHOUT_REUSE),
+        *(pytest.param("mlx", name, marks=NEEDS_MLX) for name in ON_MLX),
+    ],
 )
 def test_reuse_changes_no_logit_by_more_than_rounding(engine: str, name: str, tmp_path: Path) -> None:
     row = parity_row(name, tmp_path, engine)

@@ -21,8 +21,8 @@ from bough.mlx_engine.library import VERSION, nn, utils
 from bough.mlx_engine.loading import LoadedModel, choose_dtype, load_model, use_device
 from bough.mlx_engine.random_model import make_random_model
 from bough.torch_engine.loading import load_model as load_torch_model
-from tests.tiny_mlx_models import NAMES, make_loaded
-from tests.tiny_models import CONFIGS, make_folder, make_model
+from tests.tiny_mlx_models import make_loaded
+from tests.tiny_models import CONFIGS, ON_MLX, make_folder, make_model
 
 CPU = Settings(device="cpu")
 IDS = [(7 * i * i + 3 * i + 5) % 90 + 4 for i in range(90)]
@@ -75,7 +75,7 @@ def quantized_folder(folder: Path, bits: int = 4) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ON_MLX)
 def test_a_loaded_model_gives_the_logits_of_transformers(name: str) -> None:
     loaded = make_loaded(name)
 
@@ -84,7 +84,7 @@ def test_a_loaded_model_gives_the_logits_of_transformers(name: str) -> None:
 
 
 def test_every_tiny_architecture_is_accounted_for() -> None:
-    assert {*NAMES, *OTHERWISE, *REFUSED} == set(CONFIGS)
+    assert {*ON_MLX, *OTHERWISE, *REFUSED} == set(CONFIGS)
 
 
 @pytest.mark.parametrize(("name", "words"), OTHERWISE.items())

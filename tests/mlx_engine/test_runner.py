@@ -13,8 +13,7 @@ import bough
 from bough import Completion, Runner
 from bough.runner import load_shape
 from tests.test_runner import check_same, conversation, one_thread  # noqa: F401  (the last one works by being here)
-from tests.tiny_mlx_models import NAMES
-from tests.tiny_models import CONFIGS, make_folder
+from tests.tiny_models import CONFIGS, ON_MLX, make_folder
 
 pytestmark = pytest.mark.mlx
 
@@ -31,7 +30,7 @@ def load(name: str, folders: Path, engine: str = "mlx", **settings: object) -> R
     return bough.load(folder, cache_folder=folders / "cache", engine=engine, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ON_MLX)
 def test_cached_answers_on_mlx_equal_uncached_ones_on_torch(name: str, folders: Path) -> None:
     with load(name, folders) as cached, load(name, folders, "torch", cache=False) as plain:
         reused = 0

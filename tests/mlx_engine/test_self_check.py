@@ -32,8 +32,8 @@ from bough.mlx_engine.probe import probe
 from bough.mlx_engine.self_check import self_check
 from bough.mlx_engine.small_copy import WINDOW, make_random, make_small_copy
 from bough.mlx_engine.verdicts import key_of
-from tests.tiny_mlx_models import NAMES, make_loaded
-from tests.tiny_models import make_folder
+from tests.tiny_mlx_models import make_loaded
+from tests.tiny_models import ON_MLX, make_folder
 
 WITH_WINDOW = ("mistral", "gemma3_text", "gpt_oss")
 WITH_ROWS = (*WITH_WINDOW, "qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h")
@@ -73,7 +73,7 @@ class Copy:
         return check(compute, self._trial) / self._trial.scale
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ON_MLX)
 def test_everything_is_allowed_to_an_architecture_that_is_right(name: str) -> None:
     verdict = judge(make_loaded(name))
 
@@ -90,7 +90,7 @@ def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> No
     assert all(group.window in (0, WINDOW) for group in copied)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ON_MLX)
 @pytest.mark.parametrize(
     "check", [trial.one_shot, trial.chunked, trial.stepped, trial.restored, trial.rewound, trial.branched]
 )
