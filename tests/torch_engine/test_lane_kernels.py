@@ -19,7 +19,7 @@ def buffers(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> lis
     device = torch.device("cuda")
     made = []
     for length in lengths:
-        layout = RowLayout(tuple(range(LAYERS)), heads, dim, dim, dtype)
+        layout = RowLayout(tuple(range(LAYERS)), heads, dim, dim, dtype.itemsize, dtype)
         buffer = RowBuffer(Group(0, Kind.FULL, layout.row_bytes), layout, device, 1 << 17, 512)
         buffer.reserve(length + 1, 0)
         for plane in buffer._planes:
