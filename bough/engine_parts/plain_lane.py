@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
 from bough.cache.state import Group, Page, Source, State
@@ -60,10 +61,15 @@ class PlainLane:
         self.ids = []
         self.cache = None
 
-    def extend(self, ids: Sequence[int], cache: Any) -> None:
-        """The model has taken `ids` in, and keeps `cache` for them."""
+    @contextmanager
+    def extending(self, ids: Sequence[int]) -> Iterator[None]:
+        """The model takes `ids` in. If it fails, nobody knows what its cache holds: the lane starts anew."""
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise
         self.ids = [*self.ids, *ids]
-        self.cache = cache
 
 
 class PlainCompute(ABC, Generic[Tensor]):

@@ -6,12 +6,12 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 
-def reuse_limit(text: dict[str, Any], by_length: Container[str]) -> int | None:
+def reuse_limit(text: dict[str, Any], by_length: Container[str], bound: int) -> int | None:
     """The length up to which rows stay valid, or None if they always do, by the configuration of a language model.
 
-    `by_length` are the scalings that depend on the total length where this model runs.
+    `by_length` are the scalings that depend on the total length where this model runs; `bound` is what the model holds.
     """
-    limits = [_threshold(each, text) for each in _rotaries(text) if _kind(each) in by_length]
+    limits = [_threshold(each, text, bound) for each in _rotaries(text) if _kind(each) in by_length]
     return min(limits) if limits else None
 
 
@@ -28,6 +28,6 @@ def _kind(rotary: dict[str, Any]) -> str:
     return str(rotary.get("rope_type", rotary.get("type", "default")))
 
 
-def _threshold(rotary: dict[str, Any], text: dict[str, Any]) -> int:
+def _threshold(rotary: dict[str, Any], text: dict[str, Any], bound: int) -> int:
     original = rotary.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
-    return int(original or text["max_position_embeddings"])
+    return int(original or bound)

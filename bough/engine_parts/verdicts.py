@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import tempfile
@@ -70,3 +71,16 @@ class Verdicts:
 def hash_of(features: Sequence[Any]) -> str:
     """A key made of all that a verdict depends on."""
     return hashlib.sha256(json.dumps(features, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def code_of(model: Any) -> str:
+    """A hash of the file that a model's class is written in: a model may bring its own code, which may change."""
+    kind = type(model)
+    try:
+        file = inspect.getfile(kind)
+    except (TypeError, OSError):  # code that was run without being imported
+        file = kind.__call__.__code__.co_filename
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""

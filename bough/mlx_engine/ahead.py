@@ -8,9 +8,10 @@ costs one step that nobody asks for: so only devices that compute by themselves 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import zip_longest
+from weakref import WeakSet
 
 import mlx.core as mx
 
@@ -21,91 +22,71 @@ from bough.mlx_engine.sampling import find_likeliest, read_likeliest, sample
 from bough.types import Draw, Sampled
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step that was taken ahead on a lane: after which token, and the logits after it."""
-
-    token_id: int
-    logits: mx.array
-
-
 class AheadCompute:
     """Runs a model on lanes as `LaneCompute` does, one step ahead. `sample` is part of it."""
 
     def __init__(self, compute: LaneCompute, context: int) -> None:
         self._compute = compute
         self._context = context
-        self._latest: dict[MlxLane, mx.array] = {}  # the logits that each lane's next token is chosen from
-        self._steps: dict[MlxLane, _Step] = {}
+        self._lanes: WeakSet[MlxLane] = WeakSet()
 
     def make_lane(self) -> MlxLane:
-        return self._compute.make_lane()
+        lane = self._compute.make_lane()
+        lane.keep_spare_states()
+        self._lanes.add(lane)
+        return lane
 
     def evaluate(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
-        self._forget([lane])
-        logits = self._compute.evaluate(lane, ids)
-        self._latest[lane] = logits
-        return logits
+        lane.latest = self._compute.evaluate(lane, ids)
+        return lane.latest
 
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
         """Append one token to each lane: where that was done ahead, take it."""
-        found = {lane: self._take(lane, token_id) for lane, token_id in zip(lanes, ids, strict=True)}
-        missing = [(lane, token_id) for lane, token_id in zip(lanes, ids, strict=True) if found[lane] is None]
-        if missing:
-            behind = [lane for lane, _ in missing]
-            found |= zip(behind, self._compute.step(behind, [token_id for _, token_id in missing]), strict=True)
-        logits = [row for lane in lanes if (row := found[lane]) is not None]
-        self._latest |= zip(lanes, logits, strict=True)
-        return logits
+        wanted = dict(zip(lanes, ids, strict=True))
+        behind = [lane for lane in lanes if lane.ahead is None or lane.ahead.token_id != wanted[lane]]
+        found = {}
+        if behind:  # first, because it may fail: then no lane has moved
+            found = dict(zip(behind, self._compute.step(behind, [wanted[lane] for lane in behind]), strict=True))
+        for lane in lanes:
+            lane.latest = found[lane] if lane in found else lane.take_ahead()
+        return [lane.latest for lane in lanes if lane.latest is not None]
 
     def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
         """Choose one token for each, and let the device go on with them on the lanes that can."""
         lanes = self._lanes_of(logits)
-        if all(map(is_plain, draws)) and lanes:
+        if lanes and all(map(is_plain, draws)):
             tokens = find_likeliest(logits)
-            rows = self._go_ahead(lanes, tokens)
+            self._go_ahead(lanes, tokens)
             sampled = read_likeliest(tokens)
         else:
             sampled = sample(logits, draws)
-            rows = self._go_ahead(lanes, mx.array([each.token_id for each in sampled]))
-        self._steps |= {lanes[place]: _Step(sampled[place].token_id, row) for place, row in rows.items()}
+            self._go_ahead(lanes, mx.array([each.token_id for each in sampled]))
+        for lane, place in lanes.items():
+            if lane.ahead is not None:
+                lane.ahead.token_id = sampled[place].token_id
         return sampled
 
-    def _lanes_of(self, logits: Sequence[mx.array]) -> dict[int, MlxLane]:
-        """By their places here, the lanes that can go ahead and that these are the latest logits of."""
-        by_logits = {id(row): lane for lane, row in self._latest.items() if self._can_go_ahead(lane)}
-        return {place: by_logits[id(row)] for place, row in enumerate(logits) if id(row) in by_logits}
+    def _lanes_of(self, logits: Sequence[mx.array]) -> dict[MlxLane, int]:
+        """The lanes that can go ahead and that these are the latest logits of, each with its place here."""
+        places = {id(row): place for place, row in reversed(list(enumerate(logits)))}
+        ready = [lane for lane in self._lanes if lane.latest is not None and id(lane.latest) in places]
+        return {lane: places[id(lane.latest)] for lane in ready if lane.offset < self._context and lane.has_room()}
 
-    def _can_go_ahead(self, lane: MlxLane) -> bool:
-        return lane.offset < self._context and lane.has_room()
+    def _go_ahead(self, lanes: Mapping[MlxLane, int], tokens: mx.array) -> None:
+        """Let the device compute one more token on each lane, on which none of them stands.
 
-    def _go_ahead(self, lanes: Mapping[int, MlxLane], tokens: mx.array) -> dict[int, mx.array]:
-        """By the places of lanes, the logits after one more token, on which none of them stands.
-
-        A step that cannot be had gives none: the caller's own step will say why.
+        A step that cannot be had is none: the caller's own step will say why.
         """
         if not lanes:
-            return {}
-        self._forget(lanes.values())
-        before = [(lane.offset, lane.states) for lane in lanes.values()]
+            return
+        before = [(lane, lane.latest, lane.offset, lane.states) for lane in lanes]
         rows: list[mx.array] = []
-        with suppress(Exception):
-            rows = self._compute.build_step(list(lanes.values()), tokens[mx.array(list(lanes))])
-        for lane, (offset, states) in zip(lanes.values(), before, strict=True):
-            lane.step_back(offset, states)
-        self._compute.launch([tokens, *rows, *(array for lane in lanes.values() for array in lane.arrays)])
-        return dict(zip(lanes, rows, strict=False))
-
-    def _take(self, lane: MlxLane, token_id: int) -> mx.array | None:
-        step = self._steps.pop(lane, None)
-        self._latest.pop(lane, None)
-        if step is None or step.token_id != token_id or lane.ahead is None:
-            return None
-        lane.take_ahead()
-        return step.logits
-
-    def _forget(self, lanes: Iterable[MlxLane]) -> None:
-        for lane in lanes:
-            self._steps.pop(lane, None)
-            self._latest.pop(lane, None)
+        try:
+            with suppress(Exception):
+                rows = self._compute.build_step(list(lanes), tokens[mx.array(list(lanes.values()))])
+        finally:
+            for (lane, latest, offset, states), row in zip_longest(before, rows):
+                lane.step_back(offset, states, row)
+                lane.latest = latest
+            self._compute.launch(list(lanes), [tokens, *rows])

@@ -6,7 +6,6 @@ arguments. That name is made to lead here; for any other cache the library's own
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import mlx.core as mx
@@ -31,9 +30,9 @@ def attend(
 
 
 def install(model: Any) -> bool:
-    """Let every module of this model's code that uses the library's attention use ours. Returns whether there is one."""
-    names = {type(module).__module__ for module in model.modules()}
-    modules = [sys.modules[name] for name in names if getattr(sys.modules[name], _NAME, None) in (_STOCK, attend)]
-    for module in modules:
-        setattr(module, _NAME, attend)
-    return bool(modules)
+    """Let all of this model's code that uses the library's attention use ours. Returns whether there is any."""
+    names = [getattr(type(module).__call__, "__globals__", {}) for module in model.modules()]
+    users = [each for each in names if each.get(_NAME) in (_STOCK, attend)]
+    for each in users:
+        each[_NAME] = attend
+    return bool(users)

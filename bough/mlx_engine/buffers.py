@@ -19,6 +19,7 @@ from bough.engine_parts.rows import RowRoom
 from bough.engine_parts.shapes import aligned
 from bough.mlx_engine.layout import RowLayout, StateLayout
 from bough.mlx_engine.library import cache
+from bough.mlx_engine.memory import require_bytes
 
 
 class RowBuffer(RowRoom):
@@ -83,6 +84,7 @@ class RowBuffer(RowRoom):
 
     def _resize(self, capacity: int, first: int, offset: int) -> None:
         old = [self._rows(index, first, offset) for index in range(len(self.arrays))] if offset > first else []
+        require_bytes(capacity * self.group.bytes_per_token)
         arrays = self._empty(capacity)
         for array, rows in zip(arrays, old, strict=False):
             array[..., : offset - first, :] = rows
@@ -112,14 +114,15 @@ class StateBuffer:
         self._caches = caches
         self._before: list[mx.array | None] | None = None
         self._is_reserved = False
+        self.has_spare = False  # whether there may be a second state beside this one
 
     @property
     def nbytes(self) -> int:
-        return self.layout.nbytes if self._is_reserved else 0
+        return self.full_bytes if self._is_reserved else 0
 
     @property
     def full_bytes(self) -> int:
-        return self.layout.nbytes
+        return (2 if self.has_spare else 1) * self.layout.nbytes
 
     @property
     def arrays(self) -> list[mx.array | None]:

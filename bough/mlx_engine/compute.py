@@ -19,7 +19,7 @@ import mlx.core as mx
 from bough.engine_parts import compute
 from bough.engine_parts.plain_lane import PlainCompute, PlainLane, tensors_in
 from bough.mlx_engine.forward import Forward
-from bough.mlx_engine.lane import MlxLane, arrange
+from bough.mlx_engine.lane import MlxLane, arrange, computing
 from bough.mlx_engine.layers import BatchRowLayer, RowLayer
 from bough.mlx_engine.layout import Layout
 from bough.mlx_engine.library import cache
@@ -46,47 +46,44 @@ class LaneCompute:
 
     def evaluate(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
-        logits = self._build_run(lane, mx.array([list(ids)]))
-        mx.eval(logits, lane.arrays)
+        with lane.running(len(ids)):
+            logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
+        with computing([lane]):
+            mx.eval(logits, lane.arrays)
         self._allocator.tidy(len(ids))
         return logits
 
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
         """Append one token to each lane."""
-        return self.step_by(lanes, mx.array(list(ids)))
-
-    def step_by(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
-        """Append one token to each lane; which one they are the device need not know yet."""
-        rows = self.build_step(lanes, tokens)
-        self.launch([*rows, *(array for lane in lanes for array in lane.arrays)])
+        rows = self.build_step(lanes, mx.array(list(ids)))
+        self.launch(lanes, rows)
         return rows
 
     def build_step(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
         """The logits after one more token on each lane, not given to the device yet; the lanes have taken it in.
 
-        In one forward pass where the self-check found that right, else one by one.
+        In one forward pass where the self-check found that right, else one by one. If it fails, no lane has moved.
         """
         has_started = all(lane.offset for lane in lanes) or not self.layout.states
-        if len(lanes) > 1 and self.can_batch and has_started:
-            return self._build_together(lanes, tokens)
-        return [self._build_run(lane, tokens[index].reshape(1, 1)) for index, lane in enumerate(lanes)]
-
-    def launch(self, arrays: list[mx.array]) -> None:
-        """Give the device what it takes to compute these."""
-        mx.async_eval(arrays)
-        self._allocator.tidy(1)
-
-    def _build_run(self, lane: MlxLane, tokens: mx.array) -> mx.array:
-        with lane.running(tokens.shape[1]):
-            return self._forward.last_logits(tokens, lane.cache)[0]
-
-    def _build_together(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
         with ExitStack() as runs:
             for lane in lanes:
                 runs.enter_context(lane.running(1))
-            batch = {index: _batch_layer([lane.layers[index] for lane in lanes]) for index in lanes[0].layers}
-            logits = self._forward.last_logits(tokens[:, None], arrange(self.layout.tree, batch.__getitem__))
-            self._scatter(batch, lanes)
+            if len(lanes) > 1 and self.can_batch and has_started:
+                return self._build_together(lanes, tokens)
+            return [
+                self._forward.last_logits(tokens[index].reshape(1, 1), lane.cache)[0] for index, lane in enumerate(lanes)
+            ]
+
+    def launch(self, lanes: Sequence[MlxLane], arrays: Sequence[mx.array]) -> None:
+        """Give the device what it takes to compute these arrays, and all that these lanes hold."""
+        with computing(lanes):
+            mx.async_eval([*arrays, *(array for lane in lanes for array in lane.arrays)])
+        self._allocator.tidy(1)
+
+    def _build_together(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
+        batch = {index: _batch_layer([lane.layers[index] for lane in lanes]) for index in lanes[0].layers}
+        logits = self._forward.last_logits(tokens[:, None], arrange(self.layout.tree, batch.__getitem__))
+        self._scatter(batch, lanes)
         return [logits[index] for index in range(len(lanes))]
 
     def _scatter(self, batch: dict[int, Any], lanes: Sequence[MlxLane]) -> None:
@@ -113,10 +110,10 @@ class LibraryCompute(_PlainCompute):
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
-        caches = self._forward.make_cache() if lane.cache is None else lane.cache
-        logits = self._forward.last_logits(mx.array([list(ids)]), caches)[0]
-        mx.eval(logits, list(tensors_in(caches, mx.array)))
-        lane.extend(ids, caches)
+        with lane.extending(ids):
+            lane.cache = self._forward.make_cache() if lane.cache is None else lane.cache
+            logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
+            mx.eval(logits, list(tensors_in(lane.cache, mx.array)))
         self._allocator.tidy(len(ids))
         return logits
 
@@ -129,11 +126,11 @@ class RecomputeCompute(_PlainCompute):
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
-        everything = [*lane.ids, *ids]
-        logits = self._forward.last_logits(mx.array([everything]), self._forward.make_cache())[0]
-        mx.eval(logits)
-        lane.extend(ids, None)
-        self._allocator.tidy(len(everything))
+        with lane.extending(ids):
+            tokens = mx.array([[*lane.ids, *ids]])
+            logits = self._forward.last_logits(tokens, self._forward.make_cache())[0]
+            mx.eval(logits)
+        self._allocator.tidy(lane.offset)
         return logits
 
 

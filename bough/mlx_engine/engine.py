@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from bough.cache.state import Page, State
 from bough.config import Settings
 from bough.engine_parts.engine import LaneEngine, Progress, choose_context, find_verdict
+from bough.engine_parts.failures import as_engine_errors
 from bough.engine_parts.rotary import reuse_limit
 from bough.errors import EngineError
 from bough.mlx_engine import attention, memory
@@ -59,11 +60,12 @@ class MlxEngine(LaneEngine):
         text = _text_config(loaded.config)
         if verdict.way != "lanes":
             layout = without_groups(layout.unknown, layout.vocab_size or text["vocab_size"])
-        context = choose_context(text.get("max_position_embeddings") or 0, settings)
+        bound = text.get("max_position_embeddings") or 0
+        context = choose_context(bound, settings)
         is_cpu = mx.default_device() == mx.cpu
         slack = settings.chunk or (_SLACK_CPU if is_cpu else _SLACK_GPU)
         pages = Pages(layout)
-        super().__init__(layout, pages, verdict, context, slack, reuse_limit(text, _BY_LENGTH))
+        super().__init__(layout, pages, verdict, context, slack, reuse_limit(text, _BY_LENGTH, bound))
         self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
         self._wired_before = memory.wire()
         mx.clear_cache()
@@ -82,7 +84,7 @@ class MlxEngine(LaneEngine):
         model = self._forward.model
         return {
             "engine": "mlx",
-            "model": type(model).__module__.rpartition(".")[2],
+            "model": str(self._forward.config["model_type"]),
             "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
             "dtype": _dtype_of(model, self._forward.config),
             **self._describe_verdict(),
@@ -97,9 +99,8 @@ class MlxEngine(LaneEngine):
         return memory.default_budget_bytes()
 
     def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
-        if isinstance(self._compute, AheadCompute):
-            return self._compute.sample(logits, draws)
-        return sample(logits, draws)
+        with as_engine_errors("choosing tokens"):
+            return self._compute.sample(logits, draws) if isinstance(self._compute, AheadCompute) else sample(logits, draws)
 
     @property
     def has_host(self) -> bool:
@@ -126,7 +127,9 @@ class MlxEngine(LaneEngine):
     def close(self) -> None:
         """Give the model's memory back; the engine cannot be used afterwards."""
         memory.unwire(self._wired_before)
-        del self._compute, self._forward
+        self._wired_before = None
+        self.__dict__.pop("_compute", None)
+        self.__dict__.pop("_forward", None)
         mx.clear_cache()
 
     def _make_compute(self, layout: Layout, pages: Pages, goes_ahead: bool) -> Compute:

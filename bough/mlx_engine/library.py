@@ -6,9 +6,14 @@ server needs them for its clients and its pages. So that one call is kept from h
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import Any
 from unittest.mock import patch
+
+os.environ.setdefault(
+    "MLX_ENABLE_TF32", "0"
+)  # on CUDA float32 would be multiplied with ten bits: cached and uncached differ
 
 with patch.object(resource, "setrlimit", lambda *_: None):
     import mlx.nn

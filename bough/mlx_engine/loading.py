@@ -60,14 +60,14 @@ def load_model(folder: Path, settings: Settings, progress: Progress | None = Non
 
 
 def use_device(name: str) -> None:
-    """Let MLX compute on the device of that name; "auto" takes the GPU where there is Metal, else the CPU."""
+    """Let MLX compute on the device of that name; "auto" takes the GPU where MLX has one, else the CPU."""
     if name.partition(":")[0] in ("cuda", "mps"):
         raise ModelError(f"the device {name!r} is the torch engine's: the mlx engine has auto, cpu and gpu")
     if name not in ("auto", "cpu", "gpu", "metal"):
         raise ModelError(f"there is no device {name!r}: the mlx engine has auto, cpu and gpu")
-    has_gpu = mx.metal.is_available()
+    has_gpu = mx.is_available(mx.gpu)
     if name in ("gpu", "metal") and not has_gpu:
-        raise ModelError(f"the device {name!r} is not available here: MLX finds no Metal")
+        raise ModelError(f"the device {name!r} is not available here: MLX finds no GPU")
     mx.set_default_device(mx.gpu if has_gpu and name != "cpu" else mx.cpu)
 
 

@@ -27,6 +27,12 @@ class Allocator:
             mx.clear_cache()
 
 
+def require_bytes(nbytes: int) -> None:
+    """Raise MemoryError if the machine has no room for so much: MLX's CPU build dies of memory that it does not get."""
+    if mx.default_device() == mx.cpu and nbytes > (free_bytes := read_host_memory().available_bytes):
+        raise MemoryError(f"a lane needs {nbytes:,} bytes more, and the machine has {free_bytes:,} left")
+
+
 def default_budget_bytes() -> int:
     """What lanes and pages may take if the user does not say: a share of what is free now, once the model is loaded."""
     recommended = _recommended_bytes()
@@ -53,8 +59,8 @@ def describe() -> str:
 
 
 def _recommended_bytes() -> int:
-    """The memory that a GPU may use without slowing the machine down; 0 where MLX runs on the CPU."""
-    if mx.default_device() != mx.gpu or not mx.metal.is_available():
+    """The memory that a GPU may use without slowing the machine down; 0 where MLX runs on the CPU or does not say."""
+    if mx.default_device() != mx.gpu:
         return 0
     info: dict[str, Any] = mx.device_info()
-    return int(info.get("max_recommended_working_set_size", 0))
+    return int(info.get("max_recommended_working_set_size", 0) or info.get("memory_size", 0))

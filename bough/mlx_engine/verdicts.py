@@ -7,17 +7,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from bough.engine_parts.verdicts import hash_of
+from bough.engine_parts.verdicts import code_of, hash_of
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.library import VERSION
 from bough.mlx_engine.small_copy import weights_of
 
-_FORMAT = 1  # raise it when the check itself changes
+_FORMAT = 2  # raise it when the check itself changes
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
 def key_of(forward: Forward) -> str:
-    """A hash of versions, device, types, and the configuration, in which quantization is told, less its name."""
+    """A hash of versions, device, types, code, and the configuration, in which quantization is told, less its name."""
     features = [
         _FORMAT,
         "mlx",
@@ -26,7 +26,8 @@ def key_of(forward: Forward) -> str:
         str(mx.default_device()),
         mx.device_info().get("architecture", ""),
         sorted({str(array.dtype) for array in weights_of(forward.model).values()}),
-        type(forward.model).__module__,
+        type(forward.model).__qualname__,
+        code_of(forward.model),
         _features_of(forward.config),
     ]
     return hash_of(features)

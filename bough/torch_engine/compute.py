@@ -107,8 +107,8 @@ class LibraryCompute(_PlainCompute):
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
         positions = torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
-        logits, cache = self._forward.continue_cache(self._forward.tensor_of(ids), positions, lane.cache)
-        lane.extend(ids, cache)
+        with lane.extending(ids):
+            logits, lane.cache = self._forward.continue_cache(self._forward.tensor_of(ids), positions, lane.cache)
         return logits[0]
 
 
@@ -119,6 +119,6 @@ class RecomputeCompute(_PlainCompute):
         """Append a run to the lane; returns the logits after its last token."""
         everything = [*lane.ids, *ids]
         positions = torch.arange(len(everything), device=self._forward.device)[None]
-        logits = self._forward.last_logits(self._forward.tensor_of(everything), positions, None)
-        lane.extend(ids, None)
+        with lane.extending(ids):
+            logits = self._forward.last_logits(self._forward.tensor_of(everything), positions, None)
         return logits[0]

@@ -54,9 +54,10 @@ class TorchEngine(LaneEngine):
         if verdict.way != "lanes":
             layout = without_groups(layout.unknown, layout.vocab_size or text.vocab_size)
         self._pages: Pages = Pages(layout, self._forward.device)
-        context = choose_context(getattr(text, "max_position_embeddings", None) or 0, settings)
+        bound = getattr(text, "max_position_embeddings", None) or 0
+        context = choose_context(bound, settings)
         slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
-        super().__init__(layout, self._pages, verdict, context, slack, reuse_limit(text.to_dict(), _BY_LENGTH))
+        super().__init__(layout, self._pages, verdict, context, slack, reuse_limit(text.to_dict(), _BY_LENGTH, bound))
         self._compute = self._make_compute(layout)
 
     @classmethod

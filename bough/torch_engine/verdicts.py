@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import transformers
 
-from bough.engine_parts.verdicts import hash_of
+from bough.engine_parts.verdicts import code_of, hash_of
 
-_FORMAT = 3  # raise it when the check itself changes
+_FORMAT = 4  # raise it when the check itself changes
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
@@ -26,6 +26,7 @@ def key_of(model: Any, wanted_attention: str) -> str:
         wanted_attention,
         model.config._attn_implementation,
         type(model).__name__,
+        code_of(model),
         config,
     ]
     return hash_of(features)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,56 @@ def test_a_step_that_fails_ahead_is_told_when_it_is_asked_for(folder: Path, monk
     (logits,) = engine.step([lane], [sampled.token_id])
 
     assert is_close(logits, answer(engine, [*ids, sampled.token_id]))
+
+
+def test_the_same_logits_may_be_asked_for_twice_at_once(engine: MlxEngine) -> None:
+    ids = make_ids(engine, 255)
+    lane = new_lane(engine, 300)
+    logits = run(engine, lane, ids, [200, 55])
+    engine._compute._compute.can_batch = False  # type: ignore[attr-defined]
+
+    first, second = engine.sample([logits, logits], [GREEDY, GREEDY])
+    (logits,) = engine.step([lane], [first.token_id])
+
+    assert first == second
+    assert is_close(logits, answer(engine, [*ids, first.token_id]))
+
+
+def test_states_that_are_ahead_are_counted(tmp_path: Path) -> None:
+    ahead, plain = make_ahead("mamba2", tmp_path), MlxEngine(make_loaded("mamba2"), Settings(cache_folder=tmp_path))
+
+    assert new_lane(ahead, 50).nbytes == 2 * new_lane(plain, 50).nbytes
+
+
+def test_lanes_that_nobody_refers_to_go(tmp_path: Path) -> None:
+    engine = make_ahead("llama", tmp_path)
+    for _ in range(3):
+        lane = new_lane(engine, 60)
+        engine.sample([engine.evaluate(lane, make_ids(engine, 20))], [GREEDY])
+    del lane
+    gc.collect()
+
+    assert len(engine._compute._lanes) == 0  # type: ignore[attr-defined]
+
+
+def test_an_interrupted_step_ahead_leaves_the_lane_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_ahead("qwen3_next", tmp_path)
+    ids = make_ids(engine, 30)
+    lane = new_lane(engine, 60)
+    logits = engine.evaluate(lane, ids)
+    inner = engine._compute._compute  # type: ignore[attr-defined]
+    build = inner.build_step
+
+    def interrupt(*args: Any) -> None:
+        build(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(inner, "build_step", interrupt)
+        engine.sample([logits], [GREEDY])
+
+    assert lane.offset == 30
+    assert is_close(run(engine, lane, [*ids, *ids], [30]), answer(engine, [*ids, *ids]))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -12,12 +12,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from bough.cache.state import Kind
+from bough.cache.state import Kind, Source
 from bough.config import Settings
 from bough.errors import EngineError, SettingsError
 from bough.mlx_engine import MlxEngine
 from bough.mlx_engine.forward import Forward, Head
 from bough.mlx_engine.library import cache
+from bough.places import HostMemory
 from bough.types import Draw, SamplingParams
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, run
 from tests.tiny_mlx_models import make_loaded
@@ -218,6 +219,91 @@ def test_a_failed_step_of_many_lanes_leaves_them_where_they_were(folder: Path, m
     assert [lane.offset for lane in lanes] == [20, 20, 20]
     logits = engine.step(lanes, [ids[20]] * 3)
     assert all(is_close(each, answer(engine, ids[:21])) for each in logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon_h1"])
+def test_a_lane_whose_run_fails_on_the_device_holds_nothing_until_it_begins_anew(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(name, folder)
+    ids = make_ids(engine, 80)
+    lane = new_lane(engine, 80)
+    run(engine, lane, ids, [40])
+    kept = keep(engine, lane)
+    with monkeypatch.context() as patch:
+        patch.setattr("bough.mlx_engine.compute.mx.eval", fail)
+        with pytest.raises(EngineError, match="made to fail"):
+            engine.evaluate(lane, ids[40:50])
+
+    assert (lane.offset, lane.nbytes) == (0, 0)
+    with pytest.raises(EngineError, match="holds nothing any more"):
+        lane.adopt(40, {group: Source(live=40) for group in engine.groups})
+    in_thread(lambda: lane.adopt(40, kept))
+    assert is_close(in_thread(lambda: run(engine, lane, ids, [40])), answer(engine, ids))
+    give_back(engine, kept)
+
+
+def test_memory_that_the_machine_does_not_have_is_an_error_and_not_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("llama", folder)
+    ids = make_ids(engine, 80)
+    lane = new_lane(engine, 80)
+    run(engine, lane, ids, [50])
+    with monkeypatch.context() as patch, pytest.raises(EngineError, match="bytes more, and the machine has 1,000 left"):
+        patch.setattr("bough.mlx_engine.memory.read_host_memory", lambda: HostMemory(1000, 1000))
+        lane.reserve(1500)
+
+    assert is_close(run(engine, lane, ids, [30]), answer(engine, ids))
+
+
+def test_a_step_one_by_one_that_fails_moves_no_lane(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine("qwen3_next", folder)
+    ids = make_ids(engine, 60)
+    first, second = new_lane(engine, 60), new_lane(engine, 60)
+    run(engine, first, ids, [30])
+    with monkeypatch.context() as patch:
+        calls = iter([True, False])
+        build = type(engine._forward).last_logits
+        patch.setattr(type(engine._forward), "last_logits", lambda *args: build(*args) if next(calls) else fail())
+        with pytest.raises(EngineError, match="made to fail"):
+            engine.step([first, second], [ids[30], ids[0]])  # one of them has not begun: one by one
+
+    assert [first.offset, second.offset] == [30, 0]
+    logits = in_thread(lambda: engine.step([first, second], [ids[30], ids[0]]))
+    assert is_close(logits[0], answer(engine, ids[:31])) and is_close(logits[1], answer(engine, ids[:1]))
+
+
+def test_an_adoption_that_fails_half_way_leaves_nothing_behind(folder: Path) -> None:
+    engine = make_engine("falcon_h1", folder)
+    ids = make_ids(engine, 60)
+    lane, other = new_lane(engine, 60), new_lane(engine, 60)
+    run(engine, lane, ids, [40])
+    kept = keep(engine, lane)
+    gone = {group: replace(source, state=other_state(engine, lane, source)) for group, source in kept.items()}
+
+    with pytest.raises(EngineError):
+        other.adopt(40, gone)
+
+    in_thread(lambda: other.adopt(0, {group: Source() for group in engine.groups}))
+    assert is_close(in_thread(lambda: run(engine, other, ids, [60])), answer(engine, ids))
+    give_back(engine, kept)
+
+
+def other_state(engine: MlxEngine, lane: Any, source: Source) -> Any:
+    """A state that was released already, in the place of one."""
+    if source.state is None:
+        return None
+    state = lane.capture(source.state.group)
+    engine.release(state)
+    return state
+
+
+def test_an_engine_may_be_closed_twice(folder: Path) -> None:
+    engine = MlxEngine(make_loaded("llama"), Settings(device="cpu", cache_folder=folder))
+
+    engine.close()
+    engine.close()
 
 
 def test_the_context_can_be_set_lower_but_not_higher_than_the_model_allows(folder: Path) -> None:

@@ -17,7 +17,8 @@ import torch
 
 from bough.config import Settings
 from bough.errors import ModelError, UnsupportedModel
-from bough.mlx_engine.library import VERSION, nn, utils
+from bough.mlx_engine import MlxEngine
+from bough.mlx_engine.library import VERSION, llama, nn, utils
 from bough.mlx_engine.loading import LoadedModel, choose_dtype, load_model, use_device
 from bough.mlx_engine.random_model import make_random_model
 from bough.torch_engine.loading import load_model as load_torch_model
@@ -296,3 +297,23 @@ def test_importing_the_library_leaves_the_number_of_open_files_alone() -> None:
     done = subprocess.run([sys.executable, "-c", limit], capture_output=True, text=True, timeout=100)
 
     assert done.stdout.strip() == str(wanted), done.stderr
+
+
+def test_a_model_may_bring_its_own_code_and_a_changed_one_is_checked_anew(tmp_path: Path) -> None:
+    folder = make_folder("llama", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_file": "own.py"}))
+    code = Path(llama.__file__).read_text().replace("from .", "from mlx_lm.models.")
+    wrong = code.replace("keys = self.rope(keys, offset=cache.offset)", "keys = self.rope(keys, offset=0)")
+    assert wrong != code
+    settings = Settings(device="cpu", trust_remote_code=True, cache_folder=tmp_path / "cache")
+
+    (folder / "own.py").write_text(code)
+    right = MlxEngine.load(folder, settings)
+    (folder / "own.py").write_text(wrong)
+    changed = MlxEngine.load(folder, settings)
+
+    assert right.capabilities.can_reuse and right.describe()["batching"] == "together"
+    assert not changed.capabilities.can_reuse
+    with pytest.raises(UnsupportedModel, match=r"own\.py"):
+        MlxEngine.load(folder, Settings(device="cpu", cache_folder=tmp_path / "cache"))

@@ -91,6 +91,14 @@ def _wait_until_ready(server: Server) -> None:
     raise AssertionError(f"the server was not ready after {START_S} s:\n{server.log[-4000:]}")
 
 
+def wait_for_log(server: Server, text: str) -> None:
+    """Wait until the server has said this: a request's line is written after its answer."""
+    deadline = time.monotonic() + STOP_S
+    while text not in server.log:
+        assert time.monotonic() < deadline, f"the server did not say {text!r} within {STOP_S} s:\n{server.log[-4000:]}"
+        time.sleep(0.05)
+
+
 def stop(server: Server) -> None:
     """Tell the server to end, and see that it does so cleanly and soon."""
     server.process.send_signal(signal.SIGTERM)

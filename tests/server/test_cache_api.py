@@ -15,7 +15,7 @@ from bough.errors import Unavailable
 from bough.places import free_disk_bytes
 from bough.server.cache_api import require_room
 from bough.server.transfers import make_file
-from tests.server.servers import Server, StartServer
+from tests.server.servers import Server, StartServer, wait_for_log
 
 SYSTEM = "You are a helpful assistant, and the capital of France is Paris. "
 
@@ -270,7 +270,7 @@ def test_a_key_exports_what_is_its_own(people: tuple[httpx.Client, httpx.Client]
 def test_no_key_is_in_the_log(keyed: Server, people: tuple[httpx.Client, httpx.Client]) -> None:
     httpx.get(f"{keyed.url}/api/tags", headers={"x-api-key": "a-wrong-key"})
 
-    assert '"path": "/api/tags", "status": 401' in keyed.log
+    wait_for_log(keyed, '"path": "/api/tags", "status": 401')
     assert not any(key in keyed.log for key in ("alices-key", "bobs-key", "a-wrong-key"))
 
 

@@ -194,7 +194,7 @@ def test_a_verdict_depends_on_the_configuration_and_the_attention_but_not_on_the
     ],
 )
 def test_rotary_scalings_by_length_bound_the_reuse(rotary: dict[str, Any], limit: int | None) -> None:
-    assert reuse_limit(make_config("llama", rope_parameters=rotary).to_dict(), {"dynamic", "longrope"}) == limit
+    assert reuse_limit(make_config("llama", rope_parameters=rotary).to_dict(), {"dynamic", "longrope"}, 2048) == limit
 
 
 def test_half_precision_is_judged_by_the_copy_and_by_the_noise_of_the_real_weights() -> None:
