@@ -57,6 +57,7 @@ class AheadCompute:
         lanes = self._lanes_of(logits)
         if lanes and all(map(is_plain, draws)):
             tokens = find_likeliest(logits)
+            mx.async_eval(tokens)  # by itself: whoever reads them does not wait for what follows
             self._go_ahead(lanes, tokens)
             sampled = read_likeliest(tokens)
         else:

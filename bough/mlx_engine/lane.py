@@ -80,6 +80,9 @@ class MlxLane(StraightLane[RowBuffer, StateBuffer]):
             self._lost_room = 0
         try:
             super().adopt(offset, sources)
+        except AssertionError:  # a source that the caller must not give
+            self._settle()
+            raise
         except BaseException:
             self.lose()
             raise

@@ -63,4 +63,4 @@ def _recommended_bytes() -> int:
     if mx.default_device() != mx.gpu:
         return 0
     info: dict[str, Any] = mx.device_info()
-    return int(info.get("max_recommended_working_set_size", 0) or info.get("memory_size", 0))
+    return int(info.get("max_recommended_working_set_size", 0) or info.get("memory_size", 0) or info.get("total_memory", 0))
