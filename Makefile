@@ -13,7 +13,8 @@ serve: $(READY)
 	$(BIN)/bough serve
 
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not alone" -n 2 --dist loadscope
+	$(BIN)/python -m pytest -q -m alone
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from bough.config import let_threads_sleep, load_settings
 from bough.models import ModelFiles, pull
+
+TESTS = Path(__file__).parent
+ALONE = ("server", "cli", "test_runner.py")  # servers and commands in processes of their own, which want the whole machine
 
 let_threads_sleep()  # before any test imports torch
 os.environ["BOUGH_DISK_BYTES"] = "0"  # no test leaves a tree behind, or finds one; those that want one say so
@@ -19,7 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
 
 
+@pytest.hookimpl(tryfirst=True)  # before others choose by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in ALONE or "model" in item.keywords:
+            item.add_marker(pytest.mark.alone)
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:
