@@ -163,7 +163,8 @@ def test_the_same_logits_may_be_asked_for_twice_at_once(engine: MlxEngine) -> No
 
 
 def test_states_that_are_ahead_are_counted(tmp_path: Path) -> None:
-    ahead, plain = make_ahead("mamba2", tmp_path), MlxEngine(make_loaded("mamba2"), Settings(cache_folder=tmp_path), goes_ahead=False)
+    settings = Settings(cache_folder=tmp_path)
+    ahead, plain = (MlxEngine(make_loaded("mamba2"), settings, goes_ahead=each) for each in (True, False))
 
     assert new_lane(ahead, 50).nbytes == 2 * new_lane(plain, 50).nbytes
 
