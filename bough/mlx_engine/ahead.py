@@ -71,8 +71,9 @@ class AheadCompute:
     def _lanes_of(self, logits: Sequence[mx.array]) -> dict[MlxLane, int]:
         """The lanes that can go ahead and that these are the latest logits of, each with its place here."""
         places = {id(row): place for place, row in reversed(list(enumerate(logits)))}
-        ready = [lane for lane in self._lanes if lane.latest is not None and id(lane.latest) in places]
-        return {lane: places[id(lane.latest)] for lane in ready if lane.offset < self._context and lane.has_room()}
+        known = [lane for lane in self._lanes if lane.latest is not None and id(lane.latest) in places]
+        ready = [lane for lane in known if lane.offset < self._context and lane.has_room()]
+        return {lane: places[id(lane.latest)] for lane in sorted(ready, key=lambda lane: places[id(lane.latest)])}
 
     def _go_ahead(self, lanes: Mapping[MlxLane, int], tokens: mx.array) -> None:
         """Let the device compute one more token on each lane, on which none of them stands.
