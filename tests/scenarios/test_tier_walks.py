@@ -157,7 +157,9 @@ class Day:
         assert not cache.room.pins and len(cache.memory._saving) == 0
 
 
-@pytest.mark.parametrize("model", ["full", "full+recurrent", "window+recurrent+full"])
+@pytest.mark.parametrize(
+    "model", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("full", "full+recurrent")), "window+recurrent+full"]
+)
 @pytest.mark.timeout(600)
 def test_a_day_in_miniature_stays_within_every_budget(model: str) -> None:
     """At least 20,000 requests over all three models; everything is checked every 50th, the budgets after each."""
