@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from bough.cache.state import Page, State
 from bough.config import Settings
@@ -26,7 +25,7 @@ from bough.mlx_engine.compute import Compute, LaneCompute, LibraryCompute, Recom
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.layout import Layout
 from bough.mlx_engine.library import VERSION, utils
-from bough.mlx_engine.loading import LoadedModel, load_model
+from bough.mlx_engine.loading import LoadedModel, load_model, main_type
 from bough.mlx_engine.pages import Pages
 from bough.mlx_engine.probe import probe, without_groups
 from bough.mlx_engine.random_model import make_random_model
@@ -35,7 +34,6 @@ from bough.mlx_engine.self_check import self_check
 from bough.mlx_engine.verdicts import key_of
 from bough.types import Draw, Sampled
 
-_flatten: Any = tree_flatten  # whose types say less than it does
 _SLACK_CPU = 512
 _SLACK_GPU = 2_048
 _BY_LENGTH = {"dynamic"}  # rotary scalings; for "longrope" mlx-lm takes the long factors at any length
@@ -57,7 +55,7 @@ class MlxEngine(LaneEngine):
         attention.install(loaded.model)
         layout = probe(self._forward)
         verdict = find_verdict(settings, key_of(self._forward), lambda: self_check(self._forward, layout), progress)
-        text = _text_config(loaded.config)
+        text = loaded.text
         if verdict.way != "lanes":
             layout = without_groups(layout.unknown, layout.vocab_size or text["vocab_size"])
         bound = text.get("max_position_embeddings") or 0
@@ -141,17 +139,9 @@ class MlxEngine(LaneEngine):
         return AheadCompute(compute, self._context) if goes_ahead else compute
 
 
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that tells of the language model, if it has others too."""
-    text: dict[str, Any] = config.get("text_config") or {}
-    return config | text
-
-
 def _dtype_of(model: Any, config: dict[str, Any]) -> str:
     quantization = config.get("quantization")
-    arrays: list[Any] = [array for _, array in _flatten(model.parameters())]
-    types = [array.dtype for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
-    dtype = str(types[0]).removeprefix("mlx.core.") if types else "none"
+    dtype = str(main_type(model)).removeprefix("mlx.core.")
     if not isinstance(quantization, dict):
         return dtype
     return f"{dtype}, weights in {quantization.get('bits')} bits by {quantization.get('group_size')}"

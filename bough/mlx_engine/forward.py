@@ -25,6 +25,7 @@ class Forward:
     def __init__(self, loaded: LoadedModel) -> None:
         self.model = loaded.model
         self.config = loaded.config
+        self.text = loaded.text
         self._head = _find_head(loaded.model)
 
     def last_logits(self, tokens: mx.array, cache: Any) -> mx.array:

@@ -38,6 +38,12 @@ class LoadedModel:
     config: dict[str, Any]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> dict[str, Any]:
+        """What the configuration says of the language model, if it tells of others too."""
+        text: dict[str, Any] = self.config.get("text_config") or {}
+        return self.config | text
+
 
 def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> LoadedModel:
     """The causal language model in `folder`, on the device and in the type that the settings ask for.
@@ -88,7 +94,7 @@ def choose_dtype(name: str, held: mx.Dtype, on_gpu: bool) -> mx.Dtype:
 
 def prepare(model: Any, settings: Settings) -> None:
     """Put the model into the type that the settings ask for, for inference only, and evaluate it."""
-    dtype = choose_dtype(settings.dtype, _held_type(model), mx.default_device() == mx.gpu)
+    dtype = choose_dtype(settings.dtype, main_type(model), mx.default_device() == mx.gpu)
     may_cast = getattr(model, "cast_predicate", lambda path: True)  # some weights keep their type in every model
 
     def cast(path: str, weight: mx.array) -> mx.array:
@@ -100,7 +106,7 @@ def prepare(model: Any, settings: Settings) -> None:
     mx.eval(model.state)
 
 
-def _held_type(model: Any) -> mx.Dtype:
+def main_type(model: Any) -> mx.Dtype:
     """The floating type that most of the weights have; of quantized ones, their scales."""
     sizes: dict[mx.Dtype, int] = {}
     weights: Any = tree_flatten(model.parameters(), destination={})

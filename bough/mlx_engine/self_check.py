@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 
@@ -41,9 +40,10 @@ from bough.mlx_engine import attention
 from bough.mlx_engine.compute import LaneCompute, LibraryCompute, RecomputeCompute
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.layout import Layout
+from bough.mlx_engine.loading import main_type
 from bough.mlx_engine.pages import Pages
 from bough.mlx_engine.probe import probe
-from bough.mlx_engine.small_copy import is_out_of_memory, make_random, make_small_copy, weights_of
+from bough.mlx_engine.small_copy import is_out_of_memory, make_random, make_small_copy
 
 ATTENTION = "mlx"
 _FINE = 1e-4
@@ -80,13 +80,13 @@ def _try_all(forward: Forward, layout: Layout) -> Verdict:
 
 def _subjects(forward: Forward, layout: Layout) -> list[Subject]:
     """The real model first, then its copies."""
-    dtype = _dtype_of(forward.model)
+    dtype = main_type(forward.model)
     is_coarse = dtype != mx.float32 or bool(forward.config.get("quantization"))
     wants_copy = needs_copy(layout.groups, is_coarse)
     small = make_small_copy(forward, layout) if wants_copy else None
     copies = _copy_subjects(small, dtype) if small is not None else []
     num_tokens = longer_than_windows(layout.groups) if wants_copy and not copies else REAL_TOKENS
-    found = _trial(forward, num_tokens, layout.vocab_size or _vocab_size(forward.config))
+    found = _trial(forward, num_tokens, layout.vocab_size or forward.text["vocab_size"])
     tolerance = _coarse_tolerance(forward, found) if is_coarse else _fine_tolerance(forward, found, max(1.0, found.scale))
     return [_subject(forward, layout, found, tolerance, is_coarse=is_coarse), *copies]
 
@@ -166,17 +166,3 @@ def _device_noise(forward: Forward, found: Trial) -> float:
 def _coarse_tolerance(forward: Forward, found: Trial) -> float:
     noise = Judge(is_out_of_memory).measure(trial.chunked, LibraryCompute(forward), found)
     return min(max(2 * noise, _COARSE * found.scale), found.scale)
-
-
-def _dtype_of(model: Any) -> mx.Dtype:
-    """The type that most of the weights are computed in."""
-    nbytes: dict[mx.Dtype, int] = {}
-    for array in weights_of(model).values():
-        if mx.issubdtype(array.dtype, mx.floating):
-            nbytes[array.dtype] = nbytes.get(array.dtype, 0) + array.nbytes
-    return max(nbytes, key=lambda dtype: nbytes[dtype], default=mx.float32)
-
-
-def _vocab_size(config: dict[str, Any]) -> int:
-    text = config.get("text_config")
-    return int((text if isinstance(text, dict) and "vocab_size" in text else config)["vocab_size"])
