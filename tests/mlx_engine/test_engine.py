@@ -21,9 +21,10 @@ from bough.mlx_engine.library import cache
 from bough.places import HostMemory
 from bough.types import Draw, SamplingParams
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, run
-from tests.tiny_mlx_models import make_loaded
+from tests.tiny_mlx_models import DEVICE, make_loaded
 from tests.tiny_models import make_folder
 
+ROUNDING = 0 if DEVICE == "cpu" else 16_384  # bytes that a GPU may take more for an array
 KINDS = ["llama", "gemma3_text", "qwen3_next", "falcon_h1", "mamba2"]
 
 
@@ -97,7 +98,7 @@ def test_after_200_captures_and_restores_memory_is_back_to_where_it_was(name: st
     del kept
 
     assert engine.held_bytes == 0
-    assert active_bytes() - before <= 1024
+    assert active_bytes() - before <= 1024 + ROUNDING
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -113,8 +114,9 @@ def test_pages_and_states_hold_their_own_bytes_and_nothing_larger(name: str, fol
 
     give_back(engine, kept)
 
-    assert alone <= engine.held_bytes + sum(item.nbytes for item in items(kept)) + 1024 * len(items(kept))
-    assert after - active_bytes() == sum(item.nbytes for item in items(kept))
+    num_bytes, rounding = sum(item.nbytes for item in items(kept)), ROUNDING * len(items(kept))
+    assert alone <= num_bytes + 1024 * len(items(kept)) + rounding
+    assert abs(after - active_bytes() - num_bytes) <= rounding
 
 
 def test_pieces_of_a_cut_page_do_not_keep_the_whole_alive(folder: Path) -> None:
@@ -127,7 +129,7 @@ def test_pieces_of_a_cut_page_do_not_keep_the_whole_alive(folder: Path) -> None:
 
     engine.release(left)
 
-    assert before - active_bytes() == left.nbytes
+    assert abs(before - active_bytes() - left.nbytes) <= ROUNDING
     engine.release(right)
 
 
@@ -142,7 +144,7 @@ def test_a_lane_takes_the_memory_that_it_tells(name: str, folder: Path) -> None:
     run(engine, lane, ids, [512, 88])
 
     told = lane.nbytes
-    assert abs(active_bytes() - before - told) <= max(16_384, told // 50)
+    assert abs(active_bytes() - before - told) <= max(16_384, told // 50) + 40 * ROUNDING
 
 
 def test_a_step_writes_into_the_memory_that_is_there(folder: Path) -> None:
@@ -243,6 +245,7 @@ def test_a_lane_whose_run_fails_on_the_device_holds_nothing_until_it_begins_anew
     give_back(engine, kept)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU's own errors come from MLX")
 def test_memory_that_the_machine_does_not_have_is_an_error_and_not_the_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
