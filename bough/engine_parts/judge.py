@@ -52,7 +52,7 @@ class Judge:
 
     def __init__(self, is_out_of_memory: Callable[[BaseException], bool]) -> None:
         self._is_out_of_memory = is_out_of_memory
-        self._last_error = "steps after a prompt come out differently"
+        self._why_no_lanes = "steps after a prompt come out differently"
 
     def lanes(self, attention: str, subjects: Sequence[Subject], can_batch: bool) -> Verdict | None:
         """What lanes of our own can do, or None if they cannot even continue a prompt. `can_batch`: also try batches."""
@@ -66,7 +66,7 @@ class Judge:
 
         `unknown` says what the probe did not recognise, if there was anything. Raises UnsupportedModel if neither is right.
         """
-        why = unknown or f"its state cannot be kept in lanes: {self._last_error}"
+        why = unknown or f"its state cannot be kept in lanes: {self._why_no_lanes}"
         found = self._run_checks(library, real.trial)
         if max(found["one-shot"], found["stepped"]) <= real.tolerance:
             can_chunk = found["chunked"] <= real.tolerance and not real.is_coarse
@@ -112,7 +112,7 @@ class Judge:
         except Exception as error:  # a model may fail in any way when it is used as its authors did not
             if self._is_out_of_memory(error):
                 raise ModelError(f"the memory does not suffice to check what this model can do: {error}") from error
-            self._last_error = f"{type(error).__name__}: {error}"
+            self._why_no_lanes = f"{type(error).__name__}: {error}"
             return float("inf")
 
 

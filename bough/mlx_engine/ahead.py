@@ -48,9 +48,10 @@ class AheadCompute:
         found = {}
         if behind:  # first, because it may fail: then no lane has moved
             found = dict(zip(behind, self._compute.step(behind, [wanted[lane] for lane in behind]), strict=True))
-        for lane in lanes:
-            lane.latest = found[lane] if lane in found else lane.take_ahead()
-        return [lane.latest for lane in lanes if lane.latest is not None]
+        rows = [found[lane] if lane in found else lane.take_ahead() for lane in lanes]
+        for lane, row in zip(lanes, rows, strict=True):
+            lane.latest = row
+        return rows
 
     def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
         """Choose one token for each, and let the device go on with them on the lanes that can."""

@@ -65,7 +65,7 @@ class MlxEngine(LaneEngine):
         pages = Pages(layout)
         super().__init__(layout, pages, verdict, context, slack, reuse_limit(text, _BY_LENGTH, bound))
         self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
-        self._wired_before = memory.wire()
+        memory.wire()
         mx.clear_cache()
 
     @classmethod
@@ -124,8 +124,6 @@ class MlxEngine(LaneEngine):
 
     def close(self) -> None:
         """Give the model's memory back; the engine cannot be used afterwards."""
-        memory.unwire(self._wired_before)
-        self._wired_before = None
         self.__dict__.pop("_compute", None)
         self.__dict__.pop("_forward", None)
         mx.clear_cache()

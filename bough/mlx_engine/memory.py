@@ -41,16 +41,11 @@ def default_budget_bytes() -> int:
     return int(read_host_memory().available_bytes * _CPU_SHARE)
 
 
-def wire() -> int | None:
-    """Let the system keep as much as it recommends in memory; returns the limit before, or None where there is none."""
+def wire() -> None:
+    """Let the system keep as much as it recommends in memory, for all models of this process; nothing without a GPU."""
     recommended = _recommended_bytes()
-    return int(mx.set_wired_limit(recommended)) if recommended else None
-
-
-def unwire(limit: int | None) -> None:
-    """Put back what `wire` returned."""
-    if limit is not None:
-        mx.set_wired_limit(limit)
+    if recommended:
+        mx.set_wired_limit(recommended)
 
 
 def describe() -> str:

@@ -53,35 +53,35 @@ def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:
 
 def _try_all(forward: Forward, layout: Layout, wanted: str) -> Verdict:
     stock = forward.model.config._attn_implementation
-    subjects = _subjects(forward, layout)
+    subjects, judge = _subjects(forward, layout), Judge(is_out_of_memory)
     names = list(dict.fromkeys([attention.NAME, stock, "eager"])) if wanted == "auto" else [wanted]
     best: Verdict | None = None
     for name in names if layout.groups else ():
-        verdict = _judge_lanes(name, subjects, layout)
+        verdict = _judge_lanes(judge, name, subjects, layout)
         if verdict is not None and (best is None or verdict.worth > best.worth):
             best = verdict
         if best is not None and best.can_reuse:
             break
     if best is None:
-        return _judge_plain(stock if wanted == "auto" else wanted, subjects, layout)
+        return _judge_plain(judge, stock if wanted == "auto" else wanted, subjects, layout)
     return without_doubt(best, subjects)
 
 
-def _judge_lanes(name: str, subjects: list[Subject], layout: Layout) -> Verdict | None:
+def _judge_lanes(judge: Judge, name: str, subjects: list[Subject], layout: Layout) -> Verdict | None:
     """What lanes of our own can do with this attention, or None if they cannot even continue a prompt."""
     if not all(_set_attention(subject.forward.model, name) for subject in subjects):
         return None
-    return Judge(is_out_of_memory).lanes(name, subjects, can_batch=name == attention.NAME or not layout.rows)
+    return judge.lanes(name, subjects, can_batch=name == attention.NAME or not layout.rows)
 
 
-def _judge_plain(name: str, subjects: list[Subject], layout: Layout) -> Verdict:
+def _judge_plain(judge: Judge, name: str, subjects: list[Subject], layout: Layout) -> Verdict:
     """Without groups: with the model's own cache if that is right, else with none."""
     models = [subject.forward.model for subject in subjects]
     if not all(_set_attention(model, name) for model in models):
         raise UnsupportedModel(f"{type(models[0]).__name__} does not run with the attention {name!r}")
     real = subjects[0]
     library, recompute = LibraryCompute(real.forward), RecomputeCompute(real.forward)
-    return Judge(is_out_of_memory).plain(name, real, library, recompute, layout.unknown)
+    return judge.plain(name, real, library, recompute, layout.unknown)
 
 
 def _subjects(forward: Forward, layout: Layout) -> list[Subject]:
