@@ -100,13 +100,15 @@ class Writer:
         return True
 
     def flush(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is left to do; False if the time is over, or a write has failed since the last flush."""
+        """Wait until nothing is left that can be done now; False if something is still to be done then, because the time is
+        over or the writer rests, or if a write has failed since the last flush.
+        """
         ledger = self._ledger
         with ledger.changed:
             self._num_flushing += 1
             ledger.changed.notify_all()
             try:
-                self.wait_for(lambda: self._is_idle() or (self._is_resting and not self._is_busy), timeout_s)
+                self.wait_for(lambda: not self._is_busy and self._choose() in (None, _Task.STOP), timeout_s)
             finally:
                 self._num_flushing -= 1
             failed_before, self._num_failed = self._num_failed, ledger.counts.failed_writes

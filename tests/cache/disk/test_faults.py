@@ -232,6 +232,7 @@ def test_a_failure_with_nothing_left_to_do_is_over(disk: Disk, monkeypatch: pyte
     with monkeypatch.context() as failing:
         failing.setattr(Index, "apply", fail_with_sqlite)
         assert not disk.save(put(disk, address_of(disk, [1], 0)))
+        assert disk._writer.wait_for(lambda: not disk._writer._is_busy, 10)  # it rests, and has not yet looked for orphans
         disk.flush(10)
     assert disk.flush(10)
 
