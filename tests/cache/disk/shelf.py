@@ -87,3 +87,13 @@ def held_writer(disk: Disk) -> Iterator[list[Copy]]:
         yield [copy]
     finally:
         may_end.set()
+
+
+@contextmanager
+def long_rests(disk: Disk) -> Iterator[None]:
+    """After a failure in this block, writing rests until the block ends, however long that takes."""
+    disk._writer._pause_s = 1e6
+    yield
+    with disk._ledger.changed:
+        disk._writer._rest_until = disk._ledger.refused_until = 0.0
+        disk._ledger.changed.notify_all()
