@@ -93,6 +93,32 @@ def check_same(cached: Completion, plain: Completion) -> None:
     assert cached.token_ids == plain.token_ids
 
 
+def bytes_of_two_lanes(runner: Runner) -> int:
+    """A budget that is tight: of two lanes with a conversation's tokens each."""
+    runner.generate(list(range(3, 90)), max_tokens=4)
+    return 2 * int(runner.cache.stats()["lane_bytes"])
+
+
+def check_budget(tight: Runner, plain: Runner, budget: int, num_conversations: int) -> None:
+    """Conversations that do not fit have the same answers as without a cache, within the budget."""
+    for prompt in itertools.chain(*map(conversation, range(num_conversations))):
+        ours = tight.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True)
+        check_same(ours, plain.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True))
+        assert tight.cache.stats()["used_bytes"] <= budget
+    assert tight.cache.stats()["evicted_tokens"] > 0
+
+
+def check_turns(runner: Runner) -> None:
+    """Two streams that take turns say what each says alone."""
+    prompts = conversation(5)[1:3]
+    alone = [runner.generate(prompt, max_tokens=8, ignore_eos=True).token_ids for prompt in prompts]
+    runner.cache.clear()
+    streams = [runner.stream(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
+    turns = list(itertools.zip_longest(*streams))
+    ends = [next(piece for piece in pieces if isinstance(piece, Completion)) for pieces in zip(*turns, strict=True)]
+    assert [end.token_ids for end in ends] == alone
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_cached_answers_equal_uncached_ones(name: str, folders: Path) -> None:
     with load(name, folders) as cached, load(name, folders, cache=False) as plain:
@@ -112,28 +138,16 @@ def test_cached_answers_equal_uncached_ones(name: str, folders: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
 def test_under_a_tight_budget_answers_stay_right_and_bytes_within(name: str, folders: Path) -> None:
-    with load(name, folders) as plain:
-        plain.generate(list(range(3, 90)), max_tokens=4)
-        budget = 2 * plain.cache.stats()["lane_bytes"]
+    with load(name, folders) as wide:
+        budget = bytes_of_two_lanes(wide)
     with load(name, folders, device_bytes=budget, lanes=2) as tight, load(name, folders, cache=False) as plain:
-        for seed in range(3):
-            for prompt in conversation(seed):
-                ours = tight.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True)
-                check_same(ours, plain.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True))
-                assert tight.cache.stats()["used_bytes"] <= budget
-        assert tight.cache.stats()["evicted_tokens"] > 0
+        check_budget(tight, plain, budget, num_conversations=3)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "falcon_h1"])
 def test_two_streams_that_take_turns_do_not_mix(name: str, folders: Path) -> None:
-    prompts = conversation(5)[1:3]
     with load(name, folders) as runner:
-        alone = [runner.generate(prompt, max_tokens=8, ignore_eos=True).token_ids for prompt in prompts]
-        runner.cache.clear()
-        streams = [runner.stream(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
-        turns = list(itertools.zip_longest(*streams))
-    ends = [next(piece for piece in pieces if isinstance(piece, Completion)) for pieces in zip(*turns, strict=True)]
-    assert [end.token_ids for end in ends] == alone
+        check_turns(runner)
 
 
 @pytest.fixture(scope="module")

@@ -50,3 +50,15 @@ def make_folder(name: str, folder: Path, **overrides: Any) -> Path:
     """The model of `make_model`, saved as a Hugging Face folder at `folder`."""
     make_model(name, **overrides).save_pretrained(folder)
     return folder
+
+
+def make_pickled_folder(name: str, folder: Path, has_index: bool) -> Path:
+    """The same folder with a pickle for its weights; if wished, an index of safetensors names it."""
+    make_folder(name, folder)
+    weights = make_model(name).state_dict()
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    if has_index:
+        names = dict.fromkeys(weights, "pytorch_model.bin")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    return folder

@@ -11,7 +11,7 @@ from bough.config import Settings
 from bough.engine import Capabilities, Logits
 from bough.engine_parts.compute import Compute
 from bough.engine_parts.failures import as_engine_errors
-from bough.engine_parts.pages import packed_bytes
+from bough.engine_parts.pages import PageBook, packed_bytes
 from bough.engine_parts.verdicts import Verdict, Verdicts
 from bough.errors import SettingsError
 
@@ -31,31 +31,13 @@ class Shapes(Protocol):
     def vocab_size(self) -> int: ...
 
 
-class PageKeeper(Protocol):
-    """What looks after the pages of one model; its calls are those of `ContentStore`."""
-
-    held_bytes: int
-
-    def cut(self, page: Page, at: int) -> tuple[Page, Page]: ...
-
-    def join(self, left: Page, right: Page) -> Page: ...
-
-    def release(self, item: Page | State) -> None: ...
-
-    def pack(self, item: Page | State) -> Buffer | None: ...
-
-    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = ...) -> Page: ...
-
-    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = ...) -> State: ...
-
-
 class LaneEngine(ABC):
     """A loaded model on lanes. The engine makes the parts; what they can do, the verdict tells."""
 
     _compute: Compute[Any]
 
     def __init__(
-        self, layout: Shapes, pages: PageKeeper, verdict: Verdict, context: int, slack: int, reuse_limit: int | None
+        self, layout: Shapes, pages: PageBook, verdict: Verdict, context: int, slack: int, reuse_limit: int | None
     ) -> None:
         self._layout = layout
         self._pages = pages

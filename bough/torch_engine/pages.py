@@ -1,4 +1,4 @@
-"""Pages and states that have left their lane: made, cut, joined, moved, packed, released.
+"""Pages and states that have left their lane, and how they move between the device and the host.
 
 Each holds one piece of memory that belongs to it alone: a tensor on the device, or a piece of the host pool.
 """
@@ -13,15 +13,7 @@ from torch import Tensor
 
 from bough.cache.state import Buffer, Group, Page, Place, State
 from bough.engine_parts.failures import as_engine_errors
-from bough.engine_parts.pages import (
-    PageBook,
-    check_cut,
-    check_join,
-    check_page_size,
-    check_state_size,
-    content_of,
-    set_content,
-)
+from bough.engine_parts.pages import PageBook, content_of, set_content
 from bough.torch_engine.host_pool import Piece
 from bough.torch_engine.layout import Layout
 from bough.torch_engine.transfer import Transfers, make_transfers
@@ -39,53 +31,6 @@ class Pages(PageBook):
         self._layout = layout
         self._device = device
 
-    @as_engine_errors("cutting a page")
-    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
-        """Rows [start, at) and [at, end) as two new pages. The given page is consumed."""
-        check_cut(page, at)
-        first, second = self._slice(page, page.start, at), self._slice(page, at, page.end)
-        left = self.make_page(page.group, page.start, at, first)
-        right = self.make_page(page.group, at, page.end, second)
-        self.release(page)
-        return left, right
-
-    @as_engine_errors("joining pages")
-    def join(self, left: Page, right: Page) -> Page:
-        """Rows [a, b) and [b, c) as one new page [a, c). Both given pages are consumed."""
-        check_join(left, right)
-        rows = self._empty_like(left, right.end - left.start)
-        at = left.end - left.start
-        for whole, first, second in zip(
-            self._split(left.group, rows, right.end - left.start), self._planes(left), self._planes(right), strict=True
-        ):
-            whole[:, :, :at].copy_(first)
-            whole[:, :, at:].copy_(second)
-        page = self.make_page(left.group, left.start, right.end, rows)
-        self.release(left)
-        self.release(right)
-        return page
-
-    @as_engine_errors("reading content out")
-    def pack(self, item: Page | State) -> memoryview | None:
-        """The content as plain bytes, bit for bit; None if it was released. Any thread may call this at any time.
-
-        The bytes stay as they are for as long as somebody refers to them, whatever becomes of the item.
-        """
-        content = content_of(item)  # looked at once: another thread may move or release the item meanwhile
-        if content is None:
-            return None
-        return self._bytes(content).numpy().data.toreadonly()
-
-    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
-        """A new page from what `pack` gave."""
-        check_page_size(group, start, end, data)
-        return self.make_page(group, start, end, self._take_in(data, self._layout.rows[group].dtype, place))
-
-    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
-        """A new state from what `pack` gave."""
-        check_state_size(group, offset, data)
-        return self.make_state(group, offset, self._take_in(data, torch.uint8, place))
-
     @as_engine_errors("moving content to the host")
     def to_host(self, item: Page | State) -> None:
         """Move the content to pinned host memory; nobody waits for the copy."""
@@ -100,7 +45,7 @@ class Pages(PageBook):
         content = content_of(item)
         assert self.transfers is not None, "this device has no host place"
         assert isinstance(content, Piece), f"{type(item).__name__} of group {item.group.index} is not on the host"
-        self._move(item, self.transfers.to_device(content, self._dtype(item)))
+        self._move(item, self.transfers.to_device(content, self._dtype(item.group)))
 
     @contextmanager
     def on_device(self, page: Page) -> Iterator[Tensor]:
@@ -109,7 +54,7 @@ class Pages(PageBook):
         if isinstance(content, Piece):
             assert self.transfers is not None
             with self.transfers.staged(content) as staged:
-                yield staged.view(self._dtype(page))
+                yield staged.view(self._dtype(page.group))
         else:
             assert content is not None, f"a page of [{page.start}, {page.end}) without rows"
             yield content
@@ -132,13 +77,23 @@ class Pages(PageBook):
         set_content(item, content)
         item.place, item.nbytes = self._place(content), content.nbytes
 
-    @as_engine_errors("taking content in")
-    def _take_in(self, data: Buffer, dtype: torch.dtype, place: Place) -> Content:
-        assert place is not Place.DISK, "an engine has no disk"
-        content = _tensor(data)
-        if place is Place.HOST and self.transfers is not None:
-            return self.transfers.take_in(content)
-        return content.view(dtype).to(self._device)
+    def _slice(self, page: Page, start: int, end: int) -> Content:
+        rows = self._empty_like(page, end - start)
+        for piece, whole in zip(self._split(page.group, rows, end - start), self._planes(page), strict=True):
+            piece.copy_(whole[:, :, start - page.start : end - page.start])
+        return rows
+
+    def _joined(self, left: Page, right: Page) -> Content:
+        at, num_rows = left.end - left.start, right.end - left.start
+        rows = self._empty_like(left, num_rows)
+        planes = self._split(left.group, rows, num_rows)
+        for whole, first, second in zip(planes, self._planes(left), self._planes(right), strict=True):
+            whole[:, :, :at].copy_(first)
+            whole[:, :, at:].copy_(second)
+        return rows
+
+    def _read(self, content: Content) -> memoryview:
+        return self._bytes(content).numpy().data.toreadonly()
 
     def _bytes(self, content: Content) -> Tensor:
         """The content as bytes that the processor can read now."""
@@ -149,11 +104,13 @@ class Pages(PageBook):
             return self.transfers.read(content)
         return content.cpu().view(torch.uint8)
 
-    def _slice(self, page: Page, start: int, end: int) -> Content:
-        rows = self._empty_like(page, end - start)
-        for piece, whole in zip(self._split(page.group, rows, end - start), self._planes(page), strict=True):
-            piece.copy_(whole[:, :, start - page.start : end - page.start])
-        return rows
+    @as_engine_errors("taking content in")
+    def _take_in(self, group: Group, data: Buffer, place: Place) -> Content:
+        assert place is not Place.DISK, "an engine has no disk"
+        content = _tensor(data)
+        if place is Place.HOST and self.transfers is not None:
+            return self.transfers.take_in(content)
+        return content.view(self._dtype(group)).to(self._device)
 
     def _empty_like(self, page: Page, num_rows: int) -> Content:
         """Memory for that many rows, where the page lies."""
@@ -174,8 +131,8 @@ class Pages(PageBook):
             content = content.memory.view(layout.dtype)
         return layout.split(content, num_rows)
 
-    def _dtype(self, item: Page | State) -> torch.dtype:
-        return self._layout.rows[item.group].dtype if isinstance(item, Page) else torch.uint8
+    def _dtype(self, group: Group) -> torch.dtype:
+        return self._layout.rows[group].dtype if group in self._layout.rows else torch.uint8
 
 
 def _tensor(data: Buffer) -> Tensor:

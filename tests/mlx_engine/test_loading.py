@@ -23,7 +23,7 @@ from bough.mlx_engine.loading import LoadedModel, choose_dtype, load_model, use_
 from bough.mlx_engine.random_model import make_random_model
 from bough.torch_engine.loading import load_model as load_torch_model
 from tests.tiny_mlx_models import make_loaded
-from tests.tiny_models import CONFIGS, ON_MLX, make_folder, make_model
+from tests.tiny_models import CONFIGS, ON_MLX, make_folder, make_model, make_pickled_folder
 
 CPU = Settings(device="cpu")
 IDS = [(7 * i * i + 3 * i + 5) % 90 + 4 for i in range(90)]
@@ -171,12 +171,7 @@ def test_a_damaged_file_is_a_model_error(tmp_path: Path, num_bytes: int) -> None
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_folder_with_pickles_alone_is_refused(tmp_path: Path, sharded: bool) -> None:
-    folder = make_folder("llama", tmp_path)
-    torch.save(make_model("llama").state_dict(), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    if sharded:  # an index of safetensors that names a pickle
-        names = dict.fromkeys(make_model("llama").state_dict(), "pytorch_model.bin")
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    folder = make_pickled_folder("llama", tmp_path, sharded)
 
     with pytest.raises(UnsupportedModel, match=f"no safetensors weights in {folder}"):
         load_model(folder, CPU)

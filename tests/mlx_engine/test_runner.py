@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 import bough
 from bough import Completion, Runner
 from bough.runner import load_shape
-from tests.test_runner import check_same, conversation, one_thread  # noqa: F401  (the last one works by being here)
+from tests.test_runner import bytes_of_two_lanes, check_budget, check_same, check_turns, conversation
+from tests.test_runner import one_thread as one_thread  # a fixture: it works by being here
 from tests.tiny_models import CONFIGS, ON_MLX, make_folder
 
 pytestmark = pytest.mark.mlx
@@ -46,27 +46,15 @@ def test_cached_answers_on_mlx_equal_uncached_ones_on_torch(name: str, folders: 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
 def test_under_a_tight_budget_answers_stay_right_and_bytes_within(name: str, folders: Path) -> None:
     with load(name, folders) as wide:
-        wide.generate(list(range(3, 90)), max_tokens=4)
-        budget = 2 * wide.cache.stats()["lane_bytes"]
+        budget = bytes_of_two_lanes(wide)
     with load(name, folders, device_bytes=budget, lanes=2) as tight, load(name, folders, "torch", cache=False) as plain:
-        for prompt in itertools.chain(conversation(0), conversation(1)):
-            ours = tight.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True)
-            check_same(ours, plain.generate(prompt, max_tokens=4, logprobs=2, ignore_eos=True))
-            assert tight.cache.stats()["used_bytes"] <= budget
-        assert tight.cache.stats()["evicted_tokens"] > 0
+        check_budget(tight, plain, budget, num_conversations=2)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "falcon_h1"])
 def test_two_streams_that_take_turns_do_not_mix(name: str, folders: Path) -> None:
-    prompts = conversation(5)[1:3]
     with load(name, folders) as runner:
-        alone = [runner.generate(prompt, max_tokens=8, ignore_eos=True).token_ids for prompt in prompts]
-        runner.cache.clear()
-        streams = [runner.stream(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
-        turns = list(itertools.zip_longest(*streams))
-
-    ends = [next(piece for piece in pieces if isinstance(piece, Completion)) for pieces in zip(*turns, strict=True)]
-    assert [end.token_ids for end in ends] == alone
+        check_turns(runner)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "falcon_h1"])

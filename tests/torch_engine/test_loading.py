@@ -13,7 +13,7 @@ from bough.config import Settings
 from bough.errors import ModelError, UnsupportedModel
 from bough.torch_engine import loading
 from bough.torch_engine.loading import choose_device, choose_dtype, load_model
-from tests.tiny_models import CONFIGS, make_folder, make_model
+from tests.tiny_models import CONFIGS, make_folder, make_model, make_pickled_folder
 
 CPU = Settings(device="cpu")
 
@@ -86,12 +86,7 @@ def test_a_damaged_file_is_a_model_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_folder_with_pickles_alone_is_refused(tmp_path: Path, sharded: bool) -> None:
-    folder = make_folder("llama", tmp_path)
-    torch.save(make_model("llama").state_dict(), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    if sharded:  # an index of safetensors that names a pickle
-        names = dict.fromkeys(make_model("llama").state_dict(), "pytorch_model.bin")
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    folder = make_pickled_folder("llama", tmp_path, sharded)
 
     with pytest.raises(UnsupportedModel, match=f"no safetensors weights in {folder}"):
         load_model(folder, CPU)
