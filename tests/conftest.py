@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -17,6 +18,15 @@ ALONE = ("server", "cli", "test_runner.py")  # servers and commands in processes
 let_threads_sleep()  # before any test imports torch
 os.environ["BOUGH_DISK_BYTES"] = "0"  # no test leaves a tree behind, or finds one; those that want one say so
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
+
+
+def pytest_configure() -> None:
+    """A busy machine fails no test: Hypothesis judges results, not how long they took."""
+    if importlib.util.find_spec("hypothesis"):  # which tests on an accelerator do without
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("bough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("bough")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

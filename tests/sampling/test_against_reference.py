@@ -77,7 +77,7 @@ def _is_tied_by_rounding(scores: list[float]) -> bool:
 
 
 @every_sampler
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(batch=st.integers(1, 20).flatmap(lambda vocab_size: st.lists(cases(vocab_size), min_size=1, max_size=4)))
 def test_each_row_of_a_batch_is_sampled_as_the_reference_defines(sampler: Sampler, batch: list[Case]):
     results = sampler.sample([sampler.row(case.values, case.dtype) for case in batch], [case.draw for case in batch])
@@ -120,7 +120,7 @@ def test_a_vocabulary_larger_than_the_candidates_is_sampled_as_the_reference_def
 
 
 @every_sampler
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(vocab_size=st.integers(100, 3000), levels=st.integers(1, 200), top_k=st.integers(1, 60), seed=st.integers(0, 2**32))
 def test_of_many_equal_logits_the_lowest_ids_are_among_the_largest(
     sampler: Sampler, vocab_size: int, levels: int, top_k: int, seed: int
@@ -138,7 +138,7 @@ def test_of_many_equal_logits_the_lowest_ids_are_among_the_largest(
 
 
 @every_sampler
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(values=st.lists(LOGITS, min_size=2, max_size=20), uniform=st.sampled_from([0.0, 1.0 - 2**-53]))
 def test_the_ends_of_the_unit_interval_never_draw_a_token_without_probability(
     sampler: Sampler, values: list[float], uniform: float

@@ -196,7 +196,6 @@ def walk(machine: type[CacheMachine], num_walks: int, num_steps: int) -> None:
         settings=settings(
             max_examples=num_walks,
             stateful_step_count=num_steps,
-            deadline=None,
             derandomize=True,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
@@ -209,9 +208,7 @@ def walk_long(machine: type[CacheMachine]) -> None:
     """Many walks, other ones each time."""
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=3000, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=3000, stateful_step_count=100, suppress_health_check=list(HealthCheck)),
     )
 
 

@@ -123,7 +123,6 @@ def probe(served: Server, max_examples: int) -> Counter[int]:
     statuses: Counter[int] = Counter()
     quick = settings(
         max_examples=max_examples,
-        deadline=None,
         database=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
