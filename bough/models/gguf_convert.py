@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bough.errors import ModelError, UnsupportedModel
+from bough.models.gguf_tokenizer import save_tokenizer
 from bough.models.progress import Progress
 
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -53,6 +54,7 @@ def convert(file: Path, folder: Path, progress: Progress) -> Converted:
 
 def _convert(file: Path, folder: Path, progress: Progress) -> Converted:
     import gguf
+    from transformers import AutoTokenizer
 
     progress.start(f"Converting {file.name}, once", file.stat().st_size)
     reader = gguf.GGUFReader(file)
@@ -64,7 +66,8 @@ def _convert(file: Path, folder: Path, progress: Progress) -> Converted:
     model.save_pretrained(folder, max_shard_size="1000TB")
     for weights in folder.glob("*.safetensors"):
         weights.chmod(0o644)
-    _save_tokenizer(file, reader, folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    save_tokenizer(tokenizer, reader, folder)
     return Converted(sum(each.numel() for each in model.parameters()), quantization)
 
 
@@ -104,16 +107,6 @@ def _read_model(file: Path, dtype: str) -> Any:
     if missing:
         raise UnsupportedModel(f"{file.name} lacks {len(missing)} weights, among them {missing[0]}")
     return model
-
-
-def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    template = reader.get_field("tokenizer.chat_template")
-    if template is not None:
-        tokenizer.chat_template = template.contents()
-    tokenizer.save_pretrained(folder)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 from bough.errors import ModelError, UnsupportedModel
 from bough.models.files import CONFIG_FILE, GGUF_FILE, share
 from bough.models.gguf_convert import Converted, main_type, quiet
+from bough.models.gguf_tokenizer import save_tokenizer, value_of
 from bough.models.progress import Progress
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -45,7 +46,7 @@ def _keep(file: Path, folder: Path) -> Converted:
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(_config_of(header), indent=2)
     (folder / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
-    _save_tokenizer(header, folder)
+    _write_tokenizer(header, folder)
     share(file, folder / GGUF_FILE)
     return Converted(sum(int(each.n_elements) for each in header.reader.tensors), main_type(header.reader))
 
@@ -68,8 +69,7 @@ class _Header:
         return str(self.get("general.architecture"))
 
     def get(self, name: str, default: Any = None) -> Any:
-        field = self.reader.get_field(name)
-        return default if field is None else field.contents()
+        return value_of(self.reader, name, default)
 
     def shape(self, name: str, default: Any = None) -> Any:
         """A value of this architecture. Raises UnsupportedModel if there is none, and no default."""
@@ -135,7 +135,7 @@ def _rotation_of(header: _Header) -> dict[str, Any]:
     return rotation
 
 
-def _save_tokenizer(header: _Header, folder: Path) -> None:
+def _write_tokenizer(header: _Header, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations import gguf
 
@@ -148,9 +148,7 @@ def _save_tokenizer(header: _Header, folder: Path) -> None:
     special = {
         f"{name}_token": said["tokens"][index] for name in _SPECIAL_TOKENS if (index := _id_of(header, name)) is not None
     }
-    tokenizer = make_tokenizer(tokenizer_object=backend, **special)
-    tokenizer.chat_template = header.get("tokenizer.chat_template")
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(make_tokenizer(tokenizer_object=backend, **special), header.reader, folder)
 
 
 def _id_of(header: _Header, name: str) -> int | None:

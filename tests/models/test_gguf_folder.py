@@ -13,7 +13,7 @@ from bough.models import ModelFiles, describe, load_tokenizer
 from bough.models.gguf_convert import convert
 from bough.models.gguf_folder import ARCHITECTURES, keep
 from tests.models.tiny_gguf import write_gguf
-from tests.models.tiny_tokenizer import CHATML
+from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.models.web_server import Recorder
 
 Kind = gguf.GGMLQuantizationType
@@ -74,6 +74,31 @@ def test_the_tokenizer_and_its_template_are_those_of_the_converted_folder(tmp_pa
     assert kept.eos_ids == converted.eos_ids == {2}
     assert kept.render(chat) == converted.render(chat)
     assert (tmp_path / "kept" / "tokenizer.json").read_text() == (tmp_path / "converted" / "tokenizer.json").read_text()
+
+
+@pytest.mark.parametrize("write", [keep, convert])
+@pytest.mark.parametrize(
+    ("said", "has_start"),
+    [
+        ({}, False),
+        ({"adds_start": True}, True),
+        ({"split": "llama-bpe"}, True),
+        ({"split": "llama-bpe", "adds_start": False}, False),
+        ({"split": "qwen2"}, False),
+    ],
+)
+def test_a_raw_prompt_begins_as_the_file_says_and_a_chat_as_its_template_does(tmp_path, write, said, has_start):
+    write_gguf(tmp_path / "tiny.gguf", Kind.Q8_0, **said)
+    write(tmp_path / "tiny.gguf", tmp_path / "out", Recorder())
+
+    tokenizer = load_tokenizer(ModelFiles("tiny", tmp_path / "out"))
+
+    assert (tokenizer.encode("Hello") == [1, *tokenizer.hf.encode("Hello", add_special_tokens=False)]) == has_start
+    assert (tokenizer.encode("Hello") == tokenizer.hf.encode("Hello", add_special_tokens=False)) != has_start
+    chat = [{"role": "user", "content": "Hello"}]
+    assert (
+        tokenizer.render(chat).ids == byte_level(CHATML).apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    )
 
 
 def test_the_folder_shares_the_file_and_is_described_by_it(tmp_path, capfd):

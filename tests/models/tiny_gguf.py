@@ -22,12 +22,21 @@ def write_gguf(
     architecture: str = "llama",
     scale: float = 1.0,
     rotary_factors: Sequence[float] = (),
+    split: str = "",
+    adds_start: bool | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write the file with its matrices held as `kind`; returns the tensors as they were. `without` leaves one out."""
+    """Write the file with its matrices held as `kind`; returns the tensors as they were. `without` leaves one out.
+
+    `split` is how the tokenizer is said to split words; `adds_start` is said if it is not None.
+    """
     hf = byte_level(CHATML)
     writer = gguf.GGUFWriter(file, architecture)
     _add_shape(writer, len(hf), architecture)
     _add_tokenizer(writer, hf)
+    if split:
+        writer.add_tokenizer_pre(split)
+    if adds_start is not None:
+        writer.add_add_bos_token(adds_start)
     tensors = {name: scale * values for name, values in _make_tensors(len(hf), architecture).items()}
     if rotary_factors:
         tensors["rope_freqs.weight"] = np.array(rotary_factors, np.float32)
