@@ -16,6 +16,7 @@ from bough.config import Settings
 from bough.types import Draw, Sampled
 
 Logits = Any
+Progress = Callable[[str], None]
 """Scores over the vocabulary for the next token, as the engine keeps them; valid until the lane's next step."""
 
 
@@ -98,7 +99,7 @@ class Engine(ContentStore, Protocol):
 class EngineMaker(Protocol):
     """What the runner asks of an engine's class."""
 
-    def load(self, folder: Path, settings: Settings, progress: Callable[[str], None] | None = None) -> Engine:
+    def load(self, folder: Path, settings: Settings, progress: Progress | None = None) -> Engine:
         """The model in `folder`, checked. `progress` is told in words what is going on."""
         ...
 

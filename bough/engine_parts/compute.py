@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from bough.cache.state import Group, Lane, Page, State
+from bough.cache.state import Group, Lane
+from bough.engine_parts.pages import PageBook
 
 Logits = TypeVar("Logits")
 
@@ -24,24 +25,21 @@ class Compute(Protocol[Logits]):
         ...
 
 
-class Grouped(Protocol):
-    """A layout, as far as the groups in it go."""
+class Shapes(Protocol):
+    """A layout, as far as it is looked at without the tensor library."""
 
     @property
     def groups(self) -> Sequence[Group]: ...
 
-
-class Releasing(Protocol):
-    """What looks after pages, as far as giving them back goes."""
-
-    def release(self, item: Page | State) -> None: ...
+    @property
+    def vocab_size(self) -> int: ...
 
 
 class GroupCompute(Compute[Logits], Protocol[Logits]):
     """Runs a model whose groups are known: what a lane of it holds can be published, captured and adopted."""
 
     @property
-    def layout(self) -> Grouped: ...
+    def layout(self) -> Shapes: ...
 
     @property
-    def pages(self) -> Releasing: ...
+    def pages(self) -> PageBook: ...

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bough.cache.state import Buffer, Group, Lane, Page, Place, State
 from bough.config import Settings
-from bough.engine import Capabilities, Logits
-from bough.engine_parts.compute import Compute
+from bough.engine import Capabilities, Logits, Progress
+from bough.engine_parts.compute import Compute, Shapes
 from bough.engine_parts.failures import as_engine_errors
 from bough.engine_parts.pages import PageBook, packed_bytes
 from bough.engine_parts.verdicts import Verdict, Verdicts
 from bough.errors import SettingsError
 
-Progress = Callable[[str], None]
 _DEFAULT_CONTEXT = 131_072  # of models that set themselves no bound
 _LONGEST_RUN = 8_192
 _STATES = {"lanes": "bough's lanes", "library": "the model's own cache", "recompute": "none: recomputed"}
-
-
-class Shapes(Protocol):
-    """A layout, as far as an engine passes it on."""
-
-    @property
-    def groups(self) -> Sequence[Group]: ...
-
-    @property
-    def vocab_size(self) -> int: ...
 
 
 class LaneEngine(ABC):

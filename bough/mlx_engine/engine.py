@@ -15,7 +15,8 @@ import mlx.core as mx
 
 from bough.cache.state import Page, State
 from bough.config import Settings
-from bough.engine_parts.engine import LaneEngine, Progress, choose_context, find_verdict
+from bough.engine import Progress
+from bough.engine_parts.engine import LaneEngine, choose_context, find_verdict
 from bough.engine_parts.failures import as_engine_errors
 from bough.engine_parts.rotary import reuse_limit
 from bough.errors import EngineError

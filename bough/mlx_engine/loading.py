@@ -8,7 +8,7 @@ can be used in no other thread than the one that made it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from bough.config import Settings
+from bough.engine import Progress
 from bough.errors import ModelError, UnsupportedModel
 from bough.mlx_engine import gguf
 from bough.mlx_engine.dialect import Translated, translate
 from bough.mlx_engine.families import model_classes
 from bough.mlx_engine.library import VERSION, utils
 
-Progress = Callable[[str], None]
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how mlx begins to say what does not match
 _NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
@@ -109,11 +109,16 @@ def prepare(model: Any, settings: Settings) -> None:
 def main_type(model: Any) -> mx.Dtype:
     """The floating type that most of the weights have; of quantized ones, their scales."""
     sizes: dict[mx.Dtype, int] = {}
-    weights: Any = tree_flatten(model.parameters(), destination={})
-    for weight in weights.values():
+    for weight in weights_of(model).values():
         if mx.issubdtype(weight.dtype, mx.floating):
             sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.size
     return max(sizes, key=lambda dtype: sizes[dtype], default=mx.float32)
+
+
+def weights_of(model: Any) -> dict[str, mx.array]:
+    """All weights by name."""
+    found: Any = tree_flatten(model.parameters())
+    return dict(found)
 
 
 def _read_config(folder: Path) -> Translated:

@@ -38,12 +38,13 @@ from bough.engine_parts.verdicts import Verdict
 from bough.errors import ModelError, UnsupportedModel
 from bough.mlx_engine import attention
 from bough.mlx_engine.compute import LaneCompute, LibraryCompute, RecomputeCompute
+from bough.mlx_engine.failures import is_out_of_memory
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.layout import Layout
 from bough.mlx_engine.loading import main_type
 from bough.mlx_engine.pages import Pages
 from bough.mlx_engine.probe import probe
-from bough.mlx_engine.small_copy import is_out_of_memory, make_random, make_small_copy
+from bough.mlx_engine.small_copy import make_random, make_small_copy
 
 ATTENTION = "mlx"
 _FINE = 1e-4

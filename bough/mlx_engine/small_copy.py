@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
-from bough.errors import EngineError
+from bough.mlx_engine.failures import is_out_of_memory
 from bough.mlx_engine.families import model_classes
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.layout import Layout
-from bough.mlx_engine.loading import LoadedModel
+from bough.mlx_engine.loading import LoadedModel, weights_of
 from bough.mlx_engine.probe import probe
 
 WINDOW = 24
@@ -69,20 +69,6 @@ def make_random(config: dict[str, Any], dtype: mx.Dtype) -> Forward:
     model.eval()
     mx.eval(model.state)
     return Forward(LoadedModel(model, config))
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or the one behind it, says that memory was short: that passes, and tells nothing of a model."""
-    if isinstance(error, EngineError):
-        return is_out_of_memory(error.__cause__)
-    words = ("malloc", "allocate", "Insufficient Memory", "OutOfMemory")
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(each in str(error) for each in words))
-
-
-def weights_of(model: Any) -> dict[str, mx.array]:
-    """All weights by name."""
-    found: Any = tree_flatten(model.parameters())
-    return dict(found)
 
 
 def _build(config: dict[str, Any]) -> Any:

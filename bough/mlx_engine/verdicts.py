@@ -10,7 +10,7 @@ import mlx.core as mx
 from bough.engine_parts.verdicts import code_of, hash_of
 from bough.mlx_engine.forward import Forward
 from bough.mlx_engine.library import VERSION
-from bough.mlx_engine.small_copy import weights_of
+from bough.mlx_engine.loading import weights_of
 
 _FORMAT = 2  # raise it when the check itself changes
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}

@@ -335,8 +335,8 @@ def _is_on_cpu(loaded: LoadedModel) -> bool:
 
 
 def _fills_host_memory(loaded: LoadedModel) -> bool:
-    """Whether the weights lie in the machine's own memory: on a CPU, and where a GPU shares it, as MLX has it."""
-    return _is_on_cpu(loaded) or loaded.runner.engine.describe().get("engine") == "mlx"
+    """Whether the weights lie in the machine's own memory: on a CPU, and where a GPU shares it."""
+    return not loaded.runner.engine.has_host
 
 
 def _describe_engine(runner: Runner) -> str:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bough.cache.state import Page, State
 from bough.config import Settings
-from bough.engine_parts.engine import LaneEngine, Progress, choose_context, find_verdict
+from bough.engine import Progress
+from bough.engine_parts.engine import LaneEngine, choose_context, find_verdict
 from bough.engine_parts.rotary import reuse_limit
 from bough.torch_engine import attention
 from bough.torch_engine.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute

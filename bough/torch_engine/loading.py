@@ -8,7 +8,7 @@ weight that no file holds is an error: a model never runs with random weights. O
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
+from bough.engine import Progress
 from bough.errors import ModelError, UnsupportedModel
 
-Progress = Callable[[str], None]
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its types do not follow what it returns
 _NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
 

@@ -61,7 +61,7 @@ class World:
         if self.errors.get(files.name):
             raise self.errors[files.name].pop(0)
         runner: Any = SimpleNamespace(
-            engine=SimpleNamespace(describe=lambda: {"device": "cpu"}), close=lambda: self._stop(files.name)
+            engine=SimpleNamespace(describe=lambda: {"device": "cpu"}, has_host=False), close=lambda: self._stop(files.name)
         )
         worker: Any = SimpleNamespace(close=lambda: None, is_stuck=False)
         return StartedModel(runner, worker)

@@ -101,7 +101,7 @@ class UnifiedWorld(World):
 
     def _start(self, files: ModelFiles, settings: Any) -> StartedModel:
         started = super()._start(files, settings)
-        engine = SimpleNamespace(describe=lambda: {"engine": "mlx", "device": "gpu"})
+        engine = SimpleNamespace(describe=lambda: {"engine": "mlx", "device": "gpu"}, has_host=False)
         runner: Any = SimpleNamespace(engine=engine, close=started.runner.close)
         return StartedModel(runner, started.worker)
 
