@@ -38,7 +38,7 @@ class FakeDisk:
         self.pending: dict[Copy, Callable[[], Buffer | None]] = {}
         self.is_full = False
         self.fail_next: str | None = None  # "read" or "write"
-        self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, misses=Counter[str]())
+        self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, bad_rows=0, misses=Counter[str]())
 
     def root(self, salt: str) -> bytes:
         return b"root:" + salt.encode()
@@ -137,6 +137,10 @@ class FakeDisk:
         for kept in (self.platter.files, self.platter.points):
             for address in [each for each in kept if root is None or each.root == root]:
                 del kept[address]  # type: ignore[attr-defined]
+
+    @property
+    def is_failing(self) -> bool:
+        return self.is_full
 
     @property
     def can_write(self) -> bool:

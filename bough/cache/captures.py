@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bough.cache.node import Reason
+from bough.cache.reason import Reason
 from bough.cache.state import Group, Kind
 from bough.types import Boundary, Mark
 

@@ -22,8 +22,9 @@ from bough.cache.captures import POINT_SPACING, Capture, CaptureCosts
 from bough.cache.eviction import LRU, Policy
 from bough.cache.evictor import Evictor, memory_of
 from bough.cache.memory import Memory, Tiers
-from bough.cache.node import Node, Pin, Point, Reason
+from bough.cache.node import Node, Pin, Point
 from bough.cache.rates import Rates
+from bough.cache.reason import Reason
 from bough.cache.record import attach_captures, extend, fill_holes, fit
 from bough.cache.rest import rest
 from bough.cache.room import Room

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from bough.cache.captures import Capture
 from bough.cache.evictor import memory_of
-from bough.cache.node import Node, Reason
+from bough.cache.node import Node
+from bough.cache.reason import Reason
 from bough.cache.session import Session
 from bough.cache.state import Group, Kind, Page
 from bough.cache.trie import Trie

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from bough.cache.disk.address import Address, Copy
 from bough.cache.evictor import memory_of
 from bough.cache.garbage import uncollected
-from bough.cache.node import Node, Noted, Pin, Point, Reason
+from bough.cache.node import Node, Noted, Pin, Point
+from bough.cache.reason import Reason
 from bough.cache.state import Group, Kind, Page, Place, State
 from bough.cache.tokens import common_prefix, cut, num_tokens
 from bough.cache.trie import Trie
 
 if TYPE_CHECKING:
-    from bough.cache.disk.index import PointRecord
+    from bough.cache.disk.rows import PointRecord
     from bough.cache.disk.store import Disk
     from bough.cache.prefix_cache import PrefixCache
 
@@ -35,6 +36,17 @@ class _Border:
 
     copies: list[Copy] = field(default_factory=list)
     points: list[PointRecord] = field(default_factory=list)
+
+    def split_off(self, offset: int) -> _Border:
+        """Take out what does not begin at `offset` and end with its tokens."""
+        strange = _Border(
+            [each for each in self.copies if not _lies_at(each.address, offset)],
+            [each for each in self.points if not _lies_at(each.address, offset)],
+        )
+        if strange.copies or strange.points:
+            self.copies = [each for each in self.copies if _lies_at(each.address, offset)]
+            self.points = [each for each in self.points if _lies_at(each.address, offset)]
+        return strange
 
     def blocks(self) -> dict[bytes, _Border]:
         """The token strings that follow, without those that are the beginning of another, each with what lies on it."""
@@ -53,6 +65,10 @@ class _Border:
             else:
                 border.points.append(each)
         return found
+
+
+def _lies_at(address: Address, offset: int) -> bool:
+    return address.end - num_tokens(address.tokens) == offset
 
 
 @dataclass(frozen=True)
@@ -116,16 +132,27 @@ class _Edges:
         """Go on from a border while the path does not part; returns the borders after the blocks where it does."""
         tokens: list[bytes] = []
         run: list[_Border] = []
-        border = self._borders.pop(digest, None)
+        offset = pin.offset
+        border = self._take(digest, offset)
         while border is not None and len(blocks := border.blocks()) == 1:
             run.append(border)
             tokens += blocks
             digest = self._disk.keys.after(digest, tokens[-1])
-            border = self._borders.pop(digest, None)
+            offset += num_tokens(tokens[-1])
+            border = self._take(digest, offset)
         self._extend(pin, b"".join(tokens))
         self._stretches.append(_Stretch(pin, run))
         branches = blocks.items() if border is not None else ()
         return [self._branch(pin, digest, block, own) for block, own in branches]
+
+    def _take(self, digest: bytes, offset: int) -> _Border | None:
+        """The border with this digest, at `offset`, without what claims to lie elsewhere, which is dropped."""
+        border = self._borders.pop(digest, None)
+        if border is None:
+            return None
+        elsewhere = border.split_off(offset)
+        _drop_border(self._disk, elsewhere)
+        return border if border.copies or border.points else None
 
     def _branch(self, pin: Pin, digest: bytes, block: bytes, own: _Border) -> tuple[bytes, Pin]:
         """Place one of several blocks that follow a border, with what lies on it."""

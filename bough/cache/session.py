@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from bough.cache.captures import Capture
-from bough.cache.node import Pin, Reason
+from bough.cache.node import Pin
+from bough.cache.reason import Reason
 from bough.cache.state import Kind, Lane, Source
 from bough.cache.tokens import cut, num_tokens, unpack
 from bough.cache.trie import Trie

@@ -55,6 +55,8 @@ def _below(cache: PrefixCache) -> Stats:
             "disk_loaded_bytes": disk.counts.loaded_bytes,
             "disk_failed_writes": disk.counts.failed_writes,
             "disk_misses": sum(disk.counts.misses.values()),
+            "disk_bad_rows": disk.counts.bad_rows,
+            "disk_is_failing": disk.is_failing,
         }
     if cache.tiers is not None and cache.tiers.problem:
         found["disk_problem"] = cache.tiers.problem

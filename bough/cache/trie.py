@@ -18,7 +18,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bough.cache.node import Node, Pin, Point, Reason, needs
+from bough.cache.node import Node, Pin, Point, needs
+from bough.cache.reason import Reason
 from bough.cache.state import PAGE_TOKENS, Group, Kind, Page, PageStore, Place, State
 from bough.cache.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError

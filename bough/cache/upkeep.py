@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from bough.cache.disk.faults import DiskError
-from bough.cache.node import Reason
+from bough.cache.reason import Reason
 from bough.cache.restore import restore
 from bough.cache.saving import lose_disk
 from bough.cache.tokens import num_tokens, pack, unpack

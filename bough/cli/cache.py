@@ -160,8 +160,7 @@ def _check(tree: TreeInfo, repair: bool, progress: Progress) -> Check:
         return Check(tree.name, problems=(str(error),))
     finally:
         progress.finish()
-    is_repaired = repair and not any(problem.startswith("index:") for problem in found.problems)
-    return Check(tree.name, found.num_files, found.nbytes, found.orphans, found.problems, is_repaired)
+    return Check(tree.name, found.num_files, found.nbytes, found.orphans, found.problems, found.is_repaired)
 
 
 def _describe_check(check: Check) -> list[str]:

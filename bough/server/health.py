@@ -29,7 +29,8 @@ async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
     status = status_of(request.app.state, service)
     body = {"status": status, "model": service.settings.model, "models": [each.name for each in service.models.list()]}
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
-    return JSONResponse(body | _describe_checks(service), 200 if status == "ok" else 503, headers)
+    body |= {"disk": _describe_disk(service)} | _describe_checks(service)
+    return JSONResponse(body, 200 if status == "ok" else 503, headers)
 
 
 def status_of(state: Any, service: Service) -> str:
@@ -39,6 +40,16 @@ def status_of(state: Any, service: Service) -> str:
     if getattr(state, "is_starting", False):
         return "starting"
     return "stuck" if service.is_stuck else "ok"
+
+
+def _describe_disk(service: Service) -> str:
+    """Whether what is computed reaches the disk. If it does not, answers go on: only a restart would lose more."""
+    figures = [each.worker.snapshot() for each in service.models.list()]
+    if any(figure.get("disk_is_failing") for figure in figures):
+        return "failing"
+    if any(figure.get("disk_problem") for figure in figures):
+        return "unavailable"
+    return "ok" if any("disk_bytes" in figure for figure in figures) else "off"
 
 
 def _describe_checks(service: Service) -> dict[str, Any]:

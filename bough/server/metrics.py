@@ -132,6 +132,8 @@ class _Models(Collector):
         lanes: Reads = {("busy",): _get("busy_lanes"), ("resting",): lambda figure: figure["lanes"] - figure["busy_lanes"]}
         yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
         yield _gauge("bough_bytes", "Bytes of state by where they lie", figures, _BYTES, ("place", "kind"))
+        failing: Reads = {(): _get("disk_is_failing")}
+        yield _gauge("bough_disk_failing", "1 while nothing can be written to disk", figures, failing)
         yield _gauge("bough_tree_tokens", "Tokens that the tree knows", figures, {(): _get("tokens")})
         for name, text, key in _TOTALS:
             yield _counter(name, text, figures, key)
@@ -157,6 +159,9 @@ _BYTES: Reads = {
 _TOTALS = (
     ("bough_evicted_tokens", "Tokens that were let go", "evicted_tokens"),
     ("bough_evicted_points", "Restore points that were let go", "evicted_points"),
+    ("bough_disk_failed_writes", "Pages and states that could not be written to disk", "disk_failed_writes"),
+    ("bough_disk_misses", "Pages and states on disk that were not what they should be", "disk_misses"),
+    ("bough_disk_bad_rows", "Rows of the index on disk that made no sense and were dropped", "disk_bad_rows"),
     ("bough_verified", "Answers that were computed again without reuse, to compare", "verified"),
     ("bough_verify_differences", "Answers that differed from those without reuse", "different"),
 )

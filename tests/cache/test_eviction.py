@@ -5,7 +5,8 @@ from __future__ import annotations
 from bough.cache.eviction import LRU2, WHOLE_NODES, Class, classify, leaf_lru, leaf_lru2, redundant_point, tail_start
 from bough.cache.evictor import Evictor
 from bough.cache.memory import Memory
-from bough.cache.node import Node, Pin, Point, Reason
+from bough.cache.node import Node, Pin, Point
+from bough.cache.reason import Reason
 from bough.cache.trie import Trie
 from tests.fakes import MODELS, FakeEngine
 from tests.scenarios.world import World

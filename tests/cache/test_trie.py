@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from bough.cache.node import Pin, Reason
+from bough.cache.node import Pin
+from bough.cache.reason import Reason
 from bough.cache.state import Page
 from bough.cache.tokens import common_prefix, pack, unpack
 from bough.cache.trie import Trie

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.cache.node import Reason
+from bough.cache.reason import Reason
 from bough.cache.session import Session
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from tests.scenarios.models import A, B, every_fake, every_model, every_page, world

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import secrets
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -272,6 +275,30 @@ def test_no_key_is_in_the_log(keyed: Server, people: tuple[httpx.Client, httpx.C
 
     wait_for_log(keyed, '"path": "/api/tags", "status": 401')
     assert not any(key in keyed.log for key in ("alices-key", "bobs-key", "a-wrong-key"))
+
+
+@pytest.mark.parametrize(("field", "value"), [("reason", 99), ("reason", 10**30), ("last_used", float("nan"))])
+def test_an_archive_that_makes_no_sense_is_refused_and_leaves_no_trace(
+    client: httpx.Client, field: str, value: float
+) -> None:
+    client.post("/api/cache/warm", json={"model": "tiny", "messages": messages()}).raise_for_status()
+    archive = client.post("/api/cache/export").raise_for_status().content
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        manifest = json.loads(opened.extractfile("manifest.json").read())  # type: ignore[union-attr]
+    assert manifest["points"]
+    manifest["points"][0][field] = value
+    hostile = io.BytesIO()
+    with tarfile.open(fileobj=hostile, mode="w") as made:
+        content = json.dumps(manifest).encode()
+        info = tarfile.TarInfo("manifest.json")
+        info.size = len(content)
+        made.addfile(info, io.BytesIO(content))
+
+    answer = client.post("/api/cache/import", content=hostile.getvalue())
+
+    assert answer.status_code == 400 and f"points[0].{field}" in answer.text
+    assert client.get("/health").json()["disk"] == "ok"
+    assert chat(client)["prompt_eval_cached_count"] > 0
 
 
 def test_a_file_that_vanishes_meanwhile_does_not_keep_another_from_being_made(tmp_path: Path) -> None:

@@ -44,6 +44,27 @@ async def test_an_answer_that_differed_raises_the_alarm_and_the_server_stays_up(
     assert f'"verified":5,"different":{different},"alarm":{str(is_alarm).lower()}'.encode() in answer.body
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("figures", "disk"),
+    [
+        ({"disk_bytes": 5, "disk_is_failing": False}, "ok"),
+        ({"disk_bytes": 5, "disk_is_failing": True}, "failing"),
+        ({"disk_problem": "the tree is in use"}, "unavailable"),
+        ({}, "off"),
+    ],
+)
+async def test_health_tells_whether_what_is_computed_reaches_the_disk(figures: dict[str, Any], disk: str) -> None:
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace()))
+    worker = SimpleNamespace(snapshot=lambda: figures)
+    models = SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])
+
+    answer = await read_health(request, SimpleNamespace(is_stuck=False, models=models, settings=Settings()))
+
+    assert answer.status_code == 200  # answers go on
+    assert f'"disk":"{disk}"'.encode() in answer.body
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"

@@ -118,6 +118,17 @@ def test_trees_and_lanes_are_read_when_somebody_asks(seeing: Seeing, read: Read)
     assert read("bough_bytes", model="tiny", place="host", kind="used") is None
     assert read("bough_evicted_tokens_total", model="tiny") == 8
     assert read("bough_verified_total", model="tiny") == 6
+
+
+def test_a_disk_that_fails_shows_in_the_metrics(seeing: Seeing, read: Read) -> None:
+    figures: dict[str, Any] = {"queue": 0, "lanes": 1, "busy_lanes": 0}
+    figures |= {"disk_is_failing": True, "disk_failed_writes": 3, "disk_misses": 2, "disk_bad_rows": 1}
+    seeing.watch(lambda: [SimpleNamespace(name="tiny", worker=SimpleNamespace(snapshot=lambda: figures))])
+
+    assert read("bough_disk_failing", model="tiny") == 1
+    assert read("bough_disk_failed_writes_total", model="tiny") == 3
+    assert read("bough_disk_misses_total", model="tiny") == 2
+    assert read("bough_disk_bad_rows_total", model="tiny") == 1
     assert read("bough_models_loaded") == 1
 
 

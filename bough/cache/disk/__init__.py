@@ -2,9 +2,9 @@
 
 from bough.cache.disk.address import POINT, Address, Copy
 from bough.cache.disk.faults import DiskBusy, DiskError, DiskMiss
-from bough.cache.disk.index import PointRecord
 from bough.cache.disk.ledger import Counts
 from bough.cache.disk.manifest import Manifest
+from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.store import Disk
 from bough.cache.disk.trees import (
     Exported,

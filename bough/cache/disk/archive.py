@@ -21,7 +21,6 @@ from bough.cache.disk import files
 from bough.cache.disk.address import POINT, Copy
 from bough.cache.disk.faults import DiskError, DiskMiss
 from bough.cache.disk.folder import translated
-from bough.cache.disk.index import PointRecord
 from bough.cache.disk.manifest import (
     Chain,
     Item,
@@ -31,12 +30,14 @@ from bough.cache.disk.manifest import (
     encode_manifest,
     make_addresses,
 )
+from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.store import Disk
 
 MANIFEST = "manifest.json"
 CRC_BYTES = 4
 MAX_MANIFEST_BYTES = 2**26
 FLUSH_BYTES = 64 * 2**20
+_NAMED_ITEMS = 20  # damaged ones that are told one by one
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,11 @@ class _Importing:
     copies: list[Copy] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     num_without_room: int = 0
+    num_damaged: int = 0
 
     def __post_init__(self) -> None:
         self._addresses = make_addresses(self.disk.keys, self.disk.root(self.salt), self.manifest.steps)
+        self._now = self.disk.now()  # nothing that is imported was used later than this
         self._missing = set(range(len(self.manifest.items)))
 
     def take_items(self, archive: _Reader) -> None:
@@ -135,7 +138,7 @@ class _Importing:
                     reason=point.reason,
                     is_kept=bool(point.is_kept),
                     is_superseded=bool(point.is_superseded),
-                    last_used=point.last_used,
+                    last_used=min(point.last_used, self._now),
                 )
 
     def finish(self) -> Imported:
@@ -143,6 +146,8 @@ class _Importing:
         saved = [copy for copy in self.copies if copy.is_saved]
         if len(saved) < len(self.copies):
             self.problems.append(f"{len(self.copies) - len(saved)} items could not be written")
+        if self.num_damaged > _NAMED_ITEMS:
+            self.problems.append(f"{self.num_damaged - _NAMED_ITEMS} more items are damaged")
         if self.num_without_room:
             self.problems.append(f"there was no room for {self.num_without_room} items")
         if self._missing:
@@ -158,13 +163,15 @@ class _Importing:
         content = archive.read(member, item.nbytes + CRC_BYTES)
         payload = memoryview(content)[CRC_BYTES:]
         if len(payload) != item.nbytes or int.from_bytes(content[:CRC_BYTES], "little") != crc32(payload):
-            self.problems.append(f"item {number} is damaged")
+            self.num_damaged += 1
+            if self.num_damaged <= _NAMED_ITEMS:
+                self.problems.append(f"item {number} is damaged")
             return
         self._put(item, payload)
 
     def _put(self, item: Item, payload: memoryview) -> None:
         address = replace(self._addresses[item.step], group=item.group, start=item.start)
-        copy = self.disk.put(address, lambda: payload, item.nbytes, last_used=item.last_used)
+        copy = self.disk.put(address, lambda: payload, item.nbytes, last_used=min(item.last_used, self._now))
         if not copy.is_saved:  # otherwise this disk has it already
             self.copies.append(copy)
         copy.num_users -= 1  # ours: it stays on disk without users, as after a restart
@@ -223,6 +230,7 @@ class _Reader:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self._size = os.fstat(stream.fileno()).st_size
         self._next = 0
 
     def next(self) -> tarfile.TarInfo | None:
@@ -234,6 +242,8 @@ class _Reader:
         member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
             raise tarfile.ReadError(f"{member.name!r} is no plain file")
+        if self._next + tarfile.BLOCKSIZE + member.size > self._size:
+            raise tarfile.ReadError(f"{member.name!r} claims {member.size:,} bytes, more than there are")
         self._next += tarfile.BLOCKSIZE + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         return member
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bough.cache.disk.address import Copy
 from bough.cache.disk.faults import DiskError
 from bough.cache.disk.files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
-from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, PointRecord, Unfit
+from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, Unfit
 from bough.cache.disk.keys import SECRET_BYTES, Keys
 from bough.cache.disk.lock import FolderLock
+from bough.cache.disk.rows import Content
 
 SECRET = "secret"
 SET_ASIDE = ".set-aside-"
@@ -29,23 +29,25 @@ class Opened:
     keys: Keys
     files: PageFiles
     index: Index
-    copies: dict[bytes, Copy]
-    points: dict[bytes, PointRecord]
+    content: Content
     set_aside: str
 
 
-def open_folder(folder: Path, fingerprint: str, model: str, page_tokens: int) -> Opened:
-    """Take a folder, or raise DiskBusy or DiskError. What is damaged, or another model's, is moved beside it first."""
+def open_folder(folder: Path, fingerprint: str, model: str, page_tokens: int, *, now: float) -> Opened:
+    """Take a folder, or raise DiskBusy or DiskError. What is damaged, or another model's, is moved beside it first.
+
+    Rows of the index that make no sense are removed from it; no use is later than `now`.
+    """
     with translated(folder):
         lock = lock_folder(folder)
         try:
             _sync_names(folder)
             try:
-                return _open(folder, lock, fingerprint, model, page_tokens, set_aside="")
+                return _open(folder, lock, fingerprint, model, page_tokens, now, set_aside="")
             except Unfit as reason:
                 moved = move_aside(folder)
                 message = f"the tree in {folder} cannot be used: {reason}; it was set aside as {moved.name}"
-                return _open(folder, lock, fingerprint, model, page_tokens, set_aside=message)
+                return _open(folder, lock, fingerprint, model, page_tokens, now, set_aside=message)
         except BaseException:
             lock.release()
             raise
@@ -100,7 +102,9 @@ def move_aside(folder: Path) -> Path:
     return target
 
 
-def _open(folder: Path, lock: FolderLock, fingerprint: str, model: str, page_tokens: int, *, set_aside: str) -> Opened:
+def _open(
+    folder: Path, lock: FolderLock, fingerprint: str, model: str, page_tokens: int, now: float, *, set_aside: str
+) -> Opened:
     secret = read_secret(folder)
     if secret is None:
         if (folder / INDEX).exists() and (folder / INDEX).stat().st_size:
@@ -113,7 +117,10 @@ def _open(folder: Path, lock: FolderLock, fingerprint: str, model: str, page_tok
     files.prepare()
     index = Index.open(folder / INDEX, Identity(fingerprint, model, page_tokens, keys.proof()))
     try:
-        return Opened(lock, keys, files, index, index.copies(), index.points(), set_aside)
+        content = index.read(keys, now)
+        with contextlib.suppress(sqlite3.OperationalError):  # on a full disk they stay, and are left out again next time
+            index.remove_rows(content.bad_rows)
+        return Opened(lock, keys, files, index, content, set_aside)
     except BaseException:
         index.close()
         raise

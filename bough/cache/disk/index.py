@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from bough.cache.disk.address import POINT, Address, Copy
+from bough.cache.disk.address import Copy
+from bough.cache.disk.keys import Keys
+from bough.cache.disk.rows import BadRow, Content, PointRecord, read_content
 from bough.cache.garbage import uncollected
 
 FORMAT = 1
@@ -38,6 +41,18 @@ _FAILURES = {  # of the system, not of the index: moving the index away would no
     getattr(sqlite3, f"SQLITE_{name}") for name in ("PERM", "BUSY", "LOCKED", "NOMEM", "READONLY", "FULL", "CANTOPEN")
 }
 
+_UNFIT_VALUES = (  # raised for a value that the index cannot hold, whenever it is tried
+    sqlite3.IntegrityError,
+    sqlite3.DataError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    OverflowError,
+    UnicodeError,
+)
+
+Rejected = dict[bytes, str]
+"""Changes that were left out, by name, and why."""
+
 
 class Unfit(Exception):
     """The index is damaged, or of another format, model or secret: it must not be used as it is."""
@@ -51,17 +66,6 @@ class Identity:
     model: str
     page_tokens: int
     proof: str
-
-
-@dataclass(frozen=True)
-class PointRecord:
-    """A restore point as the index keeps it."""
-
-    address: Address
-    reason: int
-    is_kept: bool
-    is_superseded: bool
-    last_used: float
 
 
 @dataclass
@@ -101,27 +105,42 @@ class Index:
     def nbytes(self) -> int:
         return index_bytes(self.file.parent)
 
-    def copies(self) -> dict[bytes, Copy]:
-        """Every copy by its name, as saved and used by nobody; raises Unfit if they cannot be read."""
+    def read(self, keys: Keys, now: float) -> Content:
+        """Everything in the index, checked row by row; raises Unfit if it cannot be read at all."""
         with _unfit_if_damaged(), uncollected():
-            return dict(_read_copies(self._connection))
+            return read_content(self._connection, keys, now)
 
-    def points(self) -> dict[bytes, PointRecord]:
-        """Every restore point by its name; raises Unfit if they cannot be read."""
-        with _unfit_if_damaged():
-            return dict(_read_points(self._connection))
+    def apply(self, changes: Changes) -> Rejected:
+        """Make all the changes, or none and raise sqlite3.Error.
 
-    def apply(self, changes: Changes) -> None:
-        """Make all the changes, or none and raise sqlite3.Error."""
+        A change that SQLite will never take, because a value in it does not fit, is left out and returned.
+        """
+        try:
+            with self._transaction() as connection:
+                for _, make in _changes_of(changes):
+                    make(connection)
+        except _UNFIT_VALUES:
+            return self._apply_singly(changes)
+        return {}
+
+    def _apply_singly(self, changes: Changes) -> Rejected:
+        rejected: Rejected = {}
         with self._transaction() as connection:
-            _remove(connection, changes.removed)
-            _add(connection, changes.saved)
-            _change_points(connection, changes.points)
-            connection.executemany(
-                "INSERT INTO uses SELECT id, ? FROM copies WHERE name = ? "
-                "ON CONFLICT (id) DO UPDATE SET last_used = excluded.last_used",
-                ((last_used, name) for name, last_used in changes.used),
-            )
+            for name, make in _changes_of(changes):
+                connection.execute("SAVEPOINT change")
+                try:
+                    make(connection)
+                except _UNFIT_VALUES as error:
+                    connection.execute("ROLLBACK TO change")
+                    rejected[name] = str(error)
+                connection.execute("RELEASE change")
+        return rejected
+
+    def remove_rows(self, rows: Iterable[BadRow]) -> None:
+        """Remove rows that make no sense; raises sqlite3.Error."""
+        with self._transaction() as connection:
+            for row in rows:
+                connection.execute(f"DELETE FROM {row.table} WHERE rowid = ?", (row.row_id,))
 
     def clear(self, root: bytes | None) -> None:
         """Remove every row, or every row of one root, so that nothing of them remains in the index or its log."""
@@ -203,6 +222,7 @@ def look(folder: Path) -> Iterator[sqlite3.Connection]:
     log = folder / f"{INDEX}-wal"
     mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
     connection = sqlite3.connect(f"file:{quote(str(folder.absolute() / INDEX))}?{mode}", uri=True, isolation_level=None)
+    connection.text_factory = _read_text
     try:
         yield connection
     finally:
@@ -232,7 +252,14 @@ def _connect(file: Path) -> sqlite3.Connection:
         os.fchmod(descriptor, 0o600)
     finally:
         os.close(descriptor)
-    return sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=5.0)
+    connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=5.0)
+    connection.text_factory = _read_text
+    return connection
+
+
+def _read_text(value: bytes) -> str:
+    """Text in a column; what is no UTF-8 must not make the other rows unreadable."""
+    return value.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
@@ -250,46 +277,47 @@ def _scalar(connection: sqlite3.Connection, query: str) -> int:
     return int(value)
 
 
-def _read_copies(connection: sqlite3.Connection) -> Iterator[tuple[bytes, Copy]]:
-    roots: dict[bytes, bytes] = {}
-    last_used: dict[int, float] = dict(connection.execute("SELECT id, last_used FROM uses"))
-    query = "SELECT id, name, root, before, tokens, group_index, start_offset, end_offset, nbytes FROM copies"
-    for row_id, name, root, before, tokens, group, start, end, nbytes in connection.execute(query):
-        address = Address(roots.setdefault(root, root), before, tokens, group, start, end)
-        yield name, Copy(address, nbytes, last_used.get(row_id, 0.0), True, False, 0)
+def _changes_of(changes: Changes) -> Iterator[tuple[bytes, Callable[[sqlite3.Connection], object]]]:
+    """Each change by the name of what it is of, as something that makes it, in order."""
+    for name in changes.removed:
+        yield name, partial(_remove, name)
+    for name, copy in changes.saved:
+        yield name, partial(_add, name, copy)
+    for name, record in changes.points.items():
+        yield name, partial(_change_point, name, record)
+    for name, last_used in changes.used:
+        yield name, partial(_note_use, name, last_used)
 
 
-def _read_points(connection: sqlite3.Connection) -> Iterator[tuple[bytes, PointRecord]]:
-    query = "SELECT name, root, before, tokens, end_offset, reason, is_kept, is_superseded, last_used FROM points"
-    for name, root, before, tokens, end, reason, is_kept, is_superseded, last_used in connection.execute(query):
-        address = Address(root, before, tokens, POINT, end, end)
-        yield name, PointRecord(address, reason, bool(is_kept), bool(is_superseded), last_used)
+def _remove(name: bytes, connection: sqlite3.Connection) -> None:
+    connection.execute("DELETE FROM uses WHERE id = (SELECT id FROM copies WHERE name = ?)", (name,))
+    connection.execute("DELETE FROM copies WHERE name = ?", (name,))
 
 
-def _remove(connection: sqlite3.Connection, names: Sequence[bytes]) -> None:
-    keys = [(name,) for name in names]
-    connection.executemany("DELETE FROM uses WHERE id = (SELECT id FROM copies WHERE name = ?)", keys)
-    connection.executemany("DELETE FROM copies WHERE name = ?", keys)
+def _add(name: bytes, copy: Copy, connection: sqlite3.Connection) -> None:
+    address = copy.address
+    connection.execute(
+        "INSERT INTO copies VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET nbytes = excluded.nbytes",
+        (name, address.root, address.before, address.tokens, address.group, address.start, address.end, copy.nbytes),
+    )
+    connection.execute("INSERT OR REPLACE INTO uses SELECT id, ? FROM copies WHERE name = ?", (copy.last_used, name))
 
 
-def _add(connection: sqlite3.Connection, saved: Iterable[tuple[bytes, Copy]]) -> None:
-    for name, copy in saved:
-        address = copy.address
-        connection.execute(
-            "INSERT INTO copies VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET nbytes = excluded.nbytes",
-            (name, address.root, address.before, address.tokens, address.group, address.start, address.end, copy.nbytes),
-        )
-        connection.execute("INSERT OR REPLACE INTO uses SELECT id, ? FROM copies WHERE name = ?", (copy.last_used, name))
+def _change_point(name: bytes, record: PointRecord | None, connection: sqlite3.Connection) -> None:
+    if record is None:
+        connection.execute("DELETE FROM points WHERE name = ?", (name,))
+        return
+    address, numbers = record.address, (record.reason, record.is_kept, record.is_superseded, record.last_used)
+    connection.execute(
+        "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (name, address.root, address.before, address.tokens, address.end, *numbers),
+    )
 
 
-def _change_points(connection: sqlite3.Connection, points: Mapping[bytes, PointRecord | None]) -> None:
-    for name, record in points.items():
-        if record is None:
-            connection.execute("DELETE FROM points WHERE name = ?", (name,))
-            continue
-        address, numbers = record.address, (record.reason, record.is_kept, record.is_superseded, record.last_used)
-        connection.execute(
-            "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (name, address.root, address.before, address.tokens, address.end, *numbers),
-        )
+def _note_use(name: bytes, last_used: float, connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "INSERT INTO uses SELECT id, ? FROM copies WHERE name = ? "
+        "ON CONFLICT (id) DO UPDATE SET last_used = excluded.last_used",
+        (last_used, name),
+    )

@@ -14,14 +14,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bough.cache.disk.address import Address, Copy
 from bough.cache.disk.faults import REASONS
 from bough.cache.disk.files import Buffer
-from bough.cache.disk.index import Changes, PointRecord
+from bough.cache.disk.index import Changes
 from bough.cache.disk.keys import Keys
+from bough.cache.disk.rows import PointRecord
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Counts:
     dropped: int = 0
     set_aside: int = 0
     orphans: int = 0
+    bad_rows: int = 0  # of the index, that made no sense when it was opened or could not be stored
 
 
 @dataclass(eq=False, slots=True)
@@ -245,14 +247,27 @@ class Ledger:
             changes = Changes(list(removed), saved_rows, points, used)
             return Settled(changes, saved, removed, released, cancelled, touched)
 
-    def finish(self, settled: Settled) -> None:
-        """The transaction is safe: its copies are saved."""
+    def finish(self, settled: Settled, rejected: Collection[bytes] = ()) -> None:
+        """The transaction is safe: its copies are saved, but for those that the index cannot hold, which have failed."""
         with self.changed:
-            for _, copy in settled.changes.saved:
+            self.counts.bad_rows += len(rejected)
+            for name in rejected:
+                if name in self.points and self.points[name] is settled.changes.points.get(name):
+                    del self.points[name]
+            for name, copy in settled.changes.saved:
+                if name in rejected:
+                    self._reject(name, copy)
+                    continue
                 copy.is_saved = True
                 self.counts.saved += 1
                 self.counts.saved_bytes += copy.nbytes
             self.changed.notify_all()
+
+    def _reject(self, name: bytes, copy: Copy) -> None:
+        copy.has_failed = True
+        if self.live.get(name) is copy:
+            del self.live[name]
+            self.claimed_bytes -= copy.nbytes
 
     def gone(self, copies: Iterable[Copy]) -> None:
         """The files of these copies no longer take room."""

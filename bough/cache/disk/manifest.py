@@ -10,19 +10,24 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from bough.cache.disk.address import Address
 from bough.cache.disk.index import Identity
 from bough.cache.disk.keys import Keys
-from bough.cache.tokens import TOKEN_BYTES, num_tokens
+from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_GROUP, MAX_PAGE_TOKENS, are_tokens, is_time
+from bough.cache.reason import REASONS
+from bough.cache.tokens import num_tokens
 
 ARCHIVE_FORMAT = 1
 NO_STEP = -1
 
-Kind = TypeVar("Kind")
+_ITEM_FIELDS = ("step", "group", "start", "end", "nbytes", "last_used")
+_POINT_FIELDS = ("step", "end", "reason", "is_kept", "is_superseded", "last_used")
+_LONGEST_TEXT = 1_000
+_LEAST_VALUES, _VALUE_BYTES = 16, 20  # no object of a manifest is written in fewer bytes than these
 
 
 @dataclass(frozen=True)
@@ -118,45 +123,122 @@ def encode_manifest(identity: Identity, steps: Sequence[Step], items: Sequence[I
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """A manifest from JSON, checked as a whole; raises ValueError."""
+    """A manifest from JSON, checked as a whole; raises ValueError that names the first field which makes no sense."""
+    num_values = content.count(b"{") + content.count(b"[")
+    if num_values > _LEAST_VALUES + len(content) // _VALUE_BYTES:
+        raise ValueError(f"its manifest has {num_values:,} objects and lists in {len(content):,} bytes: too many")
     try:
-        data: Any = json.loads(content)
-        if (data["format"], data["byte_order"]) != (ARCHIVE_FORMAT, sys.byteorder):
-            raise ValueError(f"it has format {data['format']!r}, {data['byte_order']!r}-endian")
-        manifest = Manifest(
-            fingerprint=_typed(data["fingerprint"], str),
-            model=_typed(data["model"], str),
-            page_tokens=_typed(data["page_tokens"], int),
-            steps=[Step(_typed(step["parent"], int), b64decode(step["tokens"], validate=True)) for step in data["steps"]],
-            items=[Item(**{**item, "last_used": float(item["last_used"])}) for item in data["items"]],
-            points=[PointItem(**{**point, "last_used": float(point["last_used"])}) for point in data["points"]],
-        )
-        _check(manifest)
-    except (LookupError, TypeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"its manifest cannot be read: {error!r}") from error
-    return manifest
+        return _decode(json.loads(content))
+    except (LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(f"its manifest cannot be read: {error!r:.200}") from error
 
 
-def _check(manifest: Manifest) -> None:
-    page_bytes = manifest.page_tokens * TOKEN_BYTES
+def _decode(data: Any) -> Manifest:
+    if (data["format"], data["byte_order"]) != (ARCHIVE_FORMAT, sys.byteorder):
+        raise ValueError(f"it has format {data['format']!r:.40}, {data['byte_order']!r:.40}-endian")
+    page_tokens = _whole("page_tokens", data["page_tokens"], 1, MAX_PAGE_TOKENS)
+    steps = _decode_steps(data["steps"], page_tokens)
+    ends = _find_ends(steps)
+    return Manifest(
+        fingerprint=_text("fingerprint", data["fingerprint"]),
+        model=_text("model", data["model"]),
+        page_tokens=page_tokens,
+        steps=steps,
+        items=_decode_items(data["items"], steps, ends),
+        points=_decode_points(data["points"], ends),
+    )
+
+
+def _decode_steps(data: Any, page_tokens: int) -> list[Step]:
+    steps: list[Step] = []
+    for index, (parent, tokens) in enumerate(_fields("steps", data, ("parent", "tokens"))):
+        place = f"steps[{index}]"
+        step = Step(_whole(f"{place}.parent", parent, NO_STEP, index - 1), b64decode(tokens, validate=True))
+        if not are_tokens(step.tokens) or num_tokens(step.tokens) > page_tokens:
+            raise ValueError(f"{place}.tokens are not 1 to {page_tokens} token ids of 4 bytes")
+        if step.parent != NO_STEP and num_tokens(steps[step.parent].tokens) != page_tokens:
+            raise ValueError(f"{place}.parent is {step.parent}, and that step is no whole page")
+        steps.append(step)
+    return steps
+
+
+def _find_ends(steps: Sequence[Step]) -> list[int]:
+    """For each step the offset at which it ends."""
     ends: list[int] = []
-    for index, step in enumerate(manifest.steps):
-        is_after_page = step.parent == NO_STEP or len(manifest.steps[step.parent].tokens) == page_bytes
-        fits = 0 < len(step.tokens) <= page_bytes and len(step.tokens) % TOKEN_BYTES == 0
-        if not (NO_STEP <= step.parent < index and is_after_page and fits):
-            raise ValueError(f"step {index} of its manifest makes no sense")
+    for step in steps:
         ends.append((ends[step.parent] if step.parent != NO_STEP else 0) + num_tokens(step.tokens))
-    for index, item in enumerate(manifest.items):
-        numbers = [_typed(number, int) for number in (item.step, item.group, item.start, item.end, item.nbytes)]
-        step_start = ends[item.step] - num_tokens(manifest.steps[item.step].tokens)
-        if min(numbers) < 0 or item.end != ends[item.step] or not step_start <= item.start <= item.end:
-            raise ValueError(f"item {index} of its manifest makes no sense")
-    for index, point in enumerate(manifest.points):
-        if _typed(point.step, int) < 0 or _typed(point.reason, int) < 0 or point.end != ends[point.step]:
-            raise ValueError(f"point {index} of its manifest makes no sense")
+    return ends
 
 
-def _typed(value: Any, kind: type[Kind]) -> Kind:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+def _decode_items(data: Any, steps: Sequence[Step], ends: Sequence[int]) -> list[Item]:
+    items: list[Item] = []
+    seen: set[tuple[int, int, int]] = set()
+    for index, (step, group, start, end, nbytes, last_used) in enumerate(_fields("items", data, _ITEM_FIELDS)):
+        place = f"items[{index}]"
+        last = _whole(f"{place}.step", step, 0, len(steps) - 1)
+        _whole(f"{place}.end", end, ends[last], ends[last])
+        item = Item(
+            step=last,
+            group=_whole(f"{place}.group", group, 0, MAX_GROUP - 1),
+            start=_whole(f"{place}.start", start, ends[last] - num_tokens(steps[last].tokens), ends[last]),
+            end=ends[last],
+            nbytes=_whole(f"{place}.nbytes", nbytes, 0, MAX_CONTENT_BYTES),
+            last_used=_moment(f"{place}.last_used", last_used),
+        )
+        if (item.step, item.group, item.start) in seen:
+            raise ValueError(f"{place} is there twice")
+        seen.add((item.step, item.group, item.start))
+        items.append(item)
+    return items
+
+
+def _decode_points(data: Any, ends: Sequence[int]) -> list[PointItem]:
+    points: list[PointItem] = []
+    for index, (step, end, reason, is_kept, is_superseded, last_used) in enumerate(_fields("points", data, _POINT_FIELDS)):
+        place = f"points[{index}]"
+        last = _whole(f"{place}.step", step, 0, len(ends) - 1)
+        _whole(f"{place}.end", end, ends[last], ends[last])
+        point = PointItem(
+            step=last,
+            end=ends[last],
+            reason=_whole(f"{place}.reason", reason, min(REASONS), max(REASONS)),
+            is_kept=_flag(f"{place}.is_kept", is_kept),
+            is_superseded=_flag(f"{place}.is_superseded", is_superseded),
+            last_used=_moment(f"{place}.last_used", last_used),
+        )
+        points.append(point)
+    return points
+
+
+def _fields(name: str, data: Any, wanted: Sequence[str]) -> Iterator[list[Any]]:
+    """The fields of each object in a list; raises ValueError if one has others."""
+    if type(data) is not list:
+        raise ValueError(f"{name} is a {type(data).__name__}, and must be a list")
+    for index, each in enumerate(data):
+        if type(each) is not dict or each.keys() != set(wanted):
+            raise ValueError(f"{name}[{index}] must have the fields {', '.join(wanted)}, and no others")
+        yield [each[field] for field in wanted]
+
+
+def _whole(place: str, value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{place} is {value!r:.40}, and must be a whole number from {low} to {high}")
+    return value
+
+
+def _moment(place: str, value: Any) -> float:
+    if not is_time(value):
+        raise ValueError(f"{place} is {value!r:.40}, and must be a finite number of seconds, at least 0")
+    return float(value)
+
+
+def _flag(place: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{place} is {value!r:.40}, and must be true or false")
+    return value
+
+
+def _text(place: str, value: Any) -> str:
+    if type(value) is not str or len(value) > _LONGEST_TEXT or not value.isprintable():
+        raise ValueError(f"{place} is {value!r:.40}, and must be a printable text of at most {_LONGEST_TEXT} characters")
     return value

@@ -16,12 +16,12 @@ from types import TracebackType
 
 from bough.cache.disk import files
 from bough.cache.disk.address import POINT, Address, Copy
-from bough.cache.disk.faults import MISSING, DiskMiss, Warnings
+from bough.cache.disk.faults import DAMAGED, MISSING, DiskMiss, Warnings
 from bough.cache.disk.files import Buffer
 from bough.cache.disk.folder import Opened, open_folder, translated
-from bough.cache.disk.index import PointRecord
 from bough.cache.disk.keys import HASH_BYTES
 from bough.cache.disk.ledger import Counts, Ledger
+from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.writer import Writer
 from bough.cache.tokens import TOKEN_BYTES
 
@@ -54,10 +54,15 @@ class Disk:
         self._opened = opened
         self._clock = clock
         self._warnings = warnings
-        self._ledger = Ledger(opened.keys, opened.copies, opened.points)
+        self._ledger = Ledger(opened.keys, opened.content.copies, opened.content.points)
         if opened.set_aside:
             self.counts.set_aside += 1
             warnings.say("set aside", opened.set_aside)
+        if bad_rows := opened.content.bad_rows:
+            self.counts.bad_rows += len(bad_rows)
+            warnings.say(
+                "rows", f"{folder}: {len(bad_rows)} rows of the index make no sense and are dropped; {bad_rows[0]}"
+            )
         if ttl_s is not None:
             self._ledger.expire(clock() - ttl_s)
         self._free_bytes, self._free_until = 0, 0.0
@@ -84,7 +89,7 @@ class Disk:
 
         Content that is damaged, or of another fingerprint, format or page size, is moved to a folder beside it.
         """
-        opened = open_folder(folder, fingerprint, model, page_tokens)
+        opened = open_folder(folder, fingerprint, model, page_tokens, now=clock())
         return cls(
             folder,
             opened,
@@ -116,6 +121,10 @@ class Disk:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def now(self) -> float:
+        """The time by the clock that uses are noted with."""
+        return self._clock()
 
     def root(self, salt: str) -> bytes:
         """What stands for a salt on this disk; the salt itself is never written."""
@@ -184,6 +193,8 @@ class Disk:
             if not (copy.is_saved or self.save(copy)):
                 raise DiskMiss(MISSING, "it was never written")
             content = self._opened.files.read(self.keys.name(copy.address), copy.address, goes_on)
+            if (size := self._opened.files.size(copy.address, len(content))) != copy.nbytes:
+                raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {copy.nbytes}")
         except DiskMiss as miss:
             self._ledger.lose(copy, miss.reason)
             self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
@@ -241,6 +252,11 @@ class Disk:
     def can_write(self) -> bool:
         """Whether writes are taken; not while writing rests after a failure."""
         return self._writer.is_alive and not self._ledger.is_refusing
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last write failed, and none has succeeded since."""
+        return self._writer.is_failing or not self._writer.is_alive
 
     @property
     def counts(self) -> Counts:

@@ -22,6 +22,7 @@ from bough.cache.disk.folder import CONTENT, SECRET, SET_ASIDE, read_secret, tra
 from bough.cache.disk.index import FORMAT, INDEX, Changes, Identity, Index, Unfit, index_bytes, look, read_meta
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.lock import LOCK, FolderLock, owner_pid
+from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS
 from bough.cache.disk.store import Disk
 
 __all__ = [
@@ -71,6 +72,7 @@ class Verified:
     nbytes: int
     problems: tuple[str, ...]
     orphans: int
+    is_repaired: bool = False  # whether everything that was wrong has been removed
 
 
 def list_trees(folder: Path) -> list[TreeInfo]:
@@ -159,11 +161,13 @@ class _Verifying:
         self._files.prepare()
 
     def run(self, on_file: Callable[[int], None], repair: bool) -> Verified:
-        problems = [f"index: {problem}" for problem in self._index.problems()]
+        broken = [f"index: {problem}" for problem in self._index.problems()]
         try:
-            copies = self._index.copies()
+            content = self._index.read(self._keys, time.time())
         except Unfit as error:
-            return Verified(0, 0, (*problems, f"index: {error}"), 0)
+            return Verified(0, 0, (*broken, f"index: {error}"), 0)
+        copies = content.copies
+        problems = broken + [f"index: {row}" for row in content.bad_rows]
         damaged = {}
         for name, copy in copies.items():
             if problem := self._check(name, copy):
@@ -171,15 +175,15 @@ class _Verifying:
             on_file(copy.nbytes)
         orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in copies]
         if repair:
+            self._index.remove_rows(content.bad_rows)
             self._index.apply(Changes(removed=list(damaged)))
             for file in (*orphans, *map(self._files.path, damaged)):
                 file.unlink(missing_ok=True)
         whole = [copy.nbytes for name, copy in copies.items() if name not in damaged]
-        return Verified(len(whole), sum(whole), (*problems, *damaged.values()), len(orphans))
+        is_repaired = repair and not broken
+        return Verified(len(whole), sum(whole), (*problems, *damaged.values()), len(orphans), is_repaired)
 
     def _check(self, name: bytes, copy: Copy) -> str:
-        if self._keys.name(copy.address) != name:
-            return "its row in the index is damaged"
         try:
             payload = self._files.read(name, copy.address)
         except DiskMiss as miss:
@@ -206,24 +210,45 @@ def _inspect(folder: Path) -> TreeInfo:
 
 
 def _describe(tree: TreeInfo, meta: dict[str, str]) -> TreeInfo:
-    page_tokens = int(meta.get("page_tokens", 0))
-    return replace(tree, model=meta.get("model", ""), fingerprint=meta.get("fingerprint", ""), page_tokens=page_tokens)
+    return replace(
+        tree,
+        model=meta.get("model", ""),
+        fingerprint=meta.get("fingerprint", ""),
+        page_tokens=_read_page_tokens(meta),
+    )
+
+
+def _read_page_tokens(meta: dict[str, str]) -> int:
+    """The page size that an index says it has; raises Unfit if it is none."""
+    text = meta.get("page_tokens", "")
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MAX_PAGE_TOKENS):
+        raise Unfit(f"its page_tokens is {text[:40]!r}")
+    return int(text)
 
 
 def _count(tree: TreeInfo, connection: sqlite3.Connection) -> TreeInfo:
     num_copies, num_states, nbytes = connection.execute(
-        "SELECT count(*), coalesce(sum(start_offset = end_offset), 0), coalesce(sum(nbytes), 0) FROM copies"
+        "SELECT count(*), coalesce(sum(start_offset = end_offset), 0), total(nbytes) FROM copies "
+        f"WHERE typeof(nbytes) = 'integer' AND nbytes BETWEEN 0 AND {2 * MAX_CONTENT_BYTES}"
     ).fetchone()
-    num_points, point_used = connection.execute("SELECT count(*), coalesce(max(last_used), 0) FROM points").fetchone()
-    (copy_used,) = connection.execute("SELECT coalesce(max(last_used), 0) FROM uses").fetchone()
+    num_points, point_used = _count_used(connection, "points")
+    _, copy_used = _count_used(connection, "uses")
     return replace(
         tree,
         num_pages=num_copies - num_states,
         num_states=num_states,
         num_points=num_points,
-        nbytes=nbytes,
-        last_used=float(max(copy_used, point_used)),
+        nbytes=int(nbytes),
+        last_used=float(min(max(copy_used, point_used), time.time())),
     )
+
+
+def _count_used(connection: sqlite3.Connection, table: str) -> tuple[int, float]:
+    """How many rows a table has, and the last use among those whose time makes sense."""
+    number, last_used = connection.execute(
+        f"SELECT count(*), max(iif(typeof(last_used) IN ('real', 'integer'), last_used, 0)) FROM {table}"
+    ).fetchone()
+    return number, max(0.0, last_used or 0.0)
 
 
 def _read_identity(folder: Path, meta: dict[str, str]) -> Identity:
@@ -232,8 +257,7 @@ def _read_identity(folder: Path, meta: dict[str, str]) -> Identity:
         raise Unfit("its secret is missing")
     if meta.get("format") != str(FORMAT):
         raise Unfit(f"it has format {meta.get('format')}, and {FORMAT} is wanted")
-    page_tokens = int(meta["page_tokens"])
-    fingerprint = meta["fingerprint"]
+    page_tokens, fingerprint = _read_page_tokens(meta), meta.get("fingerprint", "")
     return Identity(fingerprint, meta.get("model", ""), page_tokens, Keys(secret, fingerprint, page_tokens).proof())
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from bough.cache.disk.faults import Warnings
 from bough.cache.disk.files import PageFiles
-from bough.cache.disk.index import Index
+from bough.cache.disk.index import Index, Rejected
 from bough.cache.disk.ledger import Ledger, Settled, Write
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,10 @@ class _Clearing:
 
 
 class Writer:
-    """Carries out what the ledger has queued, from `start` to `stop`; `used_bytes` is what the page files take now."""
+    """Carries out what the ledger has queued, from `start` to `stop`.
+
+    `used_bytes` is what the page files take now; `is_failing` tells that a write failed and none has succeeded since.
+    """
 
     def __init__(self, ledger: Ledger, index: Index, files: PageFiles, warnings: Warnings) -> None:
         self._ledger = ledger
@@ -69,6 +72,7 @@ class Writer:
         self._num_flushing = 0
         self._num_failed = 0  # of all writes up to the last flush
         self._is_stopping = self._is_busy = False
+        self.is_failing = False
         self._rest_until = 0.0
         self._pause_s = FIRST_PAUSE_S
         self._thread = threading.Thread(target=self._run, name="bough disk writer", daemon=True)
@@ -198,6 +202,7 @@ class Writer:
         self._remove(settled.cancelled)
         if self._commit(settled) and error is None and written:
             self._pause_s = FIRST_PAUSE_S
+            self.is_failing = False
         if error is not None:
             self._fail("a page could not be written to disk", error)
 
@@ -239,22 +244,33 @@ class Writer:
         return True
 
     def _commit(self, settled: Settled) -> bool:
-        """Commit a batch to the index, then delete the files that it no longer knows."""
+        """Commit a batch to the index, then delete the files that it does not know."""
+        rejected: Rejected = {}
         try:
             if settled.changes:
-                self._index.apply(settled.changes)
-        except sqlite3.Error as error:
+                rejected = self._index.apply(settled.changes)
+        except Exception as error:
             self._ledger.take_back(settled)
             self._count_failed(len(settled.saved))
             self._remove([write.name for write in settled.saved])
             self._rest()
             self._fail("the index of the tree on disk could not be written", error)
             return False
-        self._ledger.finish(settled)
-        kept = {name for name, _ in settled.changes.saved}
+        self._ledger.finish(settled, rejected)
+        if rejected:
+            self._note_rejected(settled, rejected)
+        kept = {name for name, _ in settled.changes.saved if name not in rejected}
         self._remove([name for name in settled.removed if name not in kept])
         self._ledger.gone(settled.removed.values())
         return True
+
+    def _note_rejected(self, settled: Settled, rejected: Rejected) -> None:
+        """Say that the index cannot hold some rows, and delete their files; the rest of the batch is safe."""
+        unsaved = [name for name, _ in settled.changes.saved if name in rejected]
+        self._count_failed(len(unsaved))
+        self._remove(unsaved)
+        first = next(iter(rejected.values()))
+        self._warnings.say("rejected", f"{len(rejected)} rows can never be stored in the index and are dropped: {first}")
 
     def _remove(self, names: Sequence[bytes]) -> None:
         """Unlink files; one that cannot be unlinked is collected after the next start."""
@@ -318,6 +334,7 @@ class Writer:
 
     def _fail(self, what: str, error: Exception) -> None:
         """Say what has failed, and take no writes for a while; the longer, the oftener it happens in a row."""
+        self.is_failing = True
         self._warnings.say("write", f"{what}: {error}; nothing is written for {self._pause_s:g} s")
         with self._ledger.changed:
             self._count_failed(len(self._ledger.pending))

@@ -81,7 +81,7 @@ def held_writer(disk: Disk) -> Iterator[list[Copy]]:
         assert may_end.wait(10)
         return b"held"
 
-    copy = disk.put(address_of(disk, [-1], 0, salt="held"), read, 4)
+    copy = disk.put(address_of(disk, [2**31 - 1], 0, salt="held"), read, 4)
     assert has_begun.wait(10)
     try:
         yield [copy]

@@ -157,13 +157,48 @@ def rewrite(archive: Path, change: Callable[[dict[str, Any], list[tuple[str, byt
         lambda manifest, members: manifest["items"][0].update(group="full"),
         lambda manifest, members: manifest["items"][0].update(path="/etc/passwd"),
         lambda manifest, members: manifest["points"][0].update(end=True),
+        lambda manifest, members: manifest["points"][0].update(reason=99),
+        lambda manifest, members: manifest["points"][0].update(reason=10**30),
+        lambda manifest, members: manifest["points"][0].update(reason=True),
+        lambda manifest, members: manifest["points"][0].update(is_kept=1),
+        lambda manifest, members: manifest["points"][0].update(is_superseded="no"),
+        lambda manifest, members: manifest["points"][0].update(last_used=float("nan")),
+        lambda manifest, members: manifest["points"][0].update(last_used=float("inf")),
+        lambda manifest, members: manifest["points"][0].update(last_used=-1.0),
+        lambda manifest, members: manifest["points"][0].update(step=-1),
+        lambda manifest, members: manifest["items"][0].update(last_used=float("nan")),
+        lambda manifest, members: manifest["items"][0].update(last_used=10**400),
+        lambda manifest, members: manifest["items"][0].update(last_used="1.0"),
+        lambda manifest, members: manifest["items"][0].update(group=2**40),
+        lambda manifest, members: manifest["items"][0].update(nbytes=2**40),
+        lambda manifest, members: manifest["items"][0].update(nbytes=10**30),
+        lambda manifest, members: manifest["items"][0].pop("nbytes"),
+        lambda manifest, members: manifest["items"].append(manifest["items"][0]),
+        lambda manifest, members: manifest["steps"][0].update(tokens="/////w=="),
+        lambda manifest, members: manifest.update(page_tokens=0),
+        lambda manifest, members: manifest.update(page_tokens=10**30),
+        lambda manifest, members: manifest.update(fingerprint="x" * 10_000),
+        lambda manifest, members: manifest.update(model="a\0b"),
+        lambda manifest, members: manifest.update(more=[[] for _ in range(10_000)]),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_refused(archive: Path, other: Disk, change: Callable[..., None]) -> None:
     rewrite(archive, change)
     with pytest.raises(DiskError, match="not an archive"):
         import_tree(other, archive)
-    assert other.num_copies == 0
+    assert other.num_copies == 0 and other.points() == []
+
+
+def test_an_import_cannot_be_used_later_than_now(archive: Path, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any], members: list[tuple[str, bytes]]) -> None:
+        for each in (*manifest["items"], *manifest["points"]):
+            each["last_used"] = 1e12
+
+    rewrite(archive, change)
+    with Shelf(tmp_path / "later").open(clock=lambda: 500.0) as disk:
+        assert import_tree(disk, archive).num_items == 5
+        assert {copy.last_used for copy in disk.copies()} == {500.0}
+        assert [record.last_used for record in disk.points()] == [500.0]
 
 
 def test_what_is_no_archive_is_refused(other: Disk, tmp_path: Path) -> None:
@@ -192,6 +227,49 @@ def test_an_archive_that_ends_early_gives_what_it_has(archive: Path, other: Disk
     done = import_tree(other, archive)
     assert 0 < done.num_items < 5 and done.num_items + done.num_skipped == 5
     assert done.problems
+
+
+def add_member(archive: Path, **facts: Any) -> None:
+    """Put a member without content at the end of an archive."""
+    info = tarfile.TarInfo("0")
+    for name, value in facts.items():
+        setattr(info, name, value)
+    content = archive.read_bytes().rstrip(b"\0")
+    content += b"\0" * (-len(content) % tarfile.BLOCKSIZE)
+    archive.write_bytes(content + info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 10_240)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"},
+        {"type": tarfile.LNKTYPE, "linkname": "../../secret"},
+        {"type": tarfile.CHRTYPE},
+        {"type": tarfile.DIRTYPE, "name": "../outside"},
+        {"type": tarfile.GNUTYPE_SPARSE},
+        {"type": tarfile.REGTYPE, "size": 2**62},
+        {"type": tarfile.REGTYPE, "size": 100_000},
+    ],
+)
+def test_links_devices_and_sizes_beyond_the_file_end_an_import(archive: Path, other: Disk, facts: dict[str, Any]) -> None:
+    add_member(archive, **facts)
+
+    done = import_tree(other, archive)
+
+    assert done.num_items == 5 and len(done.problems) == 1 and "damaged" in done.problems[0]
+    assert sorted(path.name for path in other.folder.parent.iterdir()) == sorted([archive.name, "other", "trees"])
+
+
+def test_of_many_damaged_items_the_first_are_named(disk: Disk, other: Disk, tmp_path: Path) -> None:
+    put_path(disk, list(range(120)))
+    archive = tmp_path / "many.tar"
+    export_tree(disk, archive)
+    rewrite(archive, lambda manifest, members: members.__setitem__(slice(None), [(name, b"bad!") for name, _ in members]))
+
+    done = import_tree(other, archive)
+
+    assert done.num_items == 0 and done.num_skipped == 30
+    assert len(done.problems) == 21 and done.problems[-1] == "10 more items are damaged"
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

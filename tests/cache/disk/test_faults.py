@@ -225,6 +225,20 @@ def test_an_index_that_cannot_be_written_loses_nothing(disk: Disk, shelf: Shelf,
     assert disk.get(part) == content_of(part.address)
 
 
+def test_a_disk_is_failing_until_a_write_succeeds(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not disk.is_failing
+    with monkeypatch.context() as failing:
+        failing.setattr(files, "write_some", fail_with(errno.ENOSPC))
+        assert not disk.save(put(disk, address_of(disk, [1], 0)))
+        disk.flush(10)
+        assert disk.is_failing
+    disk._ledger.refused_until = 0.0  # the rest is over
+    assert disk.is_failing
+
+    assert disk.save(put(disk, address_of(disk, [2], 0)))
+    assert not disk.is_failing
+
+
 def test_a_failure_with_nothing_left_to_do_is_over(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as failing:
         failing.setattr(Index, "apply", fail_with_sqlite)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from bough.cache.disk import Copy, Disk, DiskMiss, files
-from bough.cache.disk.index import Changes, Index
+from bough.cache.disk.index import Changes, Index, Rejected
 from tests.cache.disk.shelf import Shelf, address_of, content_of, put
 
 
@@ -30,10 +30,10 @@ class Play:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return write_some(descriptor, parts)
 
-        def apply_or_fail(index: Index, changes: Changes) -> None:
+        def apply_or_fail(index: Index, changes: Changes) -> Rejected:
             if self.is_failing and self.random.random() < 0.3:
                 raise sqlite3.OperationalError("disk I/O error")
-            apply(index, changes)
+            return apply(index, changes)
 
         monkeypatch.setattr(files, "write_some", write_or_fail)
         monkeypatch.setattr(Index, "apply", apply_or_fail)

@@ -12,6 +12,7 @@ import pytest
 
 from bough.cache.disk import Address, Copy, Disk, DiskMiss, files
 from bough.cache.disk.index import INDEX, Changes, Identity, Index
+from bough.cache.disk.keys import Keys
 from bough.cache.tokens import pack
 from tests.cache.disk.shelf import (
     CONTENT_BYTES,
@@ -382,26 +383,21 @@ def test_files_that_the_index_does_not_know_are_collected(shelf: Shelf) -> None:
 
 def test_opening_reads_100_000_records(shelf: Shelf) -> None:
     with shelf.open(page_tokens=256) as disk:
-        identity, root = disk.identity, disk.root("")
-    _fill_index(shelf.folder / INDEX, identity, root, 100_000)
+        identity, keys, root = disk.identity, disk.keys, disk.root("")
+    _fill_index(shelf.folder / INDEX, identity, keys, root, 100_000)
 
     with shelf.open(page_tokens=256) as disk:
-        assert len(disk.copies()) == 100_000
+        assert len(disk.copies()) == 100_000 and disk.counts.bad_rows == 0
 
 
-def _fill_index(file: Path, identity: Identity, root: bytes, num_copies: int) -> None:
+def _fill_index(file: Path, identity: Identity, keys: Keys, root: bytes, num_copies: int) -> None:
     index = Index.open(file, identity)
-    noise = os.urandom(16 * num_copies)
-    names = [noise[at : at + 16] for at in range(0, len(noise), 16)]
-    tokens = os.urandom(1024)
-    index.apply(
-        Changes(
-            saved=[
-                (name, Copy(Address(root, name, tokens, 0, 256 * number, 256 * number + 256), 10**6, 1.0))
-                for number, name in enumerate(names)
-            ]
-        )
-    )
+    tokens = pack(range(256))
+    addresses = [
+        Address(root, number.to_bytes(16, "little"), tokens, 0, 256 * number, 256 * number + 256)
+        for number in range(num_copies)
+    ]
+    index.apply(Changes(saved=[(keys.name(address), Copy(address, 10**6, 1.0)) for address in addresses]))
     index.close()
 
 

@@ -1,0 +1,164 @@
+"""Rows of the index as they are read back: none is believed before it was checked.
+
+Whatever wrote them (an older version, an editor, a failing disk), a row that makes no sense costs that row and nothing
+else. The name of a row is a keyed hash of its address: a row whose name does not fit its other columns was changed by
+somebody else.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bough.cache.disk.address import POINT, Address, Copy
+from bough.cache.disk.keys import HASH_BYTES, Keys
+from bough.cache.reason import REASONS
+from bough.cache.tokens import TOKEN_BYTES
+
+MAX_CONTENT_BYTES = 2**30
+"""No page and no state is larger than this."""
+
+MAX_PAGE_TOKENS = 2**16
+MAX_OFFSET = 2**40
+MAX_GROUP = 2**15
+
+_MAX_FILE_BYTES = MAX_CONTENT_BYTES + 2**24  # with its header
+_SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
+
+
+@dataclass(frozen=True)
+class PointRecord:
+    """A restore point as the index keeps it."""
+
+    address: Address
+    reason: int
+    is_kept: bool
+    is_superseded: bool
+    last_used: float
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that makes no sense, by its table and row id, and what is wrong with it."""
+
+    table: str
+    row_id: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"row {self.row_id} of {self.table}: {self.problem}"
+
+
+@dataclass
+class Content:
+    """All that an index knows, by name, and the rows that were not believed."""
+
+    copies: dict[bytes, Copy] = field(default_factory=dict)
+    points: dict[bytes, PointRecord] = field(default_factory=dict)
+    bad_rows: list[BadRow] = field(default_factory=list)
+
+
+def read_content(connection: sqlite3.Connection, keys: Keys, now: float) -> Content:
+    """Everything in an index; times after `now` are taken for `now`. Raises sqlite3.Error if it cannot be read."""
+    content = Content()
+    last_used = _read_uses(connection, now, content.bad_rows)
+    _read_copies(connection, keys, last_used, content)
+    _read_points(connection, keys, now, content)
+    return content
+
+
+def are_tokens(tokens: bytes) -> bool:
+    """Whether packed tokens are whole, at least one, and none of them negative."""
+    return len(tokens) > 0 and len(tokens) % TOKEN_BYTES == 0 and tokens[_SIGN_BYTE::TOKEN_BYTES].isascii()
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value is a moment: a number of seconds that is finite and not negative."""
+    return type(value) in (int, float) and value >= 0 and math.isfinite(value)
+
+
+def _read_uses(connection: sqlite3.Connection, now: float, bad_rows: list[BadRow]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for row_id, last_used in connection.execute("SELECT id, last_used FROM uses"):
+        if is_time(last_used):
+            found[row_id] = min(float(last_used), now)
+        else:
+            bad_rows.append(BadRow("uses", row_id, f"last_used is {_shown(last_used)}"))
+    return found
+
+
+def _read_copies(connection: sqlite3.Connection, keys: Keys, last_used: dict[int, float], content: Content) -> None:
+    roots: dict[bytes, bytes] = {}  # so that all addresses of a root share one object
+    query = "SELECT id, name, root, before, tokens, group_index, start_offset, end_offset, nbytes FROM copies"
+    for row_id, name, root, before, tokens, group, start, end, nbytes in _rows(connection, query):
+        problem = _find_problem(root, before, tokens, start, end)
+        if not problem:
+            address = Address(roots.setdefault(root, root), before, tokens, group, start, end)
+            problem = _find_copy_problem(address, nbytes, keys.page_tokens) or _find_name_problem(name, address, keys)
+        if problem:
+            content.bad_rows.append(BadRow("copies", row_id, problem))
+        else:
+            content.copies[name] = Copy(address, nbytes, last_used.get(row_id, 0.0), True, False, 0)
+
+
+def _read_points(connection: sqlite3.Connection, keys: Keys, now: float, content: Content) -> None:
+    query = "SELECT rowid, name, root, before, tokens, end_offset, reason, is_kept, is_superseded, last_used FROM points"
+    for row_id, name, root, before, tokens, end, *values in _rows(connection, query):
+        problem = _find_problem(root, before, tokens, end, end) or _find_point_problem(*values)
+        if not problem:
+            address = Address(root, before, tokens, POINT, end, end)
+            problem = _find_name_problem(name, address, keys)
+        if problem:
+            content.bad_rows.append(BadRow("points", row_id, problem))
+        else:
+            reason, is_kept, is_superseded, last_used = values
+            record = PointRecord(address, reason, bool(is_kept), bool(is_superseded), min(float(last_used), now))
+            content.points[name] = record
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> Iterator[Sequence[Any]]:
+    return iter(connection.execute(query))
+
+
+def _find_problem(root: Any, before: Any, tokens: Any, start: Any, end: Any) -> str:
+    """What is wrong with the columns that copies and points share; "" if nothing is."""
+    for name, value in (("root", root), ("before", before)):
+        if type(value) is not bytes or len(value) != HASH_BYTES:
+            return f"{name} is {_shown(value)}"
+    if type(tokens) is not bytes or not are_tokens(tokens):
+        return f"tokens are {_shown(tokens)}"
+    if type(start) is not int or type(end) is not int or not 0 <= start <= end <= MAX_OFFSET:
+        return f"its rows are [{_shown(start)}, {_shown(end)})"
+    return "" if end * TOKEN_BYTES >= len(tokens) else f"it ends at {end}, before all of its tokens"
+
+
+def _find_copy_problem(address: Address, nbytes: Any, page_tokens: int) -> str:
+    if type(address.group) is not int or not 0 <= address.group < MAX_GROUP:
+        return f"group_index is {_shown(address.group)}"
+    if address.start < address.end and address.start // page_tokens != (address.end - 1) // page_tokens:
+        return f"its rows [{address.start}, {address.end}) cross a border of pages of {page_tokens} tokens"
+    if type(nbytes) is not int or not 0 < nbytes <= _MAX_FILE_BYTES:
+        return f"nbytes is {_shown(nbytes)}"
+    return ""
+
+
+def _find_point_problem(reason: Any, is_kept: Any, is_superseded: Any, last_used: Any) -> str:
+    if type(reason) is not int or reason not in REASONS:
+        return f"reason is {_shown(reason)}"
+    for name, value in (("is_kept", is_kept), ("is_superseded", is_superseded)):
+        if type(value) is not int or value not in (0, 1):
+            return f"{name} is {_shown(value)}"
+    return "" if is_time(last_used) else f"last_used is {_shown(last_used)}"
+
+
+def _find_name_problem(name: Any, address: Address, keys: Keys) -> str:
+    return "" if keys.name(address) == name else f"its name is {_shown(name)}, and not the one of its address"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
