@@ -177,10 +177,12 @@ def let_threads_sleep() -> None:
     """Let OpenMP's threads sleep soon when they wait, unless the user chose otherwise. Only before torch is loaded.
 
     Threads that spin for long collapse as soon as another program wants a core: a prefill of a second then takes half a
-    minute. Threads that never spin cost a short prefill a fifth of its time.
+    minute. Threads that never spin cost a short prefill a fifth of its time. For the same reason text is tokenized by the
+    thread that wants it, which may have a low priority, and not by a team of the tokenizer's own.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 _FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Settings)}

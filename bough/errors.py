@@ -14,6 +14,7 @@
     │   ├── TimedOut             a request took longer than it may
     │   ├── EngineStuck          one step of the engine takes longer than any may
     │   └── RateLimited          a client asks more often than it may
+    ├── RequestCancelled         whoever asked has gone; nothing more is done for the request
     ├── AccessDenied             no key or a wrong one, or a page from elsewhere that asks in the user's name
     ├── ModelError               a model cannot be found, fetched, read or run
     │   ├── ModelNotFound
@@ -40,12 +41,17 @@ class RequestError(BoughError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt has more tokens than the model's context can hold."""
+    """The prompt has more tokens than the model's context can hold.
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
-        super().__init__(f"the prompt has {prompt_tokens} tokens, and the context holds {context_tokens}")
+    `prompt_tokens` is their number, or with `is_least` a number that it is not below: the rest was not counted.
+    """
+
+    def __init__(self, prompt_tokens: int, context_tokens: int, *, is_least: bool = False) -> None:
+        number = f"at least {prompt_tokens}" if is_least else prompt_tokens
+        super().__init__(f"the prompt has {number} tokens, and the context holds {context_tokens}")
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
+        self.is_least = is_least
 
 
 class DoesNotFit(RequestError):
@@ -127,6 +133,10 @@ class RateLimited(Unavailable):
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class RequestCancelled(BoughError):
+    """Whoever asked has gone, and nothing more is done for the request."""
 
 
 class AccessDenied(BoughError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from bough.cache.tokens import common_prefix, pack
 from bough.errors import RequestError
+from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.tokenizer import Tokenizer
 from bough.types import Boundary, Prompt
 
@@ -29,26 +30,38 @@ class Prompts:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
 
-    def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
+    def encode(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        tools: Any = None,
+        limit: PromptLimit = UNLIMITED,
+        **template_kwargs: Any,
+    ) -> Encoded:
         """A prompt as ids: messages through the chat template, ids as they are, checked.
 
         A text is what a user says, if the model has a chat template; with `raw`, or without one, it is taken as it stands.
+        Raises PromptTooLong and RequestCancelled, as the limit says.
         """
         if isinstance(prompt, str):
             if raw or not (self.tokenizer.has_text and self.tokenizer.template.is_present):
-                return Encoded(self.tokenizer.encode(prompt))
+                return Encoded(self.tokenizer.encode(prompt, limit))
             prompt = [{"role": "user", "content": prompt}]
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             prompt = _listed(prompt)
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             messages: Any = prompt
-            rendered = self.tokenizer.render(messages, tools=tools, **template_kwargs)
+            rendered = self.tokenizer.render(messages, tools=tools, limit=limit, **template_kwargs)
             return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
+        limit.check(len(prompt))
         return Encoded(self._checked_ids(prompt))
 
-    def count(self, messages: Sequence[Any], *, tools: Any = None, **template_kwargs: Any) -> int:
+    def count(
+        self, messages: Sequence[Any], *, tools: Any = None, limit: PromptLimit = UNLIMITED, **template_kwargs: Any
+    ) -> int:
         """About how many tokens a chat has, without looking for its boundaries: special tokens in its text count as one."""
-        return self.tokenizer.count(messages, tools=tools, **template_kwargs)
+        return self.tokenizer.count(messages, tools=tools, limit=limit, **template_kwargs)
 
     def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> Encoded:
         """The part of a prompt that stays the same when a text goes on, or when another message follows."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from bough.errors import RequestError
-from bough.models.control_tokens import Encoded
+from bough.models.encoder import Encoded
 from bough.models.memo import Digests, RenderMemo, prefix_keys
 from bough.models.messages import SYSTEM_ROLES
 from bough.types import Boundary, Mark, Message

@@ -15,21 +15,15 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from bough.errors import RequestError
+from bough.models.any_of import any_of, occurs
+from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit
 from bough.types import Message
 
 _PRIVATE_USE = range(0x100000, 0x10FFFD)
-_NEVER = re.compile("(?!)")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Token ids, and for each the offset in the text at which it ends."""
-
-    ids: list[int]
-    ends: list[int]
 
 
 @dataclass(frozen=True)
@@ -59,16 +53,18 @@ class Marked:
 class ControlTokens:
     """The control tokens of one tokenizer, over the `tokenizers` object that it is made of."""
 
-    def __init__(self, backend: Any, template_text: str) -> None:
+    def __init__(self, backend: Any, template_text: str, encoder: Encoder) -> None:
         self._backend = backend
+        self._encoder = encoder
         added = backend.get_added_tokens_decoder()
         special = {token.content for token in added.values() if token.special}
         spoken = {
             token.content for token in added.values() if token.content in template_text and not token.content.isspace()
         }
         self._ids = {index for index, token in added.items() if token.content in special | spoken}
-        self._special = _any_of(special)
-        self._control = _any_of(special | spoken)
+        self._special = any_of(special)
+        self._control = any_of(special | spoken)
+        self._longest = max(map(len, special | spoken), default=0)
         needs_normalizing = backend.normalizer is not None and any(token.normalized for token in added.values())
         self._normalizer = backend.normalizer if needs_normalizing else None
 
@@ -82,20 +78,29 @@ class ControlTokens:
         marked = [self._enclose(message, marks, self._pattern_for(message)) for message in messages]
         return Marked(marked, self._enclose(tools, marks, self._control), marks)
 
-    def encode(self, text: str, marks: Marks | None) -> Encoded:
-        """The tokens of rendered text; `ends` count in the text as it was given, marks included."""
+    def encode(self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED) -> Encoded:
+        """The tokens of rendered text; `ends` count in the text as it was given, marks included.
+
+        Raises PromptTooLong and RequestCancelled, as the limit says.
+        """
         if marks is None:
-            return self._encode_piece(text, 0)
+            return self._encoder.encode(text, limit)
         ids: list[int] = []
         ends: list[int] = []
         position = 0
+        plain: dict[str, list[int]] = {}  # texts that occur often are encoded once
         for found in marks.pattern.finditer(text):
-            before = self._encode_piece(text[position : found.start()], position)
-            plain = self.encode_plain(found[1] or "")
-            ids += before.ids + plain
-            ends += before.ends + [found.end()] * len(plain)
+            limit.check_cancelled()
+            before = self._encode_piece(text[position : found.start()], position, limit)
+            said = found[1] or ""
+            if said not in plain:
+                plain[said] = self.encode_plain(said)
+            ids += before.ids + plain[said]
+            ends += before.ends + [found.end()] * len(plain[said])
+            limit.check(len(ids), is_part=True)
             position = found.end()
-        rest = self._encode_piece(text[position:], position)
+        rest = self._encode_piece(text[position:], position, limit)
+        limit.check(len(ids) + len(rest.ids))
         return Encoded(ids + rest.ids, ends + rest.ends)
 
     def encode_inside(self, text: str) -> list[int]:
@@ -113,19 +118,23 @@ class ControlTokens:
                 return ids
         raise RequestError(f"{text!r} cannot be sent as plain text: the tokenizer always makes a special token of it")
 
-    def _encode_piece(self, text: str, position: int) -> Encoded:
+    def _encode_piece(self, text: str, position: int, limit: PromptLimit = UNLIMITED) -> Encoded:
         """Text that begins at `position` of the chat. Behind its start a newline is put in front and taken off again, so
         that no tokenizer adds the space which it puts before the first word of a text."""
         if not text:
             return Encoded([], [])
         if position:
-            lead = self._backend.encode("\n", add_special_tokens=False).ids
-            encoding = self._backend.encode("\n" + text, add_special_tokens=False)
-            if encoding.ids[: len(lead)] == lead:
-                ends = [position + end - 1 for _, end in encoding.offsets[len(lead) :]]
-                return Encoded(encoding.ids[len(lead) :], ends)
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        return Encoded(encoding.ids, [position + end for _, end in encoding.offsets])
+            lead = self._newline_ids
+            found = self._encoder.encode("\n" + text, limit)
+            if found.ids[: len(lead)] == lead:
+                ends = [position + end - 1 for end in found.ends[len(lead) :]]
+                return Encoded(found.ids[len(lead) :], ends)
+        found = self._encoder.encode(text, limit)
+        return Encoded(found.ids, [position + end for end in found.ends])
+
+    @cached_property
+    def _newline_ids(self) -> list[int]:
+        return self._encoder.encode("\n").ids
 
     def _encode_without_added(self, text: str) -> list[int]:
         """The same newline, through the parts of the tokenizer that come after its search for added tokens.
@@ -150,9 +159,9 @@ class ControlTokens:
         return any(self._is_found(text, pattern or self._control) for text in _strings(value))
 
     def _is_found(self, text: str, pattern: re.Pattern[str]) -> bool:
-        if pattern.search(text):
+        if occurs(pattern, text, self._longest):
             return True
-        return self._normalizer is not None and bool(pattern.search(self._normalizer.normalize_str(text)))
+        return self._normalizer is not None and occurs(pattern, self._normalizer.normalize_str(text), self._longest)
 
     def _enclose(self, value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
         if isinstance(value, str):
@@ -164,15 +173,6 @@ class ControlTokens:
         if isinstance(value, list | tuple):
             return [self._enclose(each, marks, pattern) for each in value]
         return value
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern for any of the texts, the longest first. Looking at the first character keeps thousands of texts cheap."""
-    ordered = sorted(filter(None, texts), key=len, reverse=True)
-    if not ordered:
-        return _NEVER
-    firsts = "".join(sorted({re.escape(text[0]) for text in ordered}))
-    return re.compile(f"(?=[{firsts}])(?:{'|'.join(map(re.escape, ordered))})")
 
 
 def _strings(value: Any) -> Iterable[str]:

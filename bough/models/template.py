@@ -14,7 +14,8 @@ from typing import Any
 
 from bough.errors import RequestError
 from bough.models.boundaries import find_boundaries
-from bough.models.control_tokens import ControlTokens, Encoded, Marks
+from bough.models.control_tokens import ControlTokens, Marks
+from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit
 from bough.models.memo import RenderMemo
 from bough.models.messages import check_messages
 from bough.types import Boundary, Message
@@ -60,8 +61,9 @@ class Chat:
 class Template:
     """The chat template of a transformers tokenizer, which may have none."""
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: Any, encoder: Encoder) -> None:
         self._hf = hf
+        self._encoder = encoder
         self._memo = RenderMemo()
 
     @property
@@ -89,27 +91,43 @@ class Template:
         tools: Tools | None,
         options: dict[str, Any],
         prefill: str = "",
+        limit: PromptLimit = UNLIMITED,
     ) -> Rendered:
         """The prompt for the next answer, which begins with `prefill`.
 
-        Raises RequestError if the messages, tools or template do not allow one.
+        Raises RequestError if the messages, tools or template do not allow one; PromptTooLong and RequestCancelled, as the
+        limit says.
         """
         if not self.is_present:
             raise RequestError("the model has no chat template: send a prompt instead of messages")
         chat = Chat(self, self._known_roles(check_messages(messages)), list(tools) if tools else None, options)
+        self._require_fits(chat.messages, limit)
         text = chat.text(add_generation_prompt=add_generation_prompt)
         if chat.tools and text == replace(chat, tools=None).text(add_generation_prompt=add_generation_prompt):
             raise RequestError("the model's chat template does not support tools")
-        rendered = self._encode(chat, text, add_generation_prompt)
+        rendered = self._encode(chat, text, add_generation_prompt, limit)
         return self._begun(rendered, prefill) if prefill else rendered
 
     def count(
-        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, options: dict[str, Any], prefill: str = ""
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Tools | None,
+        options: dict[str, Any],
+        prefill: str = "",
+        limit: PromptLimit = UNLIMITED,
     ) -> int:
-        """About how many tokens the prompt has: those that the client typed as special ones count as such."""
+        """About how many tokens the prompt has: those that the client typed as special ones count as such.
+
+        Raises PromptTooLong and RequestCancelled, as the limit says.
+        """
         known = self._known_roles(check_messages(messages))
+        self._require_fits(known, limit)
         text = self.text(known, list(tools) if tools else None, True, options) + prefill
-        return len(self._hf.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encoder.count(text, limit)
+
+    def _require_fits(self, messages: Sequence[Message], limit: PromptLimit) -> None:
+        """Raise PromptTooLong for messages that cannot fit, before anything is rendered."""
+        self._encoder.require_fits(sum(len(message["content"]) for message in messages), limit)
 
     def _begun(self, rendered: Rendered, prefill: str) -> Rendered:
         """A prompt with the beginning of its answer; nothing that the client typed there is a control token either."""
@@ -127,23 +145,24 @@ class Template:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         return str(rendered)
 
-    def _encode(self, chat: Chat, text: str, add_generation_prompt: bool) -> Rendered:
+    def _encode(self, chat: Chat, text: str, add_generation_prompt: bool, limit: PromptLimit) -> Rendered:
+        self._encoder.require_fits(len(text), limit)
         marked = self._control.mark(chat.messages, chat.tools)
         if marked is None:
-            return self._finish(chat, text, None)
+            return self._finish(chat, text, None, limit)
         chat = replace(chat, messages=marked.messages, tools=marked.tools)
         marked_text = chat.text(add_generation_prompt=add_generation_prompt)
         if marked.marks.drop(marked_text) != text:
             raise RequestError(
                 "the messages contain special tokens, and the chat template does not let them stay plain text"
             )
-        return self._finish(chat, marked_text, marked.marks)
+        return self._finish(chat, marked_text, marked.marks, limit)
 
-    def _finish(self, chat: Chat, text: str, marks: Marks | None) -> Rendered:
+    def _finish(self, chat: Chat, text: str, marks: Marks | None, limit: PromptLimit) -> Rendered:
         def encode(part: str) -> Encoded:
             return self._control.encode(part, marks)
 
-        encoded = encode(text)
+        encoded = self._control.encode(text, marks, limit)
         boundaries = find_boundaries(chat, text, encode, encoded, self._hard_ids, self._memo)
         return Rendered(encoded.ids, boundaries, marks.drop(text) if marks else text)
 
@@ -161,7 +180,7 @@ class Template:
 
     @cached_property
     def _control(self) -> ControlTokens:
-        return ControlTokens(self._hf.backend_tokenizer, self._source)
+        return ControlTokens(self._hf.backend_tokenizer, self._source, self._encoder)
 
     @cached_property
     def _hard_ids(self) -> frozenset[int]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from bough.errors import RequestError, UnsupportedModel
+from bough.models.encoder import UNLIMITED, Encoder, PromptLimit
 from bough.models.files import ModelFiles, read_json
 from bough.models.template import Rendered, Template, Tools
 
@@ -60,12 +61,20 @@ class Tokenizer:
     def template(self) -> Template:
         """The chat template. Raises RequestError if there is no tokenizer."""
         self._require_text()
-        return Template(self.hf)
+        return Template(self.hf, self.encoder)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a raw prompt: special tokens in it are read as such, and a start token is added if that is usual."""
+    @cached_property
+    def encoder(self) -> Encoder:
+        """What turns text into ids. Raises RequestError if there is no tokenizer."""
         self._require_text()
-        return list(self._backend.encode(text).ids)
+        return Encoder(self._backend)
+
+    def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
+        """The ids of a raw prompt: special tokens in it are read as such, and a start token is added if that is usual.
+
+        Raises PromptTooLong and RequestCancelled, as the limit says.
+        """
+        return self.encoder.encode_whole(text, limit)
 
     def render(
         self,
@@ -74,13 +83,15 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Tools | None = None,
         prefill: str = "",
+        limit: PromptLimit = UNLIMITED,
         **template_kwargs: Any,
     ) -> Rendered:
         """The prompt that asks for the next message, or for the rest of one that begins with `prefill`.
 
-        Raises RequestError if the messages or the template forbid one.
+        Raises RequestError if the messages or the template forbid one; PromptTooLong and RequestCancelled, as the limit
+        says.
         """
-        return self.template.render(messages, add_generation_prompt, tools, template_kwargs, prefill)
+        return self.template.render(messages, add_generation_prompt, tools, template_kwargs, prefill, limit)
 
     def count(
         self,
@@ -88,10 +99,11 @@ class Tokenizer:
         *,
         tools: Tools | None = None,
         prefill: str = "",
+        limit: PromptLimit = UNLIMITED,
         **template_kwargs: Any,
     ) -> int:
         """About how many ids `render` would give, in less time: special tokens that the client typed count as one."""
-        return self.template.count(messages, tools, template_kwargs, prefill)
+        return self.template.count(messages, tools, template_kwargs, prefill, limit)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids, with a replacement character for each broken one; no text without a tokenizer."""

@@ -50,6 +50,18 @@ class Ask:
     salt: str = ""
     store: bool = True
 
+    @property
+    def num_chars(self) -> int:
+        """About how long the prompt is, in characters or ids."""
+        return len(self.text or "") + len(self.ids or ()) + count_chars(self.messages or ())
+
+
+def count_chars(messages: Sequence[Message]) -> int:
+    """How many characters messages have, however their content is written."""
+    contents = [message.get("content") or "" for message in messages]
+    parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+    return sum(len(part if isinstance(part, str) else str(part.get("text", ""))) for part in parts)
+
 
 @dataclass(frozen=True)
 class ToolCall:

@@ -7,7 +7,7 @@ who sends a salt means that one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,7 +23,8 @@ from bough.cache.view import NodeView, TreeView
 from bough.config import Settings
 from bough.errors import RequestError, TooLarge, Unavailable
 from bough.places import free_disk_bytes
-from bough.server.ask import Ask, ToolChoice
+from bough.prompts import Encoded
+from bough.server.ask import Ask, ToolChoice, count_chars
 from bough.server.faults import Fault
 from bough.server.loaded import LoadedModel
 from bough.server.ollama_wire import ChatMessage, Tool, shape
@@ -155,8 +156,9 @@ async def explain(body: PrefixBody, service: ServiceOf, salt: SaltOf) -> JSONRes
     """How much of a prompt would be reused, and why not more."""
     check_prefix(body)
     async with _using(service, body.model) as loaded:
-        prefix, cache = to_prefix(body, loaded), loaded.runner.cache
-        found = await service.on_engine(loaded, lambda: cache.explain(prefix.prompt, salt=salt, **prefix.options))
+        prefix, runner = to_prefix(body, loaded), loaded.runner
+        ids = await _encode(service, loaded, runner.prompts.encode, prefix)
+        found = await service.on_engine(loaded, lambda: runner.cache.explain(ids, salt=salt))
     return JSONResponse({"model": loaded.name, **asdict(found)})
 
 
@@ -190,6 +192,13 @@ def to_prefix(body: PrefixBody, loaded: LoadedModel) -> Prefix:
     knows_tools = "tools" in loaded.info.capabilities
     given = prepare(messages, body.tools or (), ToolChoice(), template_knows_tools=knows_tools)
     return Prefix(given.messages, {"tools": given.tools})
+
+
+async def _encode(service: Service, loaded: LoadedModel, encode: Callable[..., Encoded], prefix: Prefix) -> Sequence[int]:
+    """The ids of a prefix, found in a thread: the engine's own has better things to do."""
+    prompt: Any = prefix.prompt
+    num_chars = len(prompt) if isinstance(prompt, str) else count_chars(prompt)
+    return (await service.encode(loaded, encode, prompt, num_chars, prefix.options)).ids
 
 
 @router.post("/warm")
@@ -226,9 +235,10 @@ async def unpin(body: PrefixBody, service: ServiceOf, salt: SaltOf) -> Response:
 async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> Response:
     check_prefix(body)
     async with _using(service, body.model) as loaded:
-        prefix, cache = to_prefix(body, loaded), loaded.runner.cache
-        found = await service.on_engine(loaded, lambda: cache.pin(prefix.prompt, kept, salt=salt, **prefix.options))
-        is_kept = await service.on_engine(loaded, lambda: cache.is_kept(prefix.prompt, salt=salt, **prefix.options))
+        prefix, runner = to_prefix(body, loaded), loaded.runner
+        ids = await _encode(service, loaded, runner.prompts.encode_prefix, prefix)
+        found = await service.on_engine(loaded, lambda: runner.cache.pin(ids, kept, salt=salt))
+        is_kept = await service.on_engine(loaded, lambda: runner.cache.is_kept(ids, salt=salt))
     known = f"{found.matched_tokens} of the {found.prompt_tokens} tokens are known"
     if found.matched_tokens < found.prompt_tokens:
         return answer_fault(Fault(409, f"{known}: warm the prefix first"), shape)

@@ -13,6 +13,7 @@ from bough.errors import (
     ModelNotFound,
     PromptTooLong,
     RateLimited,
+    RequestCancelled,
     RequestError,
     SettingsError,
     TooLarge,
@@ -24,6 +25,7 @@ CLIENT_GONE = 499
 """The status of a request whose client hung up: nobody sees it but the log."""
 
 _STATUSES: tuple[tuple[type[BoughError], int], ...] = (
+    (RequestCancelled, CLIENT_GONE),
     (TooLarge, 413),
     (RequestError, 400),
     (SettingsError, 400),

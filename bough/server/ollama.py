@@ -11,12 +11,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
+from bough.models.encoder import PromptLimit
 from bough.server.answer import Answer
 from bough.server.ask import Ask, Delta, Finished, ToolCall
 from bough.server.loaded import LoadedModel
@@ -57,12 +59,13 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf, 
         return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
     async with service.models.using(ask.model, ask.keep_alive_s) as loaded:
         load_s = time.perf_counter() - wording.began_s
-        ask = await asyncio.to_thread(_as_turn, ask, body, loaded)
+        num_chars = len(body.prompt) + len(body.system or "")
+        ask = await service.in_prompt_thread(num_chars, partial(_as_turn, ask, body, loaded))
         wording = replace(wording, gives_context=True, load_s=load_s)
         return await _answer(body, ask, wording, request, service)
 
 
-def _as_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel) -> Ask:
+def _as_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel, is_cancelled: Callable[[], bool]) -> Ask:
     """The prompt as a turn of a chat: the first, or one that goes on from the context of an earlier answer."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages: list[Message] = [*system, {"role": "user", "content": body.prompt}]
@@ -71,7 +74,13 @@ def _as_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel) -> Ask:
     if not body.context:
         return replace(ask, messages=messages)
     options = {} if ask.think is None else {"enable_thinking": ask.think}
-    return replace(ask, ids=follow(loaded.runner.prompts, body.context, messages, **options), is_chat=True)
+    prompts, context_tokens = loaded.runner.prompts, loaded.runner.engine.context_tokens
+    limit = PromptLimit(context_tokens, is_cancelled)
+    if ask.truncates:  # of what is longer, only the end is used
+        longest = context_tokens * prompts.tokenizer.encoder.token_bytes
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"][-longest:]}
+        limit = replace(limit, max_tokens=None)
+    return replace(ask, ids=follow(prompts, body.context, messages, limit, **options), is_chat=True)
 
 
 async def _check_thinking(ask: Ask, service: Service) -> None:

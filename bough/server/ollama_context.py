@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bough.errors import RequestError
+from bough.errors import PromptTooLong, RequestError
+from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.prompts import Prompts
 from bough.types import Message
 
@@ -16,16 +17,25 @@ _QUESTION: Message = {"role": "user", "content": "Hello"}
 _ANSWER = "Yes"
 
 
-def follow(prompts: Prompts, context: Sequence[int], messages: Sequence[Message], **options: Any) -> list[int]:
+def follow(
+    prompts: Prompts,
+    context: Sequence[int],
+    messages: Sequence[Message],
+    limit: PromptLimit = UNLIMITED,
+    **options: Any,
+) -> list[int]:
     """A prompt that goes on from a context: its ids, the end of that answer, and these messages.
 
     The options are those of the template. If it does not let a turn stand apart from those before it, the messages follow
-    as a chat of their own.
+    as a chat of their own. Raises PromptTooLong and RequestCancelled, as the limit says.
     """
     begun = list(prompts.encode([_QUESTION], prefill=_ANSWER).ids)
     try:
-        whole = list(prompts.encode([_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages], **options).ids)
+        chat = [_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages]
+        whole = list(prompts.encode(chat, limit=limit, **options).ids)
+    except PromptTooLong:
+        raise
     except RequestError:  # some templates allow no system message on the way
         whole = []
     is_apart = whole[: len(begun)] == begun
-    return [*context, *(whole[len(begun) :] if is_apart else prompts.encode(messages, **options).ids)]
+    return [*context, *(whole[len(begun) :] if is_apart else prompts.encode(messages, limit=limit, **options).ids)]

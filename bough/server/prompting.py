@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bough.errors import PromptTooLong, RequestError
+from bough.models.encoder import PromptLimit
 from bough.prompts import Encoded, Prompts
 from bough.server.ask import Ask, Tool
 from bough.server.tools import forced_format, prepare
@@ -16,6 +17,12 @@ from bough.types import Message, SamplingParams
 _THINK = "<think>"
 _ROOM_TOKENS = 128
 """What is left for an answer of unknown length when a chat is shortened."""
+
+_TOKENS_AROUND, _BYTES_PER_TOKEN = 5, 4
+"""An estimate: tokens that a template puts around a message, and bytes that a token stands for."""
+
+_SURELY_TOO_LONG = 4  # times the limit, by the estimate: then it is not tried
+_RESYNC_CHARS = 1024  # after a cut in the middle of a text, tokens are the same again within this
 
 
 @dataclass(frozen=True)
@@ -41,10 +48,20 @@ class Prepared:
     starts_thinking: bool = False
 
 
-def prepare_ask(ask: Ask, model: ModelFacts, *, sorts_tools: bool = False) -> Prepared:
-    """The prompt of an ask. Raises RequestError for what this model cannot do, and PromptTooLong."""
+def prepare_ask(
+    ask: Ask,
+    model: ModelFacts,
+    *,
+    sorts_tools: bool = False,
+    max_tokens: int | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Prepared:
+    """The prompt of an ask, of at most `max_tokens`, by default what the context holds.
+
+    Raises RequestError for what this model cannot do, PromptTooLong and RequestCancelled.
+    """
     context = min(ask.context_tokens or model.context_tokens, model.context_tokens)
-    encoded = _encode(ask, model, context, sorts_tools)
+    encoded = _encode(ask, model, PromptLimit(max(context, max_tokens or 0), is_cancelled), sorts_tools)
     params = _bounded(ask, encoded, context)
     offered = ask.tools if ask.tool_choice.mode != "none" else ()
     forced = forced_format(ask.tools, ask.tool_choice)
@@ -59,51 +76,76 @@ def prepare_ask(ask: Ask, model: ModelFacts, *, sorts_tools: bool = False) -> Pr
     )
 
 
-def _encode(ask: Ask, model: ModelFacts, context: int, sorts_tools: bool) -> Encoded:
+def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
     if ask.messages is not None:
-        return _encode_chat(ask, model, context, sorts_tools)
+        return _encode_chat(ask, model, limit, sorts_tools)
     prompt = ask.text if ask.text is not None else list(ask.ids or ())
+    if not ask.truncates:
+        return model.prompts.encode(prompt, raw=True, limit=limit)
+    kept_tokens = _tokens_for_prompt(ask, limit)
+    if isinstance(prompt, str):
+        longest = kept_tokens * model.prompts.tokenizer.encoder.token_bytes
+        prompt = prompt[-(longest + _RESYNC_CHARS) :]
     encoded = model.prompts.encode(prompt, raw=True)
-    limit = context - _room(ask, context)
-    if ask.truncates and len(encoded.ids) > limit:
-        return Encoded(encoded.ids[-limit:])
-    return encoded
+    return Encoded(encoded.ids[-kept_tokens:]) if len(encoded.ids) > kept_tokens else encoded
 
 
-def _encode_chat(ask: Ask, model: ModelFacts, context: int, sorts_tools: bool) -> Encoded:
+def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
     assert ask.messages is not None
     if ask.tools and ask.needs_tool_template and not model.knows_tools:
         raise RequestError(f"{model.name} does not support tools")
     if ask.think and not model.knows_thinking:
         raise RequestError(f'"{model.name}" does not support thinking')
     tools = sorted(ask.tools, key=_name) if sorts_tools else ask.tools
-    rendering = _Rendering(ask, model, tools)
+    rendering = _Rendering(ask, model, tools, limit)
     if not ask.truncates:
         return rendering.encode(ask.messages)
-    limit = context - _room(ask, context)
-    encoded = rendering.encode(shorten(ask.messages, limit, rendering.count, rendering.cut))
-    excess = len(encoded.ids) - limit
+    return _encode_shortened(ask.messages, rendering, _tokens_for_prompt(ask, limit))
+
+
+def _encode_shortened(messages: Sequence[Message], rendering: _Rendering, max_tokens: int) -> Encoded:
+    """The messages as ids, the oldest left out where there would be more than `max_tokens`."""
+    encoded = None
+    if sum(map(rendering.estimate, messages)) <= _SURELY_TOO_LONG * max_tokens:
+        encoded = rendering.try_encode(messages)
+    if encoded is not None and len(encoded.ids) <= max_tokens:
+        return encoded
+    encoded = rendering.encode(shorten(messages, max_tokens, rendering))
+    excess = len(encoded.ids) - max_tokens
     if excess > 0:  # special tokens in the text, which count as one and are encoded letter by letter
-        encoded = rendering.encode(shorten(ask.messages, limit - excess, rendering.count, rendering.cut))
+        encoded = rendering.encode(shorten(messages, max_tokens - excess, rendering))
     return encoded
 
 
 @dataclass(frozen=True)
 class _Rendering:
-    """How the messages of one ask are encoded."""
+    """How the messages of one ask are measured and encoded."""
 
     ask: Ask
     model: ModelFacts
     tools: Sequence[Tool]
+    limit: PromptLimit
 
     def encode(self, messages: Sequence[Message]) -> Encoded:
         prompt, options = self._given(messages)
-        return self.model.prompts.encode(prompt, **options)
+        return self.model.prompts.encode(prompt, limit=self.limit, **options)
+
+    def try_encode(self, messages: Sequence[Message]) -> Encoded | None:
+        """As `encode`, but None if there are too many tokens."""
+        try:
+            return self.encode(messages)
+        except PromptTooLong:
+            return None
+
+    def estimate(self, message: Message) -> int:
+        return _TOKENS_AROUND + len(_text_of(message).encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN
 
     def count(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt has, about: special tokens in the text count as one."""
         prompt, options = self._given(messages)
-        return self.model.prompts.count(prompt, **options)
+        try:
+            return self.model.prompts.count(prompt, limit=self.limit, **options)
+        except PromptTooLong as error:
+            return error.prompt_tokens
 
     def _given(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, Any]]:
         """The messages for the template, and its options."""
@@ -116,10 +158,12 @@ class _Rendering:
         begun = _text_of(given.messages[-1]).rstrip()  # blanks at its end would mislead the model
         return given.messages[:-1], options | {"prefill": begun}
 
-    def cut(self, text: str, num_tokens: int) -> str:
-        """A text without about so many tokens at its beginning."""
+    def cut(self, text: str, num_tokens: int, at_most: int) -> str:
         tokenizer = self.model.prompts.tokenizer
-        return tokenizer.decode(tokenizer.encode(text)[num_tokens + 1 :])
+        end = text[-at_most * tokenizer.encoder.token_bytes :]
+        ids = tokenizer.encode(end)
+        is_long = len(end) < len(text) or len(ids) > at_most
+        return tokenizer.decode(ids[-at_most:] if is_long else ids[num_tokens + 1 :])
 
 
 def _has_begun(messages: Sequence[Message]) -> bool:
@@ -142,9 +186,11 @@ def _bounded(ask: Ask, encoded: Encoded, context: int) -> SamplingParams:
     return replace(ask.params, max_tokens=room if wanted is None else min(wanted, room))
 
 
-def _room(ask: Ask, context: int) -> int:
+def _tokens_for_prompt(ask: Ask, limit: PromptLimit) -> int:
+    """How many tokens of the context a prompt that is shortened may take; the rest is for the answer."""
+    assert limit.max_tokens is not None
     wanted = ask.params.max_tokens
-    return max(1, min(_ROOM_TOKENS if wanted is None else wanted, context // 4))
+    return limit.max_tokens - max(1, min(_ROOM_TOKENS if wanted is None else wanted, limit.max_tokens // 4))
 
 
 def _name(tool: Tool) -> str:

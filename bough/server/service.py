@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bough.config import Settings
 from bough.errors import BoughError
 from bough.generate.job import Job
+from bough.models.encoder import PromptLimit
+from bough.priority import give_way
+from bough.prompts import Encoded
 from bough.server.answer import Answer, Ear
 from bough.server.ask import Ask, Finished, Started
 from bough.server.catalog import Catalog
@@ -24,9 +29,12 @@ from bough.server.metrics import Seeing
 from bough.server.prompting import ModelFacts, Prepared, prepare_ask
 from bough.server.record import RequestRecord
 from bough.server.trace import note_record
-from bough.types import Completion, SamplingParams
+from bough.types import Completion, Prompt, SamplingParams
 
 Result = TypeVar("Result")
+
+LARGE_CHARS = 2**18
+COUNTED_CONTEXTS = 16  # a prompt of more contexts than these is not counted to its end
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Service:
         self.models = models
         self.catalog = catalog
         self.seeing = seeing or Seeing()
+        self._large_prompts = ThreadPoolExecutor(1, "bough-large-prompts", initializer=give_way)
 
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot be; until then nothing was sent to anybody."""
@@ -75,19 +84,18 @@ class Service:
         return Answered(answer.started, choices, answer.loaded, answer.prompt_ids)
 
     async def count_tokens(self, ask: Ask) -> int:
-        """How many tokens the prompt of an ask has."""
+        """How many tokens the prompt of an ask has. Raises PromptTooLong if it is many times the context."""
         unbounded = replace(ask, params=SamplingParams(max_tokens=0))
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
-            return len((await self._prepare(unbounded, loaded)).encoded.ids)
+            return len((await self._prepare(unbounded, loaded, COUNTED_CONTEXTS)).encoded.ids)
 
     async def warm(self, ask: Ask) -> Completion:
         """Compute the prefix of an ask and keep it: messages up to where the next one would begin. Raises DoesNotFit."""
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
             prompt = ask.messages if ask.messages is not None else ask.text if ask.text is not None else ask.ids or ()
-            runner, is_raw = loaded.runner, ask.messages is None
-            encoded = await asyncio.to_thread(
-                runner.prompts.encode_prefix, prompt, raw=is_raw, tools=list(ask.tools) or None
-            )
+            runner = loaded.runner
+            options = {"raw": ask.messages is None, "tools": list(ask.tools) or None}
+            encoded = await self.encode(loaded, runner.prompts.encode_prefix, prompt, ask.num_chars, options)
             future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
             generation = runner.prepare(
                 encoded, SamplingParams(max_tokens=0), salt=ask.salt, keep=True, is_cancelled=future.cancelled
@@ -96,6 +104,20 @@ class Service:
             completion = await future  # if whoever waits for it goes, the future is cancelled, and so the work ends
             await self.on_engine(loaded, lambda: runner.require_kept(encoded.ids, ask.salt))
             return completion
+
+    async def encode(
+        self,
+        loaded: LoadedModel,
+        encode: Callable[..., Encoded],
+        prompt: Prompt,
+        num_chars: int,
+        options: Mapping[str, Any],
+    ) -> Encoded:
+        """A prompt as ids that fit the context, found off the event loop. Raises PromptTooLong."""
+        context = loaded.runner.engine.context_tokens
+        return await self.in_prompt_thread(
+            num_chars, lambda is_cancelled: encode(prompt, limit=PromptLimit(context, is_cancelled), **options)
+        )
 
     async def on_engine(self, loaded: LoadedModel, work: Callable[[], Result]) -> Result:
         """Run something on the engine's thread, between two steps."""
@@ -119,10 +141,31 @@ class Service:
 
     async def close(self) -> None:
         """Unload everything; trees are saved."""
+        self._large_prompts.shutdown(wait=False, cancel_futures=True)
         await self.models.close()
 
-    async def _prepare(self, ask: Ask, loaded: LoadedModel) -> Prepared:
-        return await asyncio.to_thread(prepare_ask, ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools)
+    async def _prepare(self, ask: Ask, loaded: LoadedModel, num_contexts: int = 1) -> Prepared:
+        """The prompt of an ask, of at most so many contexts' length. Who hangs up meanwhile has it ended soon."""
+        facts, sorts = _facts_of(loaded), self.settings.sort_tools
+        max_tokens = num_contexts * facts.context_tokens
+        return await self.in_prompt_thread(
+            ask.num_chars,
+            lambda is_cancelled: prepare_ask(
+                ask, facts, sorts_tools=sorts, max_tokens=max_tokens, is_cancelled=is_cancelled
+            ),
+        )
+
+    async def in_prompt_thread(self, num_chars: int, work: Callable[[Callable[[], bool]], Result]) -> Result:
+        """Run work on a prompt of so many characters in a thread. It is told how to ask whether anybody still waits.
+
+        Large prompts go one after the other, in a thread that gives way to all others.
+        """
+        gone = threading.Event()
+        executor = self._large_prompts if num_chars > LARGE_CHARS else None
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, work, gone.is_set)
+        finally:
+            gone.set()
 
     async def _submit(self, answer: Answer, prepared: Prepared) -> None:
         """Hand all choices to the engine's thread."""

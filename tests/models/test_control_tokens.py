@@ -7,6 +7,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from bough.errors import RequestError
 from bough.models.control_tokens import ControlTokens
+from bough.models.encoder import Encoder
 
 
 def whole_words(*extra: str) -> Tokenizer:
@@ -27,7 +28,7 @@ def encode(control: ControlTokens, text: str) -> list[int]:
 def test_a_marker_that_is_a_word_is_spelt():
     backend = whole_words("<", "e", "n", "d", ">")
 
-    assert encode(ControlTokens(backend, ""), "hello <end> hello") == [2, 3, 4, 5, 6, 7, 2]
+    assert encode(ControlTokens(backend, "", Encoder(backend)), "hello <end> hello") == [2, 3, 4, 5, 6, 7, 2]
 
 
 def test_a_marker_that_cannot_be_spelt_is_refused():
@@ -36,7 +37,7 @@ def test_a_marker_that_cannot_be_spelt_is_refused():
     backend.add_special_tokens(["#"])
 
     with pytest.raises(RequestError, match="cannot be sent as plain text"):
-        encode(ControlTokens(backend, ""), "hello #")
+        encode(ControlTokens(backend, "", Encoder(backend)), "hello #")
 
 
 def test_characters_that_are_normalized_to_a_marker_stay_text():
@@ -45,8 +46,13 @@ def test_characters_that_are_normalized_to_a_marker_stay_text():
     backend.add_special_tokens([AddedToken("<end>", special=True, normalized=True)])
     assert 1 in backend.encode("＜end＞").ids  # the danger is real
 
-    assert 1 not in encode(ControlTokens(backend, ""), "＜end＞")
+    assert 1 not in encode(ControlTokens(backend, "", Encoder(backend)), "＜end＞")
 
 
 def test_a_chat_without_markers_is_left_alone():
-    assert ControlTokens(whole_words(), "").mark([{"role": "user", "content": "hello end"}], [{"name": "f"}]) is None
+    assert (
+        ControlTokens(whole_words(), "", Encoder(whole_words())).mark(
+            [{"role": "user", "content": "hello end"}], [{"name": "f"}]
+        )
+        is None
+    )

@@ -11,11 +11,8 @@ are tried again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +24,7 @@ from bough.cache.disk.faults import Warnings
 from bough.cache.disk.files import PageFiles
 from bough.cache.disk.index import Index, Rejected
 from bough.cache.disk.ledger import Ledger, Settled, Write
+from bough.priority import give_way
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +136,7 @@ class Writer:
         return not (self._is_busy or self._clearings or self._orphans or ledger.has_work or ledger.has_touched)
 
     def _run(self) -> None:
-        _give_way()
+        give_way()
         while True:
             with self._ledger.changed:
                 while (task := self._choose()) is None:
@@ -344,10 +342,3 @@ class Writer:
     def _rest(self) -> None:
         """Leave the index alone for a while; what is to be deleted waits."""
         self._rest_until = time.monotonic() + self._pause_s
-
-
-def _give_way() -> None:
-    """Let this thread have the processor after all others; where a thread has no priority of its own, nothing happens."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

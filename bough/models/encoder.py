@@ -1,0 +1,151 @@
+"""Text to token ids, without stopping other threads and without beginning what is bound to be refused.
+
+`tokenizers` holds the interpreter's lock in `encode`, and gives it up in `encode_batch`: a prompt of 2.6 MB would otherwise
+stop every other thread for two seconds. A long text is encoded part by part, and a request that nobody waits for any more
+ends between two of them. Parts begin with a special token, which nothing merges across: the ids are those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from re import Pattern
+from typing import Any
+
+from bough.errors import PromptTooLong, RequestCancelled
+from bough.models.any_of import any_of
+
+PART_CHARS = 2**15
+
+_LONGEST_STRETCH_BYTES = 256
+"""What one token stands for at the most, where that cannot be told from the vocabulary."""
+
+_PATIENCE = 4  # so many times its limit a prompt is encoded, so that the error can tell how long it is
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids, and for each the offset in the text at which it ends."""
+
+    ids: list[int]
+    ends: list[int]
+
+
+@dataclass(frozen=True)
+class PromptLimit:
+    """How many tokens a prompt may have (None: any number), and whether it is still wanted."""
+
+    max_tokens: int | None = None
+    is_cancelled: Callable[[], bool] = lambda: False
+
+    def check_cancelled(self) -> None:
+        """Raise RequestCancelled if nobody waits for the prompt any more."""
+        if self.is_cancelled():
+            raise RequestCancelled("the request was cancelled while its prompt was encoded")
+
+    def check(self, num_tokens: int, *, is_part: bool = False) -> None:
+        """Raise PromptTooLong if there are more tokens; of a part of the prompt, only if there are many more."""
+        allowed = self.max_tokens
+        if allowed is not None and num_tokens > (_PATIENCE * allowed if is_part else allowed):
+            raise PromptTooLong(num_tokens, allowed, is_least=is_part)
+
+
+UNLIMITED = PromptLimit()
+
+
+class Encoder:
+    """Encodes with one `tokenizers` object. Any thread may call it."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """No token stands for more bytes of text than this.
+
+        In a byte-level vocabulary that is the longest token. Others may stand for any stretch of unknown or blank text: of
+        them a generous number is assumed.
+        """
+        added = {token.content for token in self._added}
+        longest = max((len(token) for token in self._backend.get_vocab() if token not in added), default=1)
+        longest = max([longest, *(len(content.encode()) for content in added)])
+        swallows_blanks = any(token.lstrip or token.rstrip for token in self._added)
+        is_exact = self._is_byte_level and self._backend.normalizer is None and not swallows_blanks
+        return longest if is_exact else max(4 * longest, _LONGEST_STRETCH_BYTES)
+
+    def require_fits(self, num_bytes: int, limit: PromptLimit) -> None:
+        """Raise PromptTooLong if a text of so many bytes has more tokens than allowed, whatever it says."""
+        least = -(-num_bytes // self.token_bytes)
+        if limit.max_tokens is not None and least > limit.max_tokens:
+            raise PromptTooLong(least, limit.max_tokens, is_least=True)
+
+    def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> Encoded:
+        """The tokens of text inside a chat: nothing is added to them. Raises PromptTooLong and RequestCancelled."""
+        ids: list[int] = []
+        ends: list[int] = []
+        for start, encoding in self._encodings(text, limit, self._backend.encode_batch):
+            ids += encoding.ids
+            limit.check(len(ids), is_part=True)
+            ends += [start + end for _, end in encoding.offsets]
+        limit.check(len(ids))
+        return Encoded(ids, ends)
+
+    def count(self, text: str, limit: PromptLimit = UNLIMITED) -> int:
+        """How many tokens a text has inside a chat. Raises as `encode` does."""
+        number = 0
+        for _, encoding in self._encodings(text, limit, self._backend.encode_batch_fast):
+            number += len(encoding)
+            limit.check(number, is_part=True)
+        limit.check(number)
+        return number
+
+    def encode_whole(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
+        """The ids of a raw prompt, with a start token if that is usual. Raises as `encode` does."""
+        self.require_fits(_num_bytes(text), limit)
+        limit.check_cancelled()
+        (encoding,) = self._backend.encode_batch_fast([text])
+        limit.check(len(encoding))
+        return list(encoding.ids)
+
+    def _encodings(self, text: str, limit: PromptLimit, encode: Callable[..., list[Any]]) -> Iterator[tuple[int, Any]]:
+        """Each part of a text as its start and its encoding."""
+        self.require_fits(_num_bytes(text), limit)
+        for start, end in self._parts(text):
+            limit.check_cancelled()
+            yield start, encode([text[start:end]], add_special_tokens=False)[0]
+
+    def _parts(self, text: str) -> Iterator[tuple[int, int]]:
+        """Ranges of a text that can be encoded apart: each but the first begins with a special token."""
+        start = 0
+        if len(text) > PART_CHARS:
+            for found in self._special.finditer(text):
+                if found.start() - start >= PART_CHARS and found[0] in self._borders:
+                    yield start, found.start()
+                    start = found.start()
+        if start < len(text):
+            yield start, len(text)
+
+    @cached_property
+    def _added(self) -> list[Any]:
+        return list(self._backend.get_added_tokens_decoder().values())
+
+    @cached_property
+    def _special(self) -> Pattern[str]:
+        """Matches what the tokenizer takes out of a text before it looks at the rest, as it does: leftmost, longest."""
+        return any_of(token.content for token in self._added if not token.normalized)
+
+    @cached_property
+    def _borders(self) -> frozenset[str]:
+        """Tokens before which a text can be cut: they take nothing of what stands before them."""
+        whole = [token for token in self._added if not (token.normalized or token.lstrip or token.single_word)]
+        return frozenset(token.content for token in whole)
+
+    @property
+    def _is_byte_level(self) -> bool:
+        decoder = self._backend.decoder
+        return decoder is not None and b"ByteLevel" in bytes(decoder.__getstate__())
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
