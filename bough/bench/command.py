@@ -307,6 +307,40 @@ def http(
         print(json.dumps(report | {"setup": asdict(setup) | {"model": name}}))
 
 
+@app.command()
+def hostile(
+    model: Model = None,
+    only: Annotated[str | None, typer.Option(help="Only cases whose name has this in it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a well-behaved client of a server notices while another one sends what nobody should send."""
+    from bough.bench.hostile import CASES, measure_case, measure_quiet
+    from bough.bench.http import serving
+    from bough.bench.report import load_warning
+    from bough.config import load_settings
+
+    console, name = Console(stderr=as_json), model or load_settings().model
+    if warning := load_warning():
+        console.print(f"[yellow]{warning}[/yellow]")
+    chosen = [case for case in CASES if only is None or only in case]
+    with make_progress(console) as progress, serving(model) as url:
+        task = progress.add_task("nothing else", total=len(chosen) + 1)
+        measure_quiet(url, name, 2.0)  # what is only slow the first time
+        found = [measure_quiet(url, name)]
+        for case in chosen:
+            progress.update(task, description=case, advance=1)
+            found.append(measure_case(url, name, case))
+    table = Table(title="the longest silence while somebody else sends", title_justify="left")
+    for column in ("case", "answer", "after", "between two tokens", "of /health/live"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for each in found:
+        gaps = (f"{1000 * each.token_gap_s:,.0f} ms", f"{1000 * each.health_gap_s:,.0f} ms")
+        table.add_row(each.case, each.status, f"{each.took_s:.2f} s", *gaps)
+    console.print(table)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+
+
 def _numbers(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     if not numbers or min(numbers) < 1:

@@ -1,0 +1,209 @@
+"""What a well-behaved client notices while another one misbehaves.
+
+One client streams an answer and one asks for `/health/live` again and again, while a third, a process of its own, sends what
+nobody should send. For each case the longest silences of both are told, beside those without it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from typing import Any
+
+import httpx
+
+ATTACK_S = 120.0
+"""So long a case may take at the most."""
+
+_LEAST_S = 6.0  # so long both clients are watched at the least
+_AFTER_S = 1.0  # and so long after the last answer
+_POLL_S = 0.02
+_WORDS = "the quick brown fox jumps over the lazy dog and runs away from the bear "
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hostile request: where it goes, what it has, and after how long its client hangs up."""
+
+    path: str
+    make_body: Callable[[str], bytes]
+    hangs_up_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Silence:
+    """One case: what was answered and when, the longest gap between two tokens, and between two answers of health."""
+
+    case: str
+    status: str
+    took_s: float
+    token_gap_s: float
+    health_gap_s: float
+
+
+def _text(num_bytes: int) -> str:
+    return (_WORDS * (num_bytes // len(_WORDS) + 1))[:num_bytes]
+
+
+def _chat(num_bytes: int, **more: Any) -> Callable[[str], bytes]:
+    def make(model: str) -> bytes:
+        messages = [{"role": "user", "content": _text(num_bytes)}]
+        return json.dumps({"model": model, "messages": messages, "max_tokens": 4, "stream": False, **more}).encode()
+
+    return make
+
+
+def _turns(number: int) -> Callable[[str], bytes]:
+    def make(model: str) -> bytes:
+        turns = [{"role": ("user", "assistant")[i % 2], "content": f"This is message number {i}."} for i in range(number)]
+        return json.dumps({"model": model, "messages": turns, "stream": False, "options": {"num_predict": 4}}).encode()
+
+    return make
+
+
+def _small(**more: Any) -> Callable[[str], bytes]:
+    """A short chat with something large beside it."""
+    return lambda model: _chat(20, **more)(model)
+
+
+def _stops(model: str) -> bytes:
+    return _small(stop=[f"{number:06d}{_text(40)}" for number in range(24 * 2**20 // 48)])(model)
+
+
+def _tools(model: str) -> bytes:
+    tools = [{"type": "function", "function": {"name": f"tool{i}", "description": _text(200)}} for i in range(50_000)]
+    return _small(tools=tools)(model)
+
+
+def _schema(model: str) -> bytes:
+    properties = {f"field{i}": {"type": "string", "description": _text(60)} for i in range(150_000)}
+    schema = {"name": "large", "schema": {"type": "object", "properties": properties}}
+    return _small(response_format={"type": "json_schema", "json_schema": schema})(model)
+
+
+def _empty_lists(model: str) -> bytes:
+    return b'{"model":"x","messages":[' + b"[]," * (10 * 2**20) + b"[]]}"
+
+
+def _escapes(model: str) -> bytes:
+    return b'{"model":"x","messages":[{"role":"user","content":"' + b"\\n\\u0041" * (3 * 2**20) + b'"}]}'
+
+
+def _prompt(num_bytes: int, **more: Any) -> Callable[[str], bytes]:
+    return lambda model: json.dumps({"model": model, "prompt": _text(num_bytes), **more}).encode()
+
+
+CASES: dict[str, Case] = {
+    "a chat of 30 MB": Case("/v1/chat/completions", _chat(30 * 10**6)),
+    "a chat of 8 MB, to be shortened": Case("/api/chat", _chat(8 * 10**6)),
+    "the same, hung up on after 1 s": Case("/api/chat", _chat(8 * 10**6), hangs_up_s=1.0),
+    "a chat of 600 kB": Case("/v1/chat/completions", _chat(600_000)),
+    "a text of 2.6 MB": Case("/v1/completions", _prompt(2_600_000, max_tokens=4)),
+    "20,001 messages": Case("/api/chat", _turns(20_001)),
+    "9,999 messages": Case("/api/chat", _turns(9_999)),
+    "explaining 8 MB": Case("/api/cache/explain", _prompt(8 * 10**6)),
+    "counting 8 MB": Case("/v1/messages/count_tokens", _chat(8 * 10**6)),
+    "24 MB of stop strings": Case("/v1/chat/completions", _stops),
+    "50,000 tools": Case("/v1/chat/completions", _tools),
+    "a schema of 150,000 fields": Case("/v1/chat/completions", _schema),
+    "10 million empty lists": Case("/v1/chat/completions", _empty_lists),
+    "6 million escapes": Case("/v1/chat/completions", _escapes),
+}
+
+
+def measure_case(url: str, model: str, name: str) -> Silence:
+    """The silences while one case is sent, and until a second after its answer."""
+    context = multiprocessing.get_context("spawn")  # its own interpreter: what it does must not slow the watching down
+    is_ready, may_send, answers = context.Event(), context.Event(), context.SimpleQueue()
+    sender = context.Process(target=_send, args=(url, model, name, is_ready, may_send, answers), daemon=True)
+    sender.start()
+    assert is_ready.wait(ATTACK_S)
+    with _Watch(url, model) as watch:
+        may_send.set()
+        sender.join(ATTACK_S)
+        status, took_s = ("no answer", ATTACK_S) if answers.empty() else answers.get()
+        time.sleep(max(_AFTER_S, _LEAST_S - took_s))
+    sender.terminate()
+    return Silence(name, status, took_s, watch.token_gap_s, watch.health_gap_s)
+
+
+def measure_quiet(url: str, model: str, seconds: float = 2 * _LEAST_S) -> Silence:
+    """The silences of both clients while nobody else asks."""
+    with _Watch(url, model) as watch:
+        time.sleep(seconds)
+    return Silence("nothing else", "", seconds, watch.token_gap_s, watch.health_gap_s)
+
+
+def _send(url: str, model: str, name: str, is_ready: Event, may_send: Event, answers: Any) -> None:
+    """Make a body, wait for the word, send it, and tell what came of it; runs in a process of its own."""
+    case = CASES[name]
+    body = case.make_body(model)
+    is_ready.set()
+    may_send.wait()
+    started_s = time.perf_counter()
+    try:
+        answer = httpx.post(url + case.path, content=body, timeout=case.hangs_up_s or ATTACK_S)
+        status = str(answer.status_code)
+    except httpx.TimeoutException:
+        status = "hung up"
+    except httpx.TransportError as error:
+        status = type(error).__name__
+    answers.put((status, time.perf_counter() - started_s))
+
+
+class _Watch:
+    """Two clients that listen for as long as the context lasts."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.token_gap_s = self.health_gap_s = 0.0
+        self._url = url
+        self._model = model
+        self._ends = threading.Event()
+        self._has_tokens = threading.Event()
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._stream, self._poll)]
+
+    def __enter__(self) -> _Watch:
+        for thread in self._threads:
+            thread.start()
+        assert self._has_tokens.wait(ATTACK_S), "the watched stream did not begin"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _stream(self) -> None:
+        while not self._ends.is_set():
+            messages = [{"role": "user", "content": f"Tell a very long story about a bear. {time.time()}"}]
+            body = {"model": self._model, "messages": messages, "max_tokens": 400, "stream": True, "temperature": 1}
+            with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=ATTACK_S) as answer:
+                self._listen(answer)
+
+    def _listen(self, answer: httpx.Response) -> None:
+        last_s = None
+        for line in answer.iter_lines():
+            if not line.startswith("data: {") or '"delta":{"content":"' not in line:
+                continue
+            now_s = time.perf_counter()
+            if last_s is not None:
+                self.token_gap_s = max(self.token_gap_s, now_s - last_s)
+                self._has_tokens.set()
+            last_s = now_s
+            if self._ends.is_set():
+                return
+
+    def _poll(self) -> None:
+        self._has_tokens.wait(ATTACK_S)
+        with httpx.Client(timeout=ATTACK_S) as client:
+            last_s = time.perf_counter()
+            while not self._ends.is_set():
+                client.get(f"{self._url}/health/live")
+                now_s = time.perf_counter()
+                self.health_gap_s, last_s = max(self.health_gap_s, now_s - last_s), now_s
+                time.sleep(_POLL_S)
