@@ -111,6 +111,10 @@ class Generation:
         if self.is_prefilled and self._max_tokens == 0:
             self.finish_reason = "length"
 
+    def cancel(self) -> None:
+        """End here, also if it has no lane yet."""
+        self.finish_reason = "cancelled"
+
     def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]:
         """The lane is fed `ids` inside this context, which keeps the record of it."""
         return self.session.feeding(ids)
@@ -200,7 +204,7 @@ class Generation:
 
     def _ends_if_cancelled(self) -> bool:
         if self.request.is_cancelled():
-            self.finish_reason = "cancelled"
+            self.cancel()
         return self.is_done
 
     def _report_progress(self) -> None:
@@ -223,8 +227,10 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """What was found, reused and evaluated of the prompt so far, and how much was generated."""
-        session, prompt_tokens = self.session, len(self.request.ids)
+        """What was found, reused and evaluated of the prompt so far, and how much was generated; nothing before `begin`."""
+        prompt_tokens, session = len(self.request.ids), self._session
+        if session is None:
+            return Usage(prompt_tokens=prompt_tokens)
         evaluated = min(self.lane.offset, prompt_tokens) - session.cached
         return Usage(
             prompt_tokens=prompt_tokens,

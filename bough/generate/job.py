@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.cache.tokens import pack
-from bough.errors import BoughError
+from bough.errors import BoughError, EngineError
 from bough.generate.generation import Generation
 from bough.types import Chunk, Completion, Usage
 
+log = logging.getLogger(__name__)
+
 
 class Listener(Protocol):
-    """Hears what becomes of a request, in the engine's thread: it must not block. The last call is one of the last two."""
+    """Hears what becomes of a request, in the engine's thread: it must not block. The last call is one of the last two.
+
+    One that raises ends its own request, and hears of that by `on_error`.
+    """
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
         """The request has a lane; `usage` tells what of its prompt is cached."""
@@ -66,21 +73,32 @@ class Job:
     def start(self, waited_s: float) -> None:
         with self._ending:  # so that nothing follows what a watchdog says meanwhile
             if not self.is_over:
-                self.listener.on_start(self.generation.usage, waited_s)
+                self._tell(lambda: self.listener.on_start(self.generation.usage, waited_s))
 
     def deliver(self, chunk: Chunk) -> None:
         with self._ending:
             if not self.is_over:
-                self.listener.on_chunk(chunk)
+                self._tell(lambda: self.listener.on_chunk(chunk))
 
     def end(self, completion: Completion) -> None:
         if self._end_once():
-            self.listener.on_end(completion)
+            self._tell(lambda: self.listener.on_end(completion))
 
     def fail(self, error: BoughError) -> None:
         """Tell the listener; a watchdog may do so from its own thread while the engine is stuck."""
         if self._end_once():
-            self.listener.on_error(error)
+            self._tell(lambda: self.listener.on_error(error))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        """Call the listener. If it raises, that is logged, and the request is over: only its own, not those beside it."""
+        try:
+            tell()
+        except Exception as error:
+            log.exception("the listener of a request failed by a mistake of ours")
+            if not self.is_over:
+                self.is_over = True
+                failure = EngineError(f"{type(error).__name__}: {error}")
+                self._tell(lambda: self.listener.on_error(failure))
 
     def _end_once(self) -> bool:
         with self._ending:

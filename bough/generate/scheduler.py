@@ -88,7 +88,7 @@ class Scheduler:
         """Take the lane of a check of the cache, if one runs: whoever comes goes first."""
         check = self._verifier.put_off() if self._verifier else None
         if check is not None:
-            self._drop(check)
+            self._cancel(check)
 
     def _sweep(self) -> None:
         """Let go of what nobody wants any more, and of what took too long."""
@@ -98,8 +98,10 @@ class Scheduler:
                 self._fail(
                     job, TimedOut(f"the request took longer than the {job.deadline_s - job.submitted_s:.0f} s it may")
                 )
-            elif job.is_over or (job in self.waiting and job.is_cancelled):
+            elif job.is_over:
                 self._drop(job)
+            elif job in self.waiting and job.is_cancelled:
+                self._cancel(job)
 
     # Lanes
 
@@ -263,16 +265,16 @@ class Scheduler:
 
     def _finish(self, job: Job) -> None:
         """Tell the listener first: the last token does not wait for the record."""
-        try:
-            job.end(job.generation.completion())
-        finally:
-            self._drop(job)
+        job.end(job.generation.completion())
+        self._drop(job)
+
+    def _cancel(self, job: Job) -> None:
+        job.generation.cancel()
+        self._finish(job)
 
     def _fail(self, job: Job, error: BoughError) -> None:
-        try:
-            job.fail(error)
-        finally:
-            self._drop(job)
+        job.fail(error)
+        self._drop(job)
 
     def _drop(self, job: Job) -> None:
         """Record what a request has computed and let its lane rest."""

@@ -92,12 +92,11 @@ class Verifier:
         return check
 
     def put_off(self) -> Job | None:
-        """Give up the check that runs, if one does, and remember what it was of. The caller lets go of its lane."""
+        """Give up the check that runs, if one does, and remember what it was of. The caller cancels it."""
         running, self._running = self._running, None
         if running is None or running[0].is_over:
             return None
         check, seen = running
-        check.is_over = True
         if len(self._pending) < MAX_PENDING:
             self._pending.appendleft(seen)
         return check
@@ -139,6 +138,8 @@ class _Check:
         raise AssertionError("a check generates nothing")
 
     def on_end(self, completion: Completion) -> None:
+        if completion.finish_reason == "cancelled":  # it was put off
+            return
         try:
             self._verifier.compare(self._seen, self._generation.logits)
         except (BoughError, MemoryError) as error:

@@ -30,9 +30,10 @@ class Letters:
 
 
 class Client:
-    """Listens to one request, and may hang up."""
+    """Listens to one request, and may hang up. `mistakes` are calls that should not have come."""
 
     def __init__(self) -> None:
+        self.mistakes: list[str] = []
         self.started: Usage | None = None
         self.tokens: list[int] = []
         self.completion: Completion | None = None
@@ -44,20 +45,24 @@ class Client:
         return self.completion is not None or self.error is not None
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
-        assert self.started is None
+        self._note("a start", is_wrong=self.started is not None or self.is_done)
         self.started = usage
 
     def on_chunk(self, chunk: Chunk) -> None:
-        assert not self.is_done
+        self._note("a chunk", is_wrong=self.is_done)
         self.tokens += chunk.token_ids
 
     def on_end(self, completion: Completion) -> None:
-        assert not self.is_done
+        self._note("an end", is_wrong=self.is_done)
         self.completion = completion
 
     def on_error(self, error: BoughError) -> None:
-        assert not self.is_done
+        self._note("an error", is_wrong=self.is_done)
         self.error = error
+
+    def _note(self, what: str, *, is_wrong: bool) -> None:
+        if is_wrong:
+            self.mistakes.append(f"{what} came twice, or after the end")
 
 
 class Concert:
@@ -75,6 +80,7 @@ class Concert:
         self.engine = FakeEngine(MODELS[model])
         lanes_made = [self.engine.make_lane() for _ in range(lanes)]
         self.cache = PrefixCache(self.engine, lanes_made, page_tokens=16, budget_bytes=budget_bytes)
+        self.clients: list[Client] = []
         ticks = itertools.count(1)
         self.clock = lambda: next(ticks) / 100
         self.verifier = Verifier(self.engine, 0.5, random, self.prepare) if random else None
@@ -87,6 +93,7 @@ class Concert:
         self, ids: Sequence[int], *, deadline_s: float = math.inf, salt: str = "", seed: int = 0, **params: object
     ) -> Client:
         client = Client()
+        self.clients.append(client)
         wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
         request = Request(list(ids), wanted, salt=salt, seed=seed, is_cancelled=lambda: client.is_gone)
         job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock())
@@ -97,6 +104,7 @@ class Concert:
         self.scheduler.turn()
         sessions = [job.generation.session for job in self.scheduler.running]
         invariants.check(self.cache, self.engine, sessions)  # type: ignore[arg-type]
+        assert not any(client.mistakes for client in self.clients)
 
     def play(self, most: int = 10_000) -> None:
         """Turn until everybody is served."""
@@ -106,6 +114,7 @@ class Concert:
             self.turn()
         assert not self.scheduler.has_work
         assert not any(slot.is_busy for slot in self.cache.slots)
+        assert all(client.is_done for client in self.clients)
 
     def alone(self, ids: Sequence[int], *, seed: int = 0, **params: object) -> list[int]:
         """What a request generates when it is the only one, on an engine of its own."""

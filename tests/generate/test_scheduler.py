@@ -7,8 +7,9 @@ import random
 import pytest
 
 from bough.errors import BoughError, DoesNotFit, EngineError, TimedOut
+from bough.generate.generation import Generation
 from bough.generate.scheduler import AGE, SHARED_TOKENS
-from bough.types import Draw, Sampled
+from bough.types import Completion, Draw, Sampled, Usage
 from tests.fakes import MODELS
 from tests.generate.concert import Client, Concert
 
@@ -344,3 +345,46 @@ def test_when_all_have_to_end_one_that_cannot_end_well_keeps_nobody_waiting(monk
 
     assert all(isinstance(client.error, EngineError) for client in clients)
     assert not concert.scheduler.has_work
+
+
+def test_a_request_that_is_cancelled_while_it_waits_for_a_lane_hears_of_its_end_once() -> None:
+    concert = Concert(lanes=1)
+    concert.ask(prompt(1, 40), max_tokens=20)
+    concert.turn()
+    waiting = concert.ask(prompt(2, 40))
+    concert.turn()
+
+    waiting.is_gone = True
+    concert.turn()
+
+    assert waiting.completion is not None and waiting.started is None
+    assert waiting.completion.finish_reason == "cancelled"
+    assert waiting.completion.usage == Usage(prompt_tokens=40)
+    assert waiting.completion.token_ids == () and waiting.completion.text == ""
+    concert.play()
+
+
+def test_a_check_that_is_put_off_is_told_so_once() -> None:
+    concert = Concert(random=Dice())
+    make_pending_check(concert)
+    (check,) = concert.scheduler.running
+    heard: list[Completion] = []
+    check.listener.on_end = heard.append  # type: ignore[method-assign]
+
+    concert.ask(prompt(2, 16))
+    concert.turn()
+
+    assert [each.finish_reason for each in heard] == ["cancelled"]
+
+
+def test_an_end_that_cannot_be_put_together_is_told_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    concert = Concert()
+    client = concert.ask(prompt(1, 16), max_tokens=1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Generation, "completion", lambda self: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            concert.play()
+    concert.scheduler.fail_all(EngineError("a mistake of ours"))  # as the worker does
+
+    assert isinstance(client.error, EngineError)
+    assert not any(slot.is_busy for slot in concert.cache.slots)

@@ -45,6 +45,7 @@ class Stage:
         client = Client()
         request = Request([first, 2, 3], SamplingParams(max_tokens=4, **params), is_cancelled=lambda: client.is_gone)  # type: ignore[arg-type]
         self.worker.submit(Job(self.concert.prepare(request), client))
+        self.concert.clients.append(client)
         return client
 
 
@@ -61,6 +62,7 @@ def stage() -> Iterator[Stage]:
     yield made
     made.goes_on.set()
     made.worker.close()
+    assert all(client.is_done and not client.mistakes for client in made.concert.clients)
 
 
 def test_requests_from_any_thread_are_served(stage: Stage) -> None:
@@ -238,3 +240,51 @@ def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:
     job.deliver(Chunk("b", (2,)))
 
     assert heard == ["chunk", "error"]
+
+
+def test_a_listener_that_fails_ends_its_own_request_alone(stage: Stage) -> None:
+    class Broken(Client):
+        def on_chunk(self, chunk: Chunk) -> None:
+            raise RuntimeError("nobody listens any more")
+
+    broken = Broken()
+    with stage.worker._turns:  # so that both run together
+        stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), broken))
+        other = stage.submit(1)
+    wait_until(lambda: broken.is_done and other.is_done)
+
+    assert isinstance(broken.error, EngineError) and "RuntimeError" in str(broken.error)
+    assert other.tokens == stage.concert.alone([1, 2, 3])
+
+
+def test_a_listener_that_fails_when_it_hears_the_end_keeps_nobody_else_from_hearing_theirs() -> None:
+    class Broken(Client):
+        def on_error(self, error: BoughError) -> None:
+            raise RuntimeError("nobody listens any more")
+
+    stage = Stage(stuck_s=0.2)
+    stage.goes_on.clear()
+    with stage.worker._turns:
+        stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), Broken()))
+        others = [stage.submit(first) for first in range(3)]
+    wait_until(lambda: all(other.is_done for other in others))
+
+    assert all(isinstance(other.error, EngineStuck) for other in others)
+    stage.goes_on.set()
+    wait_until(lambda: not stage.worker.is_stuck)
+    again = stage.submit(1)
+    wait_until(lambda: again.is_done)
+    assert again.completion
+    stage.worker.close()
+
+
+def test_a_request_that_is_cancelled_while_it_waits_hears_of_its_end_from_the_thread(stage: Stage) -> None:
+    stage.goes_on.clear()
+    running = [stage.submit(first) for first in range(2)]
+    wait_until(lambda: stage.worker.num_running == 2)
+    waiting = stage.submit(5)
+    waiting.is_gone = True
+    stage.goes_on.set()
+    wait_until(lambda: waiting.is_done and all(client.is_done for client in running))
+
+    assert waiting.completion is not None and waiting.completion.finish_reason == "cancelled"
