@@ -14,17 +14,21 @@ LOCK = "lock"
 
 
 class FolderLock:
-    """Holds `folder/lock` from construction to `release`, with its process id in it; raises DiskBusy if another does."""
+    """Holds `folder/lock` from construction to `release`, with its process id in it; raises DiskBusy if another does.
+
+    A forked child has a descriptor of the same lock, which stays its parent's until that releases it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / LOCK
+        self._pid = os.getpid()
         while True:
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_in_place():
                     os.fchmod(self._descriptor, 0o600)
-                    self._write(f"{os.getpid()}\n".encode())
+                    self._write(f"{self._pid}\n".encode())
                     return
             except BlockingIOError:
                 os.close(self._descriptor)
@@ -34,11 +38,17 @@ class FolderLock:
                 raise
             os.close(self._descriptor)  # the tree was removed between open and flock: begin again
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that took the lock."""
+        return self._pid != os.getpid()
+
     def release(self) -> None:
-        """Let go; the lock file stays, empty. A second call does nothing."""
+        """Let go; the lock file stays, empty. A second call does nothing. A forked child only closes its descriptor."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                self._write(b"")
+            if not self.is_inherited:
+                with contextlib.suppress(OSError):
+                    self._write(b"")
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -101,10 +101,17 @@ class Disk:
         )
 
     def close(self) -> None:
-        """Save what is queued, stop the writer and let go of the folder. A second call does nothing."""
+        """Save what is queued, stop the writer and let go of the folder. A second call does nothing.
+
+        In a forked child the writer, the index and the lock are the parent's, and so may be whatever lock a thread of it
+        held: nothing of them is touched, and nothing is saved.
+        """
         if self._is_closed:
             return
         self._is_closed = True
+        if self._opened.lock.is_inherited:
+            self._opened.lock.release()
+            return
         if not self._writer.stop():
             self._warnings.say("close", f"{self.folder}: the thread that writes does not end; what it had left is lost")
             return

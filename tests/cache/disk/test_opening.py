@@ -9,7 +9,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 
 from bough.cache.disk import DiskBusy, DiskError, files, verify_tree
 from bough.cache.disk.index import INDEX
+from bough.cache.disk.lock import FolderLock
 from bough.cache.tokens import unpack
 from tests.cache.disk.shelf import Shelf, address_of, content_of, put, put_path
 
@@ -215,3 +219,78 @@ def test_what_a_killed_process_left_in_the_log_is_in_the_index_after_the_next_st
         (tmp_path / "index").write_bytes((tmp_path / "killed" / "tree" / INDEX).read_bytes())  # without its log
         with contextlib.closing(sqlite3.connect(tmp_path / "index")) as connection:
             assert connection.execute("SELECT count(*) FROM copies").fetchone() == (2,)
+
+
+def in_a_fork(work: Callable[[], object]) -> None:
+    """Do some work in a forked child, which ends without any cleaning up, and require that it went well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads, and the child uses none of them
+        pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def all_files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_forked_child_that_closes_the_store_leaves_the_parents_alone(shelf: Shelf) -> None:
+    with shelf.open() as disk:
+        put_path(disk, range(12))
+        assert disk.flush(10)
+        before = all_files(shelf.folder)
+        assert before["lock"] == f"{os.getpid()}\n".encode()
+        assert before["index.sqlite-wal"], "the log is not empty, so that a checkpoint would show"
+
+        in_a_fork(disk.close)
+
+        assert all_files(shelf.folder) == before
+        with pytest.raises(DiskBusy, match=f"process {os.getpid()}"):
+            shelf.open()
+        copy = put(disk, address_of(disk, [99], 0))
+        assert disk.flush(10)
+        assert disk.get(copy) == content_of(copy.address)
+    with shelf.open() as again:
+        assert len(again.copies()) == 4
+
+
+def test_a_forked_child_closes_the_store_even_if_a_lock_was_held_when_it_was_forked(shelf: Shelf) -> None:
+    with shelf.open() as disk:
+        has_lock, may_end = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with disk._ledger.changed:
+                has_lock.set()
+                may_end.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert has_lock.wait(10)
+
+        def close() -> None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # ends a child that waits for a lock which nobody can give back
+            disk.close()
+
+        try:
+            in_a_fork(close)
+        finally:
+            may_end.set()
+            holder.join()
+
+
+def test_a_forked_child_that_releases_a_lock_leaves_it_with_the_parent(tmp_path: Path) -> None:
+    with FolderLock(tmp_path) as lock:
+        in_a_fork(lock.release)
+
+        assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
+        with pytest.raises(DiskBusy):
+            FolderLock(tmp_path)
+    FolderLock(tmp_path).release()
