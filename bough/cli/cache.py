@@ -18,6 +18,7 @@ from rich import filesize
 
 from bough.cache.disk import (
     Disk,
+    DiskBusy,
     DiskError,
     Manifest,
     TreeInfo,
@@ -43,6 +44,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 Model = Annotated[str | None, typer.Argument(help="A model, or one of its trees by name; none: all.")]
 Salt = Annotated[str, typer.Option(help="The salt whose prefixes are meant.", show_default=False)]
 
+_DAMAGED, _REFUSED = 1, 3  # exit codes of `verify`; 2 is that of a command line that is wrong
 _NO_TREES = "there are no trees on disk yet"
 _HEADER = ("TREE", "MODEL", "FINGERPRINT", "PAGES", "STATES", "SIZE", "INDEX", "LAST USED", "IN USE BY")
 
@@ -60,7 +62,10 @@ class Room:
 
 @dataclass(frozen=True)
 class Check:
-    """What reading one tree came to. `orphans` are files that the index does not know; they are no problem."""
+    """What reading one tree came to. `orphans` are files that the index does not know; they are no problem.
+
+    A tree that is in use was not read: `owner_pid` is the process that has it, if its lock file tells.
+    """
 
     name: str
     num_files: int = 0
@@ -68,6 +73,12 @@ class Check:
     orphans: int = 0
     problems: tuple[str, ...] = ()
     is_repaired: bool = False
+    is_in_use: bool = False
+    owner_pid: int | None = None
+
+    @property
+    def owner(self) -> str:
+        return f"process {self.owner_pid}" if self.owner_pid is not None else "another process"
 
 
 @app.command()
@@ -134,7 +145,11 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read everything on disk and name each problem. The exit code is 1 if there was any, repaired or not."""
+    """Read everything on disk and name each problem. The exit code is 1 if there was any, repaired or not.
+
+    A tree that is in use is not read, which is no problem. With --repair it is refused: if nothing else is wrong, the
+    exit code is 3.
+    """
     screen = Screen()
     trees = _choose(load_settings(), model, screen)
     with work.shown(screen.notes, stays=False) as progress:
@@ -147,15 +162,22 @@ def verify(
     else:
         for line in (line for check in checks for line in _describe_check(check)):
             screen.write_line(line)
+    refused = [check for check in checks if repair and check.is_in_use]
+    for check in refused:
+        screen.error(f"{check.name} was not repaired: it is in use by {check.owner}")
     if any(check.problems for check in checks):
-        raise typer.Exit(1)
+        raise typer.Exit(_DAMAGED)
+    if refused:
+        raise typer.Exit(_REFUSED)
 
 
 def _check(tree: TreeInfo, repair: bool, progress: Progress) -> Check:
-    """Read one tree. That it is in use or cannot be opened is a problem like any other, and the next one is still read."""
+    """Read one tree, unless it is in use. That it cannot be opened is a problem like any other: the next is still read."""
     progress.start(f"reading {tree.name}", tree.nbytes or None)
     try:
         found = verify_tree(tree.folder, on_file=progress.advance, repair=repair)
+    except DiskBusy as busy:
+        return Check(tree.name, is_in_use=True, owner_pid=busy.pid)
     except DiskError as error:
         return Check(tree.name, problems=(str(error),))
     finally:
@@ -164,6 +186,8 @@ def _check(tree: TreeInfo, repair: bool, progress: Progress) -> Check:
 
 
 def _describe_check(check: Check) -> list[str]:
+    if check.is_in_use:
+        return [f"{check.name}: in use by {check.owner}, not read"]
     verdict = f"{len(check.problems):,} damaged" if check.problems else "sound"
     removed = ", removed" if check.problems and check.is_repaired else ""
     first = f"{check.name}: {check.num_files:,} files, {filesize.decimal(check.nbytes)}, {verdict}{removed}"

@@ -203,9 +203,48 @@ def test_verify_reads_the_other_trees_when_one_is_in_use(invoke, grow):
         result = invoke("cache", "verify", "--json")
 
     large, small = json.loads(result.stdout)["trees"]
+    assert result.exit_code == 0
+    assert (large["num_files"], large["problems"], large["is_in_use"], large["owner_pid"]) == (4, [], False, None)
+    assert (small["num_files"], small["problems"], small["is_in_use"], small["owner_pid"]) == (0, [], True, os.getpid())
+
+
+def test_verify_says_that_a_tree_is_in_use_and_by_whom_and_calls_it_no_damage(invoke, grow):
+    with open_disk(grow()):
+        result = invoke("cache", "verify")
+
+    assert result.exit_code == 0
+    assert result.stdout == f"small-1f1f1f1f1f1f: in use by process {os.getpid()}, not read\n"
+
+
+def test_damage_of_another_tree_counts_though_one_is_in_use(invoke, grow):
+    damage(page_files(grow("large", PRINT_2))[0])
+
+    with open_disk(grow("small")):
+        result = invoke("cache", "verify")
+
     assert result.exit_code == 1
-    assert (large["num_files"], large["problems"]) == (4, [])
-    assert str(os.getpid()) in small["problems"][0]
+    assert "1 damaged" in result.stdout and "in use by process" in result.stdout
+
+
+def test_repair_refuses_a_tree_in_use_and_calls_it_no_damage(invoke, grow):
+    folder = grow()
+    damage(page_files(folder)[0])
+
+    with open_disk(folder):
+        result = invoke("cache", "verify", "--repair", "--json")
+        files = page_files(folder)
+
+    (tree,) = json.loads(result.stdout)["trees"]
+    assert result.exit_code == 3
+    assert f"small-1f1f1f1f1f1f was not repaired: it is in use by process {os.getpid()}" in result.stderr
+    assert (tree["is_in_use"], tree["problems"], tree["is_repaired"]) == (True, [], False)
+    assert len(files) == 4
+
+
+def test_the_exit_codes_of_verify_are_told_in_its_help(invoke):
+    told = " ".join(invoke("cache", "verify", "--help").stdout.split())
+
+    assert "in use" in told and "exit code is 3" in told
 
 
 def test_verify_of_one_model_leaves_the_others_alone(invoke, grow):
