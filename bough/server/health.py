@@ -1,6 +1,7 @@
 """Whether the server is there, and whether it is ready: for people, load balancers and whoever restarts processes.
 
-`/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests.
+`/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. Where clients have keys,
+who has none hears the status, and whether the disk takes writes, alone.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ async def read_live() -> JSONResponse:
 @router.api_route("/health/ready", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
-    """Whether requests are taken now (200) or not (503), and what checking the cache has found."""
+    """Whether requests are taken now (200) or not (503); for who may know, the models and what checking the cache found."""
     status = status_of(request.app.state, service)
-    body = {"status": status, "model": service.settings.model, "models": [each.name for each in service.models.list()]}
+    details = _describe_models(service) if getattr(request.state, "is_known", False) else {}
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
-    body |= {"disk": _describe_disk(service)} | _describe_checks(service)
+    body = {"status": status, "disk": _describe_disk(service)} | details
     return JSONResponse(body, 200 if status == "ok" else 503, headers)
 
 
@@ -50,6 +51,11 @@ def _describe_disk(service: Service) -> str:
     if any(figure.get("disk_problem") for figure in figures):
         return "unavailable"
     return "ok" if any("disk_bytes" in figure for figure in figures) else "off"
+
+
+def _describe_models(service: Service) -> dict[str, Any]:
+    names = [each.name for each in service.models.list()]
+    return {"model": service.settings.model, "models": names} | _describe_checks(service)
 
 
 def _describe_checks(service: Service) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Who may ask: no foreign names, no foreign pages, and, where there are keys, nobody without one.
 
 What passes carries its salt in `request.state.salt`, whether the caller sees everybody's tree or only its own in
-`request.state.sees_all`, and who it is in `request.state.client_id`. Pages that may ask get the headers by which browsers
-know that they may (CORS).
+`request.state.sees_all`, and who it is in `request.state.client_id`. `request.state.is_known` is False for who came without
+a key where there are keys, which is possible at open paths only: such a caller is told nothing of models or other clients.
+Pages that may ask get the headers by which browsers know that they may (CORS).
 """
 
 from __future__ import annotations
@@ -98,23 +99,31 @@ class Gate:
         """Let a request in, with its salt. Raises AccessDenied without a key, RequestError for a salt that is none."""
         state = scope.setdefault("state", {})
         client = scope.get("client")
-        state |= {"salt": "", "sees_all": self._keys is None, "client_id": client[0] if client else ""}
+        state |= {"salt": "", "sees_all": self._keys is None, "is_known": True, "client_id": client[0] if client else ""}
         if self._keys is None:
             state["salt"] = read_salt(_raw(headers, b"x-bough-salt"))
-        elif scope["path"] not in OPEN_PATHS:
-            key = self._find_key(headers)
+        elif scope["path"] in OPEN_PATHS:
+            state["is_known"] = self._has_key(self._keys, headers)
+        else:
+            key = self._find_key(self._keys, headers)
             state |= {"client_id": f"key {key.digest.hex()}", "key_name": key.name}
             state["salt"] = derive_salt(self._secret, key, read_salt(_raw(headers, b"x-bough-salt")))
 
-    def _find_key(self, headers: Headers) -> Key:
-        assert self._keys is not None
+    def _has_key(self, keys: Keys, headers: Headers) -> bool:
+        try:
+            self._find_key(keys, headers)
+        except AccessDenied:
+            return False
+        return True
+
+    def _find_key(self, keys: Keys, headers: Headers) -> Key:
         given = _raw(headers, b"x-api-key").strip()
         scheme, _, token = _raw(headers, b"authorization").strip().partition(b" ")
         if scheme.lower() == b"bearer" and token.strip():
             given = token.strip()
         if not given:
             raise AccessDenied("this server wants a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
-        key = self._keys.find(given)
+        key = keys.find(given)
         if key is None:
             raise AccessDenied("this key is not one of this server's")
         return key

@@ -203,7 +203,32 @@ def test_whether_there_is_a_server_may_be_asked_without_a_key(keyed: Security, p
     assert send_to(keyed, path=path).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/docs", "/openapi.json", "/api/cache", "/health/", "//health"])
+@pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/health/ready"])
+@pytest.mark.parametrize(("key", "is_known"), [("alices-key", True), ("wrong", False), ("", False)])
+def test_a_key_is_known_also_where_none_is_needed(keyed: Security, path: str, key: str, is_known: bool) -> None:
+    answer = send_to(keyed, path=path, headers={"x-api-key": key})
+
+    assert answer.status_code == 200
+    assert answer.json()["state"]["is_known"] is is_known
+
+
+def test_a_salt_that_is_none_does_not_keep_anybody_from_an_open_path(keyed: Security) -> None:
+    headers = {"x-api-key": "alices-key", "x-bough-salt": "a" * 10_000}
+
+    assert send_to(keyed, path="/health", headers=headers).status_code == 200
+
+
+def test_where_there_are_no_keys_everybody_is_known(tmp_path: Path) -> None:
+    assert send_to(make_layer(tmp_path), path="/health").json()["state"]["is_known"] is True
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/metrics", "/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect", "/api/version", "/api/tags"),
+        *("/v1/models", "/api/cache", "/health/", "//health", "/HEALTH", "/health/live/"),
+    ],
+)
 def test_everything_else_needs_a_key(keyed: Security, path: str) -> None:
     assert send_to(keyed, path=f"http://localhost{path}").status_code == 401
 
