@@ -20,10 +20,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
-import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 try:
     import resource
@@ -32,13 +30,12 @@ except ImportError:  # there are systems without it
 
 from bough.config import Settings
 from bough.errors import SettingsError
+from bough.server.connection import Connection
 from bough.server.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IDLE_CONNECTION_S = 75
 _LAST_WORDS_S = 5  # what connections get after `stop_s` before they are cut
-_HEADER_BYTES = 64 * 2**10
-_HEADER_S = 60.0
 _BACKLOG = 128
 _NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
 
@@ -78,37 +75,6 @@ def is_loopback(bound: socket.socket) -> bool:
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
-class Connection(H11Protocol):
-    """Uvicorn's, but who sends no whole head of a request in time is hung up on, at first as well as later."""
-
-    header_s = _HEADER_S
-    _waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
-        super().connection_lost(exc)
-
-    def _watch_head(self) -> None:
-        """Begin to wait for a head, and end when it is there; each piece of one does not begin anew."""
-        if self.conn.their_state is not h11.IDLE:
-            self._forget_head()
-        elif self._waiting is None and not self.transport.is_closing():
-            self._waiting = self.loop.call_later(self.header_s, self.transport.close)
-
-    def _forget_head(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-
 class Listener(uvicorn.Server):
     """Uvicorn, which goes on listening while answers finish, so that whoever comes meanwhile is told to try again."""
 
@@ -123,7 +89,6 @@ class Listener(uvicorn.Server):
             server_header=False,
             timeout_keep_alive=_IDLE_CONNECTION_S,
             timeout_graceful_shutdown=_LAST_WORDS_S,
-            h11_max_incomplete_event_size=_HEADER_BYTES,
             backlog=_BACKLOG,
         )
         super().__init__(config)

@@ -218,7 +218,7 @@ def test_who_can_reach_an_address_is_known():
 
 @pytest.mark.parametrize("pieces", [[], [b"GET /sta", b"te HTTP/1.1\r\nHost: lo", b"calhost\r\nX: "]])
 def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bough.server.listening.Connection.header_s", 0.3)
+    monkeypatch.setattr("bough.server.connection.Connection.header_s", 0.3)
     place, answers = Place(), []
 
     def client() -> None:
@@ -239,7 +239,7 @@ def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], mo
 
 
 def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bough.server.listening.Connection.header_s", 1.0)
+    monkeypatch.setattr("bough.server.connection.Connection.header_s", 1.0)
     place, seen = Place(), []
 
     def client() -> None:
@@ -253,3 +253,88 @@ def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pyte
 
     assert place.serve(client) == []
     assert seen == ["begun", "ended"]
+
+
+def exchange(place: Place, request: bytes) -> bytes:
+    """All that the server answers to these bytes, until it hangs up."""
+    with socket.create_connection(place.bound.getsockname()) as raw:
+        raw.settimeout(20)
+        raw.sendall(request)
+        answer = bytearray()
+        while piece := raw.recv(2**16):
+            answer += piece
+        return bytes(answer)
+
+
+def exchange_all(requests: list[bytes]) -> list[bytes]:
+    """The answers of one server to these requests, each on a connection of its own."""
+    place, answers = Place(), []
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        answers.extend(exchange(place, request) for request in requests)
+        signal_self()
+
+    assert place.serve(client) == []
+    return answers
+
+
+def make_head(num_bytes: int, where: str) -> bytes:
+    """The head of a request, of exactly so many bytes, most of which are at one place."""
+    path, header = (b"/state", b"") if where != "path" else (b"/state?", b"")
+    bare = b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%b\r\n"
+    if where == "path":
+        return bare % (path + b"a" * (num_bytes - len(bare % (path, b""))), b"")
+    if where == "blanks":
+        header = b"X-Long:" + b" " * (num_bytes - len(bare % (path, b"X-Long:\r\n"))) + b"\r\n"
+    elif where == "header":
+        header = b"X-Long: " + b"a" * (num_bytes - len(bare % (path, b"X-Long: \r\n"))) + b"\r\n"
+    else:
+        number, rest = divmod(num_bytes - len(bare % (path, b"")), 10)
+        header = b"X-Many: \r\n" * (number - 1) + b"X-Many: " + b"a" * rest + b"\r\n"
+    return bare % (path, header)
+
+
+WHERE = ("path", "header", "headers", "blanks")
+
+
+@pytest.mark.parametrize("num_bytes", [64 * 2**10 + 1, 100_000, 200_000])
+def test_a_head_beyond_the_limit_is_refused_with_431_though_it_comes_at_once(num_bytes: int):
+    heads = [make_head(num_bytes, where) for where in WHERE]
+    assert {len(head) for head in heads} == {num_bytes}
+
+    for answer in exchange_all(heads):
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"connection: close" in answer.lower()
+        assert b"65,536" in answer
+
+
+def test_a_head_of_just_the_limit_is_served():
+    answers = exchange_all([make_head(64 * 2**10, where) for where in WHERE])
+
+    assert [answer[:13] for answer in answers] == [b"HTTP/1.1 200 "] * len(WHERE)
+
+
+def test_a_second_head_on_the_same_connection_is_bounded_too():
+    first = b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    (answer,) = exchange_all([first + make_head(100_000, "header")])
+
+    assert answer.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 431 " in answer
+
+
+def test_a_body_whose_length_is_told_in_two_ways_is_refused_and_the_connection_closed():
+    framings = [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: 5, 6\r\n",
+        b"Content-Length: +5\r\n",
+    ]
+    head = b"POST /state HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
+    smuggled = b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    for answer in exchange_all([head % framing + b"0\r\n\r\n" + smuggled for framing in framings]):
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert b"connection: close" in answer.lower()
