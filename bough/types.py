@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from bough.errors import RequestError
 
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1_024
+
 FinishReason = Literal["stop", "length", "cancelled"]
 Message = dict[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -36,6 +39,9 @@ class Boundary:
 class SamplingParams:
     """How to choose tokens and when to stop. The defaults are greedy, until the model ends its answer.
 
+    Every character of an answer is compared with every stop string: there are at most `MAX_STOPS`, of at most
+    `MAX_STOP_CHARACTERS`.
+
     The order is: logits → repetition, presence and frequency penalties → grammar mask → temperature → top-k → top-p →
     min-p → one draw by inverse transform in token order. Temperature 0 takes the largest logit.
     """
@@ -59,6 +65,7 @@ class SamplingParams:
         _require(isinstance(self.stop, str | Sequence | NoneType), "stop", self.stop, "a text or several")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
+        _check_stops(stop)
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         for name, kinds in _TYPES.items():
             value = getattr(self, name)
@@ -77,6 +84,14 @@ class SamplingParams:
         _require(
             all(isinstance(each, str) and each for each in stop), "stop", self.stop, "strings of at least one character"
         )
+
+
+def _check_stops(stops: tuple[Any, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop has {len(stops):,} entries, and may have {MAX_STOPS}")
+    for number, stop in enumerate(stops):
+        if isinstance(stop, str) and len(stop) > MAX_STOP_CHARACTERS:
+            raise RequestError(f"stop[{number}] has {len(stop):,} characters, and may have {MAX_STOP_CHARACTERS:,}")
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -101,7 +116,7 @@ def _named(kinds: tuple[type, ...]) -> str:
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise RequestError(f"{name} is {value!r}, and must be {wanted}")
+        raise RequestError(f"{name} is {value!r:.200}, and must be {wanted}")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def _check(number: int, message: Mapping[str, Any]) -> Message:
         raise RequestError(f"messages[{number}] is a {type(message).__name__}, and must be an object with role and content")
     role = message.get("role")
     if role not in ROLES:
-        raise RequestError(f"messages[{number}] has the role {role!r}, and must have one of {', '.join(ROLES)}")
+        raise RequestError(f"messages[{number}] has the role {role!r:.80}, and must have one of {', '.join(ROLES)}")
     return {**message, "content": _flatten(number, message)}
 
 
@@ -51,4 +51,4 @@ def _part_text(number: int, part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise RequestError(f"messages[{number}] has a part of type {kind!r}; only parts of type 'text' are supported")
+    raise RequestError(f"messages[{number}] has a part of type {kind!r:.80}; only parts of type 'text' are supported")

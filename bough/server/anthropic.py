@@ -74,9 +74,10 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceOf,
 async def _ask_of(body: CountRequest, service: Service, salt: str) -> Ask:
     """What the body asks for: thinking only of a model that has it, because others are not to refuse the request."""
     if not body.shows_thinking:
-        return to_ask(body, salt, think=False)
+        return await asyncio.to_thread(to_ask, body, salt, think=False)
     facts = await asyncio.to_thread(service.catalog.find, body.model)
-    return to_ask(body, salt, think=True if "thinking" in facts.capabilities else None)
+    thinks = True if "thinking" in facts.capabilities else None
+    return await asyncio.to_thread(to_ask, body, salt, think=thinks)
 
 
 def write_whole(answered: Answered, body: MessagesRequest) -> Json:

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from bough.errors import RequestError
 from bough.server.ask import Ask, Tool, ToolChoice, ToolMode
+from bough.server.bounds import (
+    FAIL_FAST,
+    FEW_STOPS,
+    MAX_BLOCKS,
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    SHORT_NAME,
+    SHORT_STOP,
+    SMALL_SCHEMA,
+    at_most,
+    check_tools_size,
+    show,
+)
 from bough.server.wire import Wire
 from bough.types import Message, SamplingParams
 
-_ACCOUNTING = re.compile(r"(?im)^[ \t]*x-anthropic-billing-header:.*$(?:\r?\n)*")
+_ACCOUNTING_NAME = "x-anthropic-billing-header:"
+_ACCOUNTING = re.compile(rf"(?im)^[ \t]*{_ACCOUNTING_NAME}.*$(?:\r?\n)*")
 _MODES: dict[str, ToolMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
@@ -31,15 +46,18 @@ class Block(Wire):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: Annotated[str | Annotated[list[Block], FAIL_FAST] | None, at_most(MAX_CONTENT_PARTS)] = None
     is_error: bool | None = None
+
+
+Blocks = Annotated[list[Block], FAIL_FAST]
 
 
 class InputMessage(Wire):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: Annotated[str | Blocks, at_most(MAX_CONTENT_PARTS)]
 
     @property
     def blocks(self) -> list[Block]:
@@ -52,7 +70,7 @@ class InputTool(Wire):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
     type: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: Annotated[dict[str, Any], SMALL_SCHEMA] | None = None
 
 
 class InputToolChoice(Wire):
@@ -73,7 +91,7 @@ class OutputFormat(Wire):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Annotated[dict[str, Any], SMALL_SCHEMA] = Field(alias="schema")
 
 
 class OutputConfig(Wire):
@@ -82,13 +100,32 @@ class OutputConfig(Wire):
     format: OutputFormat | None = None
 
 
+def _check_num_blocks(messages: Any) -> Any:
+    """Raise ValueError for messages with too many blocks in them, and in what tools gave, before any block is read."""
+    num_blocks, left = 0, [messages if isinstance(messages, list) else []]
+    while left:
+        for each in left.pop():
+            content = each.get("content") if isinstance(each, dict) else None
+            if isinstance(content, list):
+                num_blocks += len(content)
+                left.append(content)
+    if num_blocks > MAX_BLOCKS:
+        raise ValueError(f"it has {num_blocks:,} blocks, and may have {MAX_BLOCKS:,}")
+    return messages
+
+
+Messages = Annotated[
+    list[InputMessage], Field(min_length=1), FAIL_FAST, BeforeValidator(_check_num_blocks), at_most(MAX_MESSAGES)
+]
+
+
 class CountRequest(Wire):
     """What a prompt is made of."""
 
-    model: str = Field(min_length=1)
-    messages: list[InputMessage] = Field(min_length=1)
-    system: str | list[Block] | None = None
-    tools: list[InputTool] | None = None
+    model: Annotated[str, Field(min_length=1), SHORT_NAME]
+    messages: Messages
+    system: Annotated[str | Blocks | None, at_most(MAX_CONTENT_PARTS)] = None
+    tools: Annotated[list[InputTool], FAIL_FAST, at_most(MAX_TOOLS)] | None = None
     tool_choice: InputToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -103,7 +140,7 @@ class MessagesRequest(CountRequest):
 
     max_tokens: int = Field(gt=0)
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[Annotated[str, SHORT_STOP]], FAIL_FAST, FEW_STOPS] | None = None
     temperature: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     top_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     top_k: int | None = Field(default=None, ge=0)
@@ -156,7 +193,7 @@ def _read_system(system: str | Sequence[Block] | None) -> str:
 
 def drop_accounting(text: str) -> str:
     """The text without the lines in which a coding agent accounts for its requests."""
-    return _ACCOUNTING.sub("", text)
+    return _ACCOUNTING.sub("", text) if _ACCOUNTING_NAME in text.lower() else text
 
 
 def _read_message(message: InputMessage, place: str, names: dict[str, str]) -> list[Message]:
@@ -221,7 +258,7 @@ def _join_text(blocks: dict[str, Block]) -> str:
 
 def _read_text(block: Block, place: str) -> str:
     if block.type != "text":
-        raise RequestError(f"{place} has the type {block.type!r}, which is not supported here; text is")
+        raise RequestError(f"{place} has the type {show(block.type)}, which is not supported here; text is")
     if block.text is None:
         raise RequestError(f"{place}.text is missing, and a block of type text must have it")
     return block.text
@@ -229,6 +266,7 @@ def _read_text(block: Block, place: str) -> str:
 
 def _read_tools(tools: Iterable[InputTool]) -> list[Tool]:
     found = [_read_tool(tool, f"tools.{number}") for number, tool in enumerate(tools)]
+    check_tools_size(found)
     names = [tool["function"]["name"] for tool in found]
     for number, name in enumerate(names):
         if name in names[:number]:
@@ -239,11 +277,13 @@ def _read_tools(tools: Iterable[InputTool]) -> list[Tool]:
 def _read_tool(tool: InputTool, place: str) -> Tool:
     if tool.input_schema is None:
         kind = (
-            f"of the type {tool.type!r}, which this server does not know, and " if tool.type not in (None, "custom") else ""
+            f"of the type {show(tool.type)}, which this server does not know, and "
+            if tool.type not in (None, "custom")
+            else ""
         )
         raise RequestError(f"{place} ({tool.name}) is {kind}without input_schema, which a tool must have")
     if tool.input_schema.get("type", "object") != "object":
-        raise RequestError(f"{place}.input_schema.type is {tool.input_schema['type']!r}, and must be 'object'")
+        raise RequestError(f"{place}.input_schema.type is {show(tool.input_schema['type'])}, and must be 'object'")
     described = {"description": tool.description} if tool.description else {}
     return {"type": "function", "function": {"name": tool.name, **described, "parameters": tool.input_schema}}
 

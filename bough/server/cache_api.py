@@ -25,9 +25,10 @@ from bough.errors import RequestError, TooLarge, Unavailable
 from bough.places import free_disk_bytes
 from bough.prompts import Encoded
 from bough.server.ask import Ask, ToolChoice, count_chars
+from bough.server.bounds import SHORT_NAME
 from bough.server.faults import Fault
 from bough.server.loaded import LoadedModel
-from bough.server.ollama_wire import ChatMessage, Tool, shape
+from bough.server.ollama_wire import Messages, Tools, shape
 from bough.server.service import Service
 from bough.server.streaming import unless_gone
 from bough.server.tools import prepare
@@ -44,11 +45,11 @@ _SUMMED = ("nodes", "tokens", "pages", "restore_points", "kept", "tree_bytes")
 class PrefixBody(Wire):
     """A prefix: messages, or a text (what a user says, unless `raw`), with what goes before it."""
 
-    model: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    model: Annotated[str, SHORT_NAME] | None = None
+    messages: Messages | None = Field(default=None, min_length=1)
     prompt: str | None = Field(default=None, min_length=1)
     system: str | None = None
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
     raw: bool = False
 
 

@@ -38,6 +38,10 @@ _STATUSES: tuple[tuple[type[BoughError], int], ...] = (
 )
 
 
+MAX_TEXT_CHARACTERS = 2_000
+"""Texts that are longer are cut: they repeat something large that a client has sent."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """A status, a text for people, headers, and a code for programs where there is one."""
@@ -46,6 +50,10 @@ class Fault:
     text: str
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.text) > MAX_TEXT_CHARACTERS:
+            object.__setattr__(self, "text", self.text[: MAX_TEXT_CHARACTERS - 1] + "…")
 
 
 def fault_of(error: BoughError) -> Fault:

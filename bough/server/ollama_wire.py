@@ -1,7 +1,8 @@
 """What Ollama's clients send, as their API writes it: bodies, options, times that a model stays loaded, and errors.
 
 Always true of a body that was read: known options have the right type and fit in 64 bits, unknown ones were ignored; null
-is the same as absent; `keep_alive` is a number of seconds, infinite for one that was negative.
+is the same as absent; `keep_alive` is a number of seconds, infinite for one that was negative; nothing is larger than
+`bounds` says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,25 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from bough.errors import RequestError
 from bough.server.ask import Ask
+from bough.server.bounds import (
+    FAIL_FAST,
+    FEW_STOPS,
+    MAX_DURATION_CHARACTERS,
+    MAX_IDS,
+    MAX_IMAGES,
+    MAX_MESSAGES,
+    MAX_SCHEMA_CHARACTERS,
+    MAX_SCHEMA_VALUES,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+    SHORT_NAME,
+    SHORT_STOP,
+    SMALL_TOOLS,
+    at_most,
+    describe_excess,
+    no_longer_than,
+    show,
+)
 from bough.server.faults import Fault
 from bough.server.ollama_format import close_objects
 from bough.server.wire import Wire
@@ -54,7 +74,7 @@ def parse_keep_alive(value: Any) -> float | None:
         return None
     seconds = _parse_duration(value) if isinstance(value, str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
-        raise ValueError(f"{str(value)[:40]!r} is no time: give seconds, or a duration such as '5m'")
+        raise ValueError(f"{show(value)} is no time: give seconds, or a duration such as '5m'")
     return math.inf if seconds < 0 or seconds > _LONGEST_S else float(seconds)
 
 
@@ -88,17 +108,30 @@ def _to_thought(value: Any) -> Any:
         return True
     if value is None or isinstance(value, bool):
         return value
-    raise ValueError(f"{str(value)[:40]!r} must be true, false, 'low', 'medium', 'high' or 'max'")
+    raise ValueError(f"{show(value)} must be true, false, 'low', 'medium', 'high' or 'max'")
 
 
 def _to_format(value: Any) -> Any:
     if value is None or value == "":
         return None
     if isinstance(value, dict):
+        _check_schema(value)
         return close_objects(value)
     if value == "json":
         return value
-    raise ValueError(f"{str(value)[:40]!r} must be 'json' or a JSON schema object")
+    raise ValueError(f"{show(value)} must be 'json' or a JSON schema object")
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    if excess := describe_excess(schema, MAX_SCHEMA_VALUES, MAX_SCHEMA_CHARACTERS):
+        raise ValueError(f"the JSON schema {excess}")
+
+
+def _to_ids(value: Any) -> Any:
+    """Ids as integers, all at once: a call for each of a million would stop everything else for a second."""
+    if isinstance(value, list) and float in set(map(type, value)):
+        return [_to_whole(each) for each in value]
+    return value
 
 
 def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -109,18 +142,27 @@ def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("a tool's function has no name")
     if not isinstance(function.get("parameters"), dict | None):
         raise ValueError(f"the parameters of {function['name'][:40]!r} must be a JSON schema object")
+    _check_schema(function.get("parameters") or {})
     return {**tool, "type": "function"}
 
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), BeforeValidator(_to_whole)]
 NumTop = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), BeforeValidator(_to_whole)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
-KeepAlive = Annotated[float | None, BeforeValidator(parse_keep_alive, json_schema_input_type=float | str | None)]
+KeepAlive = Annotated[
+    float | None,
+    BeforeValidator(parse_keep_alive, json_schema_input_type=float | str | None),
+    no_longer_than(MAX_DURATION_CHARACTERS),
+]
 Thought = Annotated[bool | None, BeforeValidator(_to_thought, json_schema_input_type=bool | str | None)]
 Format = Annotated[str | dict[str, Any] | None, BeforeValidator(_to_format)]
 Role = Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_to_lower)]
 Tool = Annotated[dict[str, Any], AfterValidator(_check_tool)]
-Name = Annotated[str, Field(min_length=1)]
+Tools = Annotated[list[Tool], FAIL_FAST, SMALL_TOOLS, at_most(MAX_TOOLS)]
+Name = Annotated[str, Field(min_length=1), SHORT_NAME]
+Images = Annotated[list[Any], at_most(MAX_IMAGES)]
+Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], FAIL_FAST, BeforeValidator(_to_ids), at_most(MAX_IDS)]
+Stops = Annotated[list[Annotated[str, SHORT_STOP]], FAIL_FAST, FEW_STOPS]
 
 
 class Options(Wire):
@@ -133,7 +175,7 @@ class Options(Wire):
     seed: Whole | None = None
     num_predict: Whole | None = None
     num_ctx: Whole | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_to_list, json_schema_input_type=list[str] | str | None)] = None
+    stop: Annotated[Stops | None, BeforeValidator(_to_list, json_schema_input_type=list[str] | str | None)] = None
     repeat_penalty: Real | None = None
     repeat_last_n: Whole | None = None
     presence_penalty: Real | None = None
@@ -182,8 +224,8 @@ class ChatMessage(Wire):
     role: Role
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
-    tool_calls: list[ToolCall] | None = None
+    images: Images | None = None
+    tool_calls: Annotated[list[ToolCall], FAIL_FAST, at_most(MAX_TOOL_CALLS)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -197,6 +239,9 @@ class ChatMessage(Wire):
         }
         given = {name: value for name, value in optional.items() if value}
         return {"role": self.role, "content": self.content or "", **given}
+
+
+Messages = Annotated[list[ChatMessage], FAIL_FAST, at_most(MAX_MESSAGES)]
 
 
 class AnswerRequest(Wire):
@@ -250,8 +295,8 @@ class AnswerRequest(Wire):
 class ChatRequest(AnswerRequest):
     """The body of /api/chat. Without messages it loads or unloads the model."""
 
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
 
 
 class GenerateRequest(AnswerRequest):
@@ -262,8 +307,8 @@ class GenerateRequest(AnswerRequest):
     template: str | None = None
     suffix: str | None = None
     raw: bool | None = None
-    context: list[Whole] | None = None
-    images: list[Any] | None = None
+    context: Ids | None = None
+    images: Images | None = None
 
     def check(self) -> None:
         """Raise RequestError for what cannot be done, or not together."""
@@ -281,8 +326,8 @@ class GenerateRequest(AnswerRequest):
 class NamedRequest(Wire):
     """A body that names a model, by the new or by the old name of the field."""
 
-    model: str | None = None
-    name: str | None = None
+    model: Annotated[str, SHORT_NAME] | None = None
+    name: Annotated[str, SHORT_NAME] | None = None
 
     @property
     def wanted(self) -> str:

@@ -6,8 +6,9 @@ failed half-way: then the last event is the error.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -17,6 +18,7 @@ from bough.models.messages import check_messages
 from bough.models.tokenizer import Tokenizer
 from bough.server.answer import Answer
 from bough.server.ask import Ask, Delta, Event, Finished, Progress, ToolCall
+from bough.server.bounds import FAIL_FAST, MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS, at_most, check_length
 from bough.server.openai_wire import (
     DONE,
     Head,
@@ -24,6 +26,7 @@ from bough.server.openai_wire import (
     NumTokens,
     Sampling,
     Schema,
+    check_arguments,
     check_tools,
     choose_tool,
     count,
@@ -62,7 +65,7 @@ class ChatMessage(Wire):
 
     role: str
     content: Any = None
-    tool_calls: list[EarlierCall] | None = None
+    tool_calls: Annotated[list[EarlierCall], FAIL_FAST, at_most(MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -78,13 +81,13 @@ class ResponseFormat(Wire):
 class ChatRequest(Sampling):
     """The body of a chat. What is not listed is accepted and changes nothing."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], FAIL_FAST, at_most(MAX_MESSAGES)]
     max_tokens: NumTokens | None = None
     max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
     top_logprobs: NumAlternatives | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FAIL_FAST, at_most(MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
 
@@ -92,7 +95,7 @@ class ChatRequest(Sampling):
 @router.post("/v1/chat/completions")
 async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Answer a chat."""
-    ask = to_ask(body, salt)
+    ask = await asyncio.to_thread(to_ask, body, salt)
     if not body.stream:
         answered = await unless_gone(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
@@ -137,11 +140,14 @@ def _format_of(wanted: ResponseFormat | None) -> str | dict[str, Any] | None:
 def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     """The messages as templates know them: arguments are objects, and what a tool says has the tool's name."""
     names: dict[str, str] = {}
+    check_arguments((call.function.arguments for each in messages for call in each.tool_calls or ()), "messages")
     found = [_read_message(number, message, names) for number, message in enumerate(messages)]
     return check_messages(found)
 
 
 def _read_message(number: int, message: ChatMessage, names: dict[str, str]) -> Message:
+    if isinstance(message.content, list):
+        check_length(message.content, f"messages[{number}].content", MAX_CONTENT_PARTS)
     plain: Message = {"role": message.role, "content": message.content}
     if message.role == "tool":
         if message.tool_call_id is None:

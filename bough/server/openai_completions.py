@@ -17,6 +17,7 @@ from bough.errors import PromptTooLong, RequestError
 from bough.models.tokenizer import Tokenizer
 from bough.server.answer import Answer
 from bough.server.ask import Ask, Finished, Progress
+from bough.server.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
 from bough.server.openai_wire import (
     DONE,
     Counts,
@@ -39,7 +40,6 @@ router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
 
 KIND = "text_completion"
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 2048
 PROMPTS_AT_ONCE = 4  # of one request, so that it does not fill the queue for the others
 
 
@@ -57,7 +57,7 @@ class CompletionRequest(Sampling):
 @router.post("/v1/completions")
 async def complete(body: CompletionRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Continue one prompt, or several."""
-    asks = to_asks(body, salt)
+    asks = await asyncio.to_thread(to_asks, body, salt)
     if not body.stream:
         answers = await unless_gone(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
@@ -69,6 +69,11 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
     """One request for each prompt. Raises RequestError for what cannot be done."""
     _refuse_unsupported(body)
     params = body.params(body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+    prompts = read_prompts(body.prompt)
+    num_answers = len(prompts) * (body.n or 1)
+    if num_answers > MAX_ANSWERS:
+        asked = f"n is {body.n} for {len(prompts):,} prompts, so that the request has {num_answers:,} answers"
+        raise RequestError(f"{asked}, and may have {MAX_ANSWERS:,}")
     return [
         Ask(
             model=body.model,
@@ -78,7 +83,7 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
             num_choices=body.n or 1,
             salt=salt,
         )
-        for prompt in read_prompts(body.prompt)
+        for prompt in prompts
     ]
 
 
@@ -98,16 +103,23 @@ def read_prompts(prompt: Any) -> Sequence[str | list[int]]:
     if not isinstance(prompt, list) or not prompt:
         raise RequestError("prompt is neither a text nor a list of texts or token ids with at least 1 entry")
     if _is_ids(prompt):
+        _check_num_ids(len(prompt))
         return [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(prompt)} entries, and may have {MAX_PROMPTS}")
+    check_length(prompt, "prompt", MAX_PROMPTS)
     if not all(isinstance(each, str) for each in prompt) and not all(_is_ids(each) for each in prompt):
         raise RequestError("prompt is a list of mixed things, and must be texts, token ids, or lists of token ids")
+    _check_num_ids(sum(len(each) for each in prompt if isinstance(each, list)))
     return prompt
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    """Whether this is a list of integers, and of nothing else; there may be a million of them."""
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def _check_num_ids(num_ids: int) -> None:
+    if num_ids > MAX_IDS:
+        raise RequestError(f"prompt has {num_ids:,} token ids, and may have {MAX_IDS:,}")
 
 
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:

@@ -6,8 +6,9 @@ belong to, as it would in a chat.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -17,13 +18,30 @@ from bough.errors import RequestError
 from bough.models.messages import check_messages
 from bough.server.answer import Answer
 from bough.server.ask import Ask, Delta, Finished, Progress, Started, Tool
+from bough.server.bounds import (
+    FAIL_FAST,
+    MAX_CONTENT_PARTS,
+    MAX_INCLUDES,
+    MAX_MESSAGES,
+    MAX_METADATA_CHARACTERS,
+    MAX_METADATA_VALUES,
+    MAX_TOOLS,
+    SHORT_NAME,
+    SMALL_SCHEMA,
+    at_most,
+    check_length,
+    no_larger_than,
+    show,
+)
 from bough.server.loaded import LoadedModel
 from bough.server.openai_items import Writer
 from bough.server.openai_wire import (
+    Name,
     NumAlternatives,
     NumTokens,
     Temperature,
     TopP,
+    check_arguments,
     check_tools,
     choose_tool,
     progress_comment,
@@ -48,7 +66,7 @@ class TextFormat(Wire):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: Annotated[dict[str, Any], SMALL_SCHEMA] | None = Field(default=None, alias="schema")
 
 
 class TextOptions(Wire):
@@ -60,22 +78,22 @@ class TextOptions(Wire):
 class ResponseRequest(Wire):
     """The body of a request for a response. What is not listed is accepted and changes nothing."""
 
-    model: str = Field(min_length=1)
+    model: Name
     input: Any
     instructions: str | None = None
     max_output_tokens: NumTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FAIL_FAST, at_most(MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], FAIL_FAST, at_most(MAX_INCLUDES)] | None = None
     top_logprobs: NumAlternatives | None = None
-    metadata: dict[str, Any] | None = None
-    user: str | None = None
+    metadata: Annotated[dict[str, Any], no_larger_than(MAX_METADATA_VALUES, MAX_METADATA_CHARACTERS)] | None = None
+    user: Annotated[str, SHORT_NAME] | None = None
     background: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -85,7 +103,7 @@ class ResponseRequest(Wire):
 @router.post("/v1/responses")
 async def respond(body: ResponseRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Answer with a response."""
-    ask = to_ask(body, salt)
+    ask = await asyncio.to_thread(to_ask, body, salt)
     if body.stream:
         answer = await unless_gone(request, service.open(ask))
         return sse_stream(answer, write_events(answer, body))
@@ -147,6 +165,9 @@ def read_input(given: Any, instructions: str | None) -> list[Message]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise RequestError("input is neither a text nor a list of at least 1 item")
+    check_length(given, "input", MAX_MESSAGES)
+    arguments = (item.get("arguments") for item in given if isinstance(item, Mapping))
+    check_arguments((text for text in arguments if isinstance(text, str)), "input")
     history = History([{"role": "system", "content": instructions}] if instructions else [])
     for number, item in enumerate(given):
         history.add(f"input[{number}]", item)
@@ -178,7 +199,7 @@ class History:
         elif kind == "reasoning":
             self._thinking = _content(f"{place}.content", item.get("content") or item.get("summary") or "")
         else:
-            raise RequestError(f"{place} has the type {kind!r}, which is not supported")
+            raise RequestError(f"{place} has the type {show(kind)}, which is not supported")
 
     def _add_message(self, place: str, item: Mapping[str, Any]) -> None:
         role = _text(place, item, "role")
@@ -204,7 +225,7 @@ class History:
 def _text(place: str, item: Mapping[str, Any], name: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise RequestError(f"{place}.{name} is {value!r:.80}, and must be a text")
+        raise RequestError(f"{place}.{name} is {show(value)}, and must be a text")
     return value
 
 
@@ -214,13 +235,14 @@ def _content(place: str, content: Any) -> str:
         return content
     if not isinstance(content, list):
         raise RequestError(f"{place} is a {type(content).__name__}, and must be a text or a list of parts")
+    check_length(content, place, MAX_CONTENT_PARTS)
     return "".join(_part(f"{place}[{number}]", part) for number, part in enumerate(content))
 
 
 def _part(place: str, part: Any) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind not in _TEXT_PARTS:
-        raise RequestError(f"{place} has the type {kind!r}, and only text is supported")
+        raise RequestError(f"{place} has the type {show(kind)}, and only text is supported")
     return _text(place, part, "text")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -17,17 +17,28 @@ from pydantic import Field
 from bough.errors import RequestError
 from bough.models.tokenizer import Tokenizer
 from bough.server.ask import Finished, Progress, Started, ToolChoice, ToolMode
+from bough.server.bounds import (
+    MAX_ARGUMENTS_CHARACTERS,
+    MAX_CHOICES,
+    MAX_DEPTH,
+    MAX_NAME_CHARACTERS,
+    SHORT_NAME,
+    SMALL_SCHEMA,
+    check_schema,
+    check_text,
+    check_tools_size,
+    show,
+)
 from bough.server.faults import Fault
 from bough.server.loaded import LoadedModel
 from bough.server.streaming import sse, sse_comment
-from bough.server.wire import MAX_DEPTH, Wire, find_fault, read_json
+from bough.server.wire import Wire, find_fault, read_json
 from bough.types import Alternative, SamplingParams, TokenLogprob, Usage
 
 DONE = sse("[DONE]")
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for "as good as never"; JSON has no infinity
 TOO_LONG = "context_length_exceeded"
 MODES: dict[str, ToolMode] = {"auto": "auto", "none": "none", "required": "required"}
-MAX_CHOICES = 64  # OpenAI takes 128, which is more than may wait for a lane here
 
 _PARAM = re.compile(r"([a-z]\w*(?:\.\w+|\[\d+\])*)(?=:| is | has | needs | cannot | \()")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -38,6 +49,7 @@ TopP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 NumTokens = Annotated[int, Field(ge=1)]
 NumAlternatives = Annotated[int, Field(ge=0, le=20)]
+Name = Annotated[str, Field(min_length=1), SHORT_NAME]
 
 
 def shape(fault: Fault) -> dict[str, Any]:
@@ -76,7 +88,7 @@ class StreamOptions(Wire):
 class Sampling(Wire):
     """The fields that chats and plain completions share."""
 
-    model: str = Field(min_length=1)
+    model: Name
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -118,23 +130,26 @@ class Schema(Wire):
     """A JSON schema with the name that clients must give it."""
 
     name: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Annotated[dict[str, Any], SMALL_SCHEMA] = Field(alias="schema")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RequestError, with its number, for a tool that is no function with a name."""
+    """Raise RequestError, with its number, for a tool that is no function with a name, and for what is too large."""
+    check_tools_size(tools)
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if tool.get("type") != "function":
-            raise RequestError(f"{place} has the type {tool.get('type')!r}, and only 'function' is supported")
+            raise RequestError(f"{place} has the type {show(tool.get('type'))}, and only 'function' is supported")
         function = tool.get("function")
         if not isinstance(function, Mapping):
             raise RequestError(f"{place}.function is {_kind(function)}, and must be an object")
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not name:
-            raise RequestError(f"{place}.function.name is {name!r}, and must be a text")
+            raise RequestError(f"{place}.function.name is {show(name)}, and must be a text")
+        check_text(name, f"{place}.function.name", MAX_NAME_CHARACTERS)
         if not isinstance(parameters, Mapping | None):
             raise RequestError(f"{place}.function.parameters is {_kind(parameters)}, and must be a JSON schema")
+        check_schema(parameters, f"{place}.function.parameters")
 
 
 def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bool | None) -> ToolChoice:
@@ -149,13 +164,21 @@ def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bo
     if choice == "required":
         return ToolChoice("required", is_single=is_parallel is False)
     if not isinstance(choice, Mapping) or choice.get("type") != "function":
-        raise RequestError(f"tool_choice is {choice!r:.80}, and must be one of {', '.join(MODES)} or a function's name")
+        raise RequestError(f"tool_choice is {show(choice)}, and must be one of {', '.join(MODES)} or a function's name")
     function = choice.get("function", choice)
     name = function.get("name") if isinstance(function, Mapping) else None
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
-        raise RequestError(f"tool_choice is {name!r:.80}, and the tools are {', '.join(names)}")
+        raise RequestError(f"tool_choice is {show(name)}, and the tools are {', '.join(names)}")
     return ToolChoice("required", name, is_single=True)
+
+
+def check_arguments(texts: Iterable[str], place: str) -> None:
+    """Raise RequestError if the arguments of all earlier calls are too much JSON to be read."""
+    num_characters = sum(map(len, texts))
+    if num_characters > MAX_ARGUMENTS_CHARACTERS:
+        found = f"{num_characters:,} characters of arguments"
+        raise RequestError(f"{place} has calls with {found}, and may have {MAX_ARGUMENTS_CHARACTERS:,}")
 
 
 def read_arguments(text: str, place: str) -> dict[str, Any]:

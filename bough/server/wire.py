@@ -1,7 +1,9 @@
-"""Bodies as they come over the wire: JSON of bounded depth, read strictly, and errors in each API's own shape.
+"""Bodies as they come over the wire: JSON of bounded depth and size, read strictly, and errors in each API's own shape.
 
 Always true of a body that a route sees: its text is valid Unicode (a lone surrogate became U+FFFD, as in other servers),
-and it is no deeper than `MAX_DEPTH`. Whatever a client sends, a route answers with a status below 500 or one of ours.
+it is no deeper than `MAX_DEPTH` and has no more values than `bounds` says. No other thread runs while `json.loads` does: a
+body that would take it long is refused unread. Whatever a client sends, a route answers with a status below 500 or one of
+ours.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -22,14 +24,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from bough.errors import BoughError, RequestError
+from bough.server.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES
 from bough.server.faults import CLIENT_GONE, Fault, fault_of
 from bough.server.service import Service
 from bough.server.streaming import ClientGone
 
 log = logging.getLogger(__name__)
 
-MAX_DEPTH = 64
-_LARGE_BYTES = 2**20  # what is larger is read in a thread
+_LARGE_BYTES = 2**16  # what is larger is read in a thread
+_SURELY_FEW_BYTES = MAX_PARTS  # what is smaller is within all bounds
+_DIGITS_AS_0 = bytes(0x30 if 0x30 <= code <= 0x39 else 0x20 for code in range(256))
 
 Shape = Callable[[Fault], dict[str, Any]]
 """Writes the body of an error as one API does."""
@@ -68,9 +72,13 @@ class JsonRequest(Request):
 
 
 def read_json(body: bytes) -> Any:
-    """The value in a body. Raises RequestError for what is not JSON, not UTF-8, or too deep."""
+    """The value in a body. Raises RequestError for what is not JSON, not UTF-8, too deep, or has too many values."""
     try:
-        return _clean(json.loads(body.decode("utf-8")), 0)
+        text = body.decode("utf-8")
+        if len(body) > _SURELY_FEW_BYTES:
+            _check_size(_drop_texts(body))
+        value = json.loads(text)
+        _check_values(value)
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     except json.JSONDecodeError as error:
@@ -79,20 +87,59 @@ def read_json(body: bytes) -> Any:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:  # a number with thousands of digits
         raise RequestError(f"the body cannot be read: {error}") from error
+    may_have_surrogates = b"\\ud" in body or b"\\uD" in body
+    return _replace_surrogates(value) if may_have_surrogates else value
 
 
-def _clean(value: Any, depth: int) -> Any:
-    """The value with valid text only. Raises RequestError if it is too deep."""
+def _drop_texts(body: bytes) -> bytes:
+    """The body without its texts and names of fields. Raises RequestError for more of them than it may have values."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    num_texts = plain.count(b'"') // 2
+    if num_texts > 2 * MAX_VALUES:  # each value may have a name
+        raise RequestError(f"the body has {num_texts:,} texts, and may have {2 * MAX_VALUES:,}")
+    return b"".join(plain.split(b'"')[::2])
+
+
+def _check_size(plain: bytes) -> None:
+    """Raise RequestError for a body, given without its texts, that would take long to read."""
+    num_values = plain.count(b",") + 1
+    num_parts = sum(map(plain.count, (b"[", b"{", b":", b".", b"e", b"E")))
+    if num_values > MAX_VALUES:
+        raise RequestError(f"the body has {num_values:,} values, and may have {MAX_VALUES:,}")
+    if num_parts > MAX_PARTS:
+        raise RequestError(f"the body has {num_parts:,} lists, objects, fields and fractions, and may have {MAX_PARTS:,}")
+    if b"0" * MAX_DIGITS in plain.translate(_DIGITS_AS_0):
+        raise RequestError(f"the body has a number of {MAX_DIGITS} digits or more")
+
+
+def _check_values(value: Any) -> None:
+    """Raise RequestError for a value that is too deep, or a number in it that is not finite."""
+    groups: list[Iterable[Any]] = [(value,)]
+    for _ in range(MAX_DEPTH + 2):
+        groups = [inner for group in groups for inner in _look_inside(group)]
+    if groups:
+        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _look_inside(values: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    """What the lists and objects among some values hold."""
+    for each in values:
+        if isinstance(each, list):
+            yield each
+        elif isinstance(each, dict):
+            yield each.values()
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise RequestError("the body has a number that is not finite")
+
+
+def _replace_surrogates(value: Any) -> Any:
+    """The value with valid text only."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RequestError("the body has a number that is not finite")
-    if depth > MAX_DEPTH:
-        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, list):
-        return [_clean(each, depth + 1) for each in value]
+        return [_replace_surrogates(each) for each in value]
     if isinstance(value, dict):
-        return {_clean(key, depth): _clean(each, depth + 1) for key, each in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(each) for key, each in value.items()}
     return value
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bough.errors import RequestError
-from bough.server.wire import MAX_DEPTH, read_json
+from bough.server.bounds import MAX_DEPTH
+from bough.server.wire import read_json
 
 
 def test_half_of_a_pair_of_surrogates_becomes_the_replacement_character() -> None:
