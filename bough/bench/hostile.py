@@ -1,7 +1,7 @@
 """What a well-behaved client notices while another one misbehaves.
 
-One client streams an answer and one asks for `/health/live` again and again. A third, a process of its own, sends what nobody
-should send. For each case the longest silences of both are told, beside those without it.
+One client streams an answer and one asks for `/health/live` again and again. A third, in a process of its own, sends what
+nobody should send. For each case the longest silences of both are told, beside those without it.
 """
 
 from __future__ import annotations
