@@ -79,7 +79,8 @@ def _place(cache: PrefixCache, session: Session, start: int, end: int) -> Node:
     if start < node.end:
         tail, node = node, trie.split(node, start)
         cache.evictor.offer(trie, tail)
-        cache.parted.append((trie, tail))
+        if cache.memory.disk is not None:
+            cache.parted.append((trie, tail))
     return trie.append(node, tokens, node.last_used)
 
 
