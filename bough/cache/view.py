@@ -1,10 +1,15 @@
-"""The tree as people and programs see it: plain data, taken at one moment."""
+"""The tree as people and programs see it: plain data, taken at one moment.
+
+Taking a view costs little for each node, because it holds up the engine. Texts and ids are made of the packed tokens when
+somebody reads them, in any thread: decoding a whole tree takes seconds.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Any
 
 from bough.cache.node import Node
@@ -14,6 +19,11 @@ from bough.cache.tokens import cut, unpack
 from bough.cache.trie import Trie
 
 Decode = Callable[[Sequence[int]], str]
+
+MOST_BRANCHES = 16
+"""So many ways in which the tree goes on are shown at the most: a node may have as many as there are tokens."""
+
+_NOT_PLAIN = ("edge", "decode", "children")
 
 
 @dataclass(frozen=True)
@@ -25,8 +35,6 @@ class NodeView:
 
     start: int
     end: int
-    text: str
-    token_ids: tuple[int, ...]
     nbytes: int
     num_pages: int
     places: dict[str, int]
@@ -36,19 +44,32 @@ class NodeView:
     hits: int
     idle_s: float
     depth: int
+    edge: bytes = field(repr=False)
+    decode: Decode = field(repr=False)
     children: list[NodeView] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(unpack(self.edge))
+
+    @property
+    def text(self) -> str:
+        return self.decode(unpack(self.edge))
+
+    def as_dict(self, *, has_ids: bool = True) -> dict[str, Any]:
         """Plain data for JSON, without recursion limits: the tree as nested dictionaries."""
         done: dict[int, dict[str, Any]] = {}
         for view in reversed(_flatten([self])):
-            plain = {name: getattr(view, name) for name in view.__dataclass_fields__ if name != "children"}
+            plain = {name: getattr(view, name) for name in _PLAIN} | ({"token_ids": view.token_ids} if has_ids else {})
             done[id(view)] = plain | {"children": [done[id(child)] for child in view.children]}
         return done[id(self)]
+
+
+_PLAIN = ("start", "end", "text", *(each.name for each in fields(NodeView)[2:] if each.name not in _NOT_PLAIN))
 
 
 @dataclass(frozen=True)
@@ -62,8 +83,8 @@ class TreeView:
         """Every node, parents first."""
         return [view for nodes in self.roots.values() for view in _flatten(nodes)]
 
-    def as_dict(self) -> dict[str, Any]:
-        return {salt: [node.as_dict() for node in nodes] for salt, nodes in self.roots.items()}
+    def as_dict(self, *, has_ids: bool = True) -> dict[str, Any]:
+        return {salt: [node.as_dict(has_ids=has_ids) for node in nodes] for salt, nodes in self.roots.items()}
 
     def __str__(self) -> str:
         lines = []
@@ -132,12 +153,9 @@ def _view_trie(trie: Trie, decode: Decode, now: float) -> list[NodeView]:
 
 
 def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
-    ids = unpack(node.edge)
     return NodeView(
         start=node.start,
         end=node.end,
-        text=decode(ids),
-        token_ids=tuple(ids),
         nbytes=node.nbytes,
         num_pages=sum(len(pages) for pages in node.pages.values()),
         places=_places(node),
@@ -147,6 +165,8 @@ def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
         hits=node.hits,
         idle_s=max(0.0, now - node.last_used),
         depth=depth,
+        edge=node.edge,
+        decode=decode,
     )
 
 
@@ -157,7 +177,10 @@ def _places(node: Node) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a prompt would be cached as far as it would: where it leaves the tree, and what the tree goes on with there."""
+    """Why a prompt would be cached as far as it would: where it leaves the tree, and what the tree goes on with there.
+
+    Of many ways in which the tree goes on `tree_goes_on` has a few.
+    """
 
     prompt_tokens: int
     matched_tokens: int
@@ -185,7 +208,7 @@ def explain(cache: PrefixCache, ids: Sequence[int], salt: str, decode: Decode, a
 def _continuations(node: Node, at: int, around: int) -> list[list[int]]:
     if at < node.end:
         return [unpack(cut(node.edge, at - node.start, at - node.start + around))]
-    return [unpack(cut(child.edge, 0, around)) for child in node.children.values()]
+    return [unpack(cut(child.edge, 0, around)) for child in islice(node.children.values(), MOST_BRANCHES)]
 
 
 def _reason(cache: PrefixCache, total: int, matched: int, cached: int) -> str:

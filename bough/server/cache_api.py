@@ -118,15 +118,8 @@ async def read_tree(
 
 
 def _tree_as_json(model: str, tree: TreeView, has_ids: bool) -> JSONResponse:
-    roots = tree.as_dict()
-    if not has_ids:
-        stack = [node for nodes in roots.values() for node in nodes]
-        while stack:
-            node = stack.pop()
-            del node["token_ids"]
-            stack += node["children"]
     try:
-        return JSONResponse({"model": model, "roots": roots})
+        return JSONResponse({"model": model, "roots": tree.as_dict(has_ids=has_ids)})
     except RecursionError:
         depth = max(node.depth for node in tree.nodes)
         raise RequestError(f"the tree is {depth + 1} levels deep, too deep for JSON: ask with format=text") from None
