@@ -1,8 +1,9 @@
 """The engine's thread: it alone runs the scheduler, and whatever else touches the tree while requests run.
 
-Others hand it requests (`submit`) and calls (`call`), which it takes between two turns. A watchdog fails the requests of a
-step that does not end, and the calls behind it, so that nobody waits for ever; when the step ends after all, the worker
-goes on.
+Others hand it requests (`submit`) and calls (`call`), which it takes between two turns. What costs the more the larger the
+tree is, so that it would hold up the requests, has a bounded share of the time while any run: looks at the tree (`look`),
+and the figures that it notes for those who do not wait (`snapshot`). A watchdog fails the requests of a step that does not
+end, and the calls behind it, so that nobody waits for ever; when the step ends after all, the worker goes on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ IDLE_S = 60.0
 """So often an idle worker looks after what may have expired."""
 
 _SNAPSHOT_SHARE = 20  # taking figures costs at most one part in so many of the time
+_SNAPSHOT_S = 0.5  # and happens no oftener than this while requests run
+_LOOK_SHARE = 5  # looks cost at most one part in so many of the time while requests run
 _WATCH_S = 1.0
 
 
@@ -79,12 +82,15 @@ class Worker:
         self._on_idle = on_idle
         self._clock = clock
         self._inbox: deque[Job | _Call[Any]] = deque()  # changed only by who holds `_wakes`
+        self._looks: deque[_Call[Any]] = deque()  # likewise
+        self._look_from_s = 0.0  # not before this time the next look, while requests run
         self._wakes = threading.Condition()
         self._is_closing = False
         self._busy_since: float | None = None
         self._is_stuck = False
         self._snapshot: dict[str, Any] = take_stats()
-        self._snapshot_due_s = 0.0
+        self._snapshot_s = self._snapshot_due_s = 0.0  # when it was taken, and when it may be taken again
+        self._is_snapshot_old = False
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="bough-watchdog", daemon=True)
         self._thread.start()
@@ -120,16 +126,25 @@ class Worker:
             self._wakes.notify()
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run something between two turns, such as a look at the tree. Raises ShuttingDown or EngineStuck."""
+        """Run something between two turns, such as a change of the tree. Raises ShuttingDown or EngineStuck."""
 
         def run() -> Result:
             self.scheduler.put_off_check()
             return work()
 
-        call = _Call(run, Future())
+        return self._hand_over(self._inbox, _Call(run, Future()))
+
+    def look(self, work: Callable[[], Result]) -> Future[Result]:
+        """Run something that looks at the whole tree, one such between two turns, and seldom enough while requests run.
+
+        Raises ShuttingDown or EngineStuck.
+        """
+        return self._hand_over(self._looks, _Call(work, Future()))
+
+    def _hand_over(self, queue: deque[Any], call: _Call[Result]) -> Future[Result]:
         with self._wakes:
             self._require_open()
-            self._inbox.append(call)
+            queue.append(call)
             self._wakes.notify()
         return call.future
 
@@ -156,11 +171,12 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._wakes:
-                if not (self._inbox or self.scheduler.has_work or self._is_closing):
-                    self._wakes.wait(IDLE_S)
+                if not (self._inbox or self._looks or self.scheduler.has_work or self._is_closing):
+                    self._wakes.wait(self._idle_s())
                 is_closing = self._is_closing  # if so, nothing comes any more, and all that came is taken below
             with self._turns:
                 self._take_handed()
+                self._take_looks(is_closing)
                 self._busy_since = self._clock()
                 self._turn(is_closing)
                 self._busy_since = None
@@ -178,6 +194,19 @@ class Worker:
                 self._busy_since = self._clock()
                 each.run()
 
+    def _take_looks(self, is_closing: bool) -> None:
+        """Run the next look, unless requests run and the last one was only just now for what it cost; all at the end."""
+        while self._looks and (is_closing or not self.scheduler.has_work or self._clock() >= self._look_from_s):
+            with self._wakes:
+                look = self._looks.popleft() if self._looks else None  # the watchdog may have taken it
+            if look is not None:
+                started_s = self._busy_since = self._clock()
+                look.run()
+                now = self._clock()
+                self._look_from_s = now + (_LOOK_SHARE - 1) * (now - started_s)
+            if not is_closing:
+                return
+
     def _turn(self, is_closing: bool) -> None:
         """One turn; a mistake of ours ends the requests, and never the thread."""
         try:
@@ -193,12 +222,20 @@ class Worker:
             self.scheduler.fail_all(EngineError(f"{type(error).__name__}: {error}"))
 
     def _refresh_snapshot(self) -> None:
+        """Take the figures anew if it is time for that; otherwise an idle worker does so a little later."""
         started_s = self._clock()
-        if started_s < self._snapshot_due_s and self.scheduler.has_work:
+        is_early = started_s < self._snapshot_due_s
+        if is_early or (self.scheduler.has_work and started_s < self._snapshot_s + _SNAPSHOT_S):
+            self._is_snapshot_old = True
             return
         self._snapshot = self._take_stats()
-        now = self._clock()
-        self._snapshot_due_s = now + max(0.5, _SNAPSHOT_SHARE * (now - started_s))
+        self._is_snapshot_old = False
+        self._snapshot_s = now = self._clock()
+        self._snapshot_due_s = now + _SNAPSHOT_SHARE * (now - started_s)
+
+    def _idle_s(self) -> float:
+        """How long an idle worker waits for something to do."""
+        return max(0.0, self._snapshot_due_s - self._clock()) if self._is_snapshot_old else IDLE_S
 
     def _watch(self) -> None:
         """Look every second whether a step takes too long."""
@@ -216,7 +253,8 @@ class Worker:
     def _give_up(self) -> None:
         """Tell the clients; the engine's thread cleans up when the step ends."""
         with self._wakes:
-            handed = list(self._inbox)
+            handed = [*self._inbox, *self._looks]
             self._inbox.clear()
+            self._looks.clear()
         for each in [*handed, *list(self.scheduler.waiting), *list(self.scheduler.running)]:
             each.fail(EngineStuck(f"a step of the engine takes longer than {self.limits.stuck_s:.0f} s"))

@@ -79,9 +79,9 @@ async def _require_loaded(service: Service, model: str) -> LoadedModel:
 
 async def _figures(service: Service, loaded: LoadedModel, scope: str | None) -> dict[str, Any]:
     if scope is None:
-        exact = await service.on_engine(loaded, loaded.runner.cache.stats)
+        exact = await service.look(loaded, loaded.runner.cache.stats)
         return {**loaded.worker.snapshot(), **exact}
-    tree = await service.on_engine(loaded, lambda: loaded.runner.cache.tree(scope))
+    tree = await service.look(loaded, lambda: loaded.runner.cache.tree(scope))
     return sum_up(tree.nodes)
 
 
@@ -111,7 +111,7 @@ async def read_tree(
     """The tree of one model: every edge with its text, where it lies, what is kept and what is in use."""
     chosen = salt if scope is None else scope
     async with _using(service, model) as loaded:
-        tree = await service.on_engine(loaded, lambda: loaded.runner.cache.tree(chosen))
+        tree = await service.look(loaded, lambda: loaded.runner.cache.tree(chosen))
     if format == "text":
         return PlainTextResponse(await asyncio.to_thread(str, tree))
     return await asyncio.to_thread(_tree_as_json, loaded.name, tree, ids)

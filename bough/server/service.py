@@ -123,6 +123,10 @@ class Service:
         """Run something on the engine's thread, between two steps."""
         return await asyncio.wrap_future(loaded.worker.call(work))
 
+    async def look(self, loaded: LoadedModel, work: Callable[[], Result]) -> Result:
+        """Run something that looks at the whole tree on the engine's thread; it may wait so as not to hold up requests."""
+        return await asyncio.wrap_future(loaded.worker.look(work))
+
     async def load(self, model: str, keep_alive_s: float | None = None) -> float:
         """Have a model in memory; returns the seconds that this took."""
         started_s = time.perf_counter()

@@ -288,3 +288,46 @@ def test_a_request_that_is_cancelled_while_it_waits_hears_of_its_end_from_the_th
     wait_until(lambda: waiting.is_done and all(client.is_done for client in running))
 
     assert waiting.completion is not None and waiting.completion.finish_reason == "cancelled"
+
+
+def test_looks_at_the_tree_are_taken_one_between_two_turns_and_seldom_while_requests_run() -> None:
+    stage = Stage()
+    now, order = [0.0], []
+    stage.worker._clock = lambda: now[0]
+
+    def look() -> None:
+        now[0] += 1.0  # each takes a second, and a turn no time at all
+        order.append("look")
+
+    turn = stage.concert.scheduler.turn
+    stage.concert.scheduler.turn = lambda: (order.append("turn"), turn())  # type: ignore[method-assign, assignment, func-returns-value]
+    with stage.worker._turns:  # so that all are handed over together
+        client = stage.submit(1)
+        looks = [stage.worker.look(look) for _ in range(3)]
+    wait_until(lambda: client.is_done)
+
+    assert [each.result(BOUND_S) for each in looks] == [None] * 3
+    assert client.completion
+    assert order.index("turn") <= 1 and order.count("look") == 3
+    assert order[order.index("turn") :].index("look") >= 4  # the second one waited until nothing ran
+    stage.worker.close()
+
+
+def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_end() -> None:
+    concert, taken = Concert(lanes=2), []
+
+    def take_stats() -> dict[str, object]:
+        taken.append(1)
+        time.sleep(0.02)
+        return dict(concert.cache.stats())
+
+    worker = Worker(concert.scheduler, Turns(), Limits(), take_stats=take_stats, on_idle=lambda: None)
+    client = Client()
+    worker.submit(Job(concert.prepare(Request([1, 2, 3], SamplingParams(max_tokens=4))), client))
+    wait_until(lambda: client.is_done)
+    for _ in range(50):
+        worker.call(int).result(BOUND_S)
+
+    assert len(taken) < 25
+    wait_until(lambda: worker.snapshot()["tokens"] == 6)
+    worker.close()
