@@ -2,7 +2,8 @@
 
 A model is loaded when it is first asked for, and unloaded when it was not used for its time (`keep_alive_s`, of the request
 or of the settings) or when another one needs its room: then the one that was used least recently goes first. Unloading
-saves its tree. One model at a time is loaded or unloaded, in a thread; those that are loaded serve meanwhile.
+saves its tree. One model at a time is loaded or unloaded, in a thread; those that are loaded serve meanwhile. Times are
+those of a clock that nobody sets: when the machine's time is put right, no model goes early, and none stays for years.
 
 Always true:
 - a model in use, or one that somebody waits for, is not unloaded, but by `close`;
@@ -51,12 +52,11 @@ class StartedModel:
 
 
 Start = Callable[[ModelFiles, Settings], StartedModel]
-Clock = Callable[[], datetime]
 
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model in memory. `num_bytes` are its weights as its files hold them; `expires_at` is None if it stays for ever."""
+    """A model in memory. `num_bytes` are its weights as its files hold them; `expires_s` is None if it stays for ever."""
 
     name: str
     runner: Runner
@@ -64,9 +64,8 @@ class LoadedModel:
     info: Facts
     num_bytes: int
     load_s: float
-    loaded_at: datetime
-    used_at: datetime
-    expires_at: datetime | None
+    used_s: float
+    expires_s: float | None
     keep_alive_s: float | None = field(default=None, repr=False)  # the last that was asked for; None: that of the settings
     num_uses: int = 0
 
@@ -82,10 +81,6 @@ def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
         raise
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class LoadedModels:
     """The models in memory, by the names of the catalog."""
 
@@ -95,7 +90,7 @@ class LoadedModels:
         catalog: Catalog,
         *,
         start: Start = start_model,
-        clock: Clock = _now,
+        clock: Callable[[], float] = time.monotonic,
         read_memory: Callable[[], HostMemory] = read_host_memory,
     ) -> None:
         self.catalog = catalog
@@ -179,10 +174,16 @@ class LoadedModels:
 
     # Time
 
+    def expires_at(self, loaded: LoadedModel) -> datetime | None:
+        """When the time of a model will be over, as the machine's clock stands now; None: never."""
+        if loaded.expires_s is None:
+            return None
+        return datetime.now(UTC) + timedelta(seconds=loaded.expires_s - self._clock())
+
     def _touch(self, loaded: LoadedModel) -> None:
         """A use begins or ends: the model's time counts from now."""
-        loaded.used_at = self._clock()
-        loaded.expires_at = self._expiry(loaded.keep_alive_s, loaded.used_at)
+        loaded.used_s = self._clock()
+        loaded.expires_s = self._expiry(loaded.keep_alive_s, loaded.used_s)
         self._note_change()
 
     def _note_change(self) -> None:
@@ -191,15 +192,15 @@ class LoadedModels:
         if self._timekeeper is None and not self._is_closed:
             self._timekeeper = asyncio.create_task(self._keep_time(), name="bough-keep-alive")
 
-    def _expiry(self, keep_alive_s: float | None, now: datetime) -> datetime | None:
+    def _expiry(self, keep_alive_s: float | None, now: float) -> float | None:
         kept_s = self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s
-        return now + timedelta(seconds=kept_s) if kept_s is not None and 0 <= kept_s < _LONGEST_S else None
+        return now + kept_s if kept_s is not None and 0 <= kept_s < _LONGEST_S else None
 
     def _is_idle(self, loaded: LoadedModel) -> bool:
         return loaded.num_uses == 0 and not self._wanted[loaded.name] and not loaded.worker.is_stuck
 
     def _is_over(self, loaded: LoadedModel) -> bool:
-        return loaded.expires_at is not None and loaded.expires_at <= self._clock() and self._is_idle(loaded)
+        return loaded.expires_s is not None and loaded.expires_s <= self._clock() and self._is_idle(loaded)
 
     async def _keep_time(self) -> None:
         while True:
@@ -211,9 +212,10 @@ class LoadedModels:
 
     def _next_expiry_s(self) -> float | None:
         """Seconds until the next model's time is over; None: no such time is known. Nobody tells when a step ends."""
-        times = [each.expires_at for each in self._loaded.values() if each.expires_at and self._is_idle(each)]
+        idle = [each for each in self._loaded.values() if self._is_idle(each)]
+        times = [each.expires_s for each in idle if each.expires_s is not None]
         is_any_stuck = any(each.worker.is_stuck for each in self._loaded.values())
-        next_s = max(0.0, (min(times) - self._clock()).total_seconds()) if times else None
+        next_s = max(0.0, min(times) - self._clock()) if times else None
         return min(_STUCK_S, math.inf if next_s is None else next_s) if is_any_stuck else next_s
 
     # Loading and unloading
@@ -257,7 +259,7 @@ class LoadedModels:
             started = await self._start_retrying(files)
             load_s, now = time.perf_counter() - started_s, self._clock()
             self._loaded[files.name] = LoadedModel(
-                files.name, started.runner, started.worker, info, num_bytes, load_s, now, now, self._expiry(None, now)
+                files.name, started.runner, started.worker, info, num_bytes, load_s, now, self._expiry(None, now)
             )
             log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, _describe_engine(started.runner))
             self._note_change()
@@ -300,7 +302,7 @@ class LoadedModels:
         """Unload the model that was used least recently; False if all are in use. Needs the lock."""
         idle = [each for each in self._loaded.values() if self._is_idle(each)]
         if idle:
-            await self._unload(min(idle, key=lambda each: each.used_at))
+            await self._unload(min(idle, key=lambda each: each.used_s))
         return bool(idle)
 
     async def _unload(self, loaded: LoadedModel) -> None:
@@ -313,7 +315,7 @@ class LoadedModels:
 
     def list(self) -> list[LoadedModel]:
         """Every loaded model, the one that was used last first."""
-        return sorted(self._loaded.values(), key=lambda each: each.used_at, reverse=True)
+        return sorted(self._loaded.values(), key=lambda each: each.used_s, reverse=True)
 
 
 def is_short_of_memory(error: BaseException | None) -> bool:

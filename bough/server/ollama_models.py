@@ -56,7 +56,9 @@ async def list_models(service: ServiceOf) -> Response:
 @router.get("/api/ps")
 async def list_loaded(service: ServiceOf) -> Response:
     """The models that are loaded."""
-    return JSONResponse({"models": [_write_loaded(loaded) for loaded in service.models.list()]})
+    return JSONResponse(
+        {"models": [_write_loaded(each, service.models.expires_at(each)) for each in service.models.list()]}
+    )
 
 
 @router.post("/api/show")
@@ -174,14 +176,14 @@ def _write_details(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _write_loaded(loaded: LoadedModel) -> dict[str, Any]:
+def _write_loaded(loaded: LoadedModel, expires_at: datetime | None) -> dict[str, Any]:
     engine = loaded.runner.engine
     about = engine.describe()
     return {
         **_write(loaded.info),
         "size": loaded.num_bytes,
         "size_vram": 0 if about["device"] == "cpu" else loaded.num_bytes,
-        "expires_at": write_time(loaded.expires_at or FOR_EVER),
+        "expires_at": write_time(expires_at or FOR_EVER),
         "context_length": engine.context_tokens,
         "engine": about["engine"],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from datetime import timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import EngineError, ModelNotFound, NoRoom, ShuttingDown, UnsupportedModel
+from bough.server import loaded as loaded_module
 from bough.server.catalog import Catalog
 from bough.server.loaded import LoadedModels
 from tests.server.fake_models import MODEL_BYTES, World
@@ -76,9 +77,32 @@ def test_each_use_begins_the_time_anew(make_world, run):
         await world.use("a")
         await world.pass_time(200)
         await world.use("a")
-        assert world.models.find("a").expires_at == world.now + timedelta(seconds=300)
+        assert world.models.find("a").expires_s == world.now + 300
         await world.pass_time(200)
         assert world.names == ["a"]
+
+    run(ask())
+
+
+def test_a_wall_clock_that_is_set_neither_unloads_a_model_nor_keeps_it(make_world, run, monkeypatch):
+    class Wrong(datetime):
+        years = 0
+
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2026 + cls.years, 1, 1, tzinfo=tz)
+
+    async def ask():
+        monkeypatch.setattr(loaded_module, "datetime", Wrong)
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a")
+        for years in (10, -10):
+            Wrong.years = years
+            await world.models.unload_expired()
+            left = world.models.expires_at(world.models.find("a")) - Wrong.now(UTC)
+            assert (world.names, left.total_seconds()) == (["a"], 300)
+        await world.pass_time(300)
+        assert world.names == []
 
     run(ask())
 
@@ -114,7 +138,7 @@ def test_a_model_can_stay_for_ever(make_world, run, keep_alive_s):
     async def ask():
         world = make_world()
         await world.use("a", keep_alive_s)
-        assert world.models.find("a").expires_at is None
+        assert world.models.find("a").expires_s is None
         await world.pass_time(10**8)
         assert world.names == ["a"]
 
@@ -126,9 +150,9 @@ def test_a_time_that_was_asked_for_counts_until_another_is(make_world, run):
         world = make_world(keep_alive_s=300.0)
         await world.use("a", -1.0)
         await world.use("a")
-        assert world.models.find("a").expires_at is None
+        assert world.models.find("a").expires_s is None
         await world.use("a", 60.0)
-        assert world.models.find("a").expires_at is not None
+        assert world.models.find("a").expires_s is not None
 
     run(ask())
 
@@ -171,7 +195,7 @@ def test_the_model_that_was_used_least_recently_makes_way(make_world, run):
     async def ask():
         world = make_world(max_models=2)
         for name in "aba":
-            world.now += timedelta(seconds=1)
+            world.now += 1
             await world.use(name)
         await world.use("c")
         assert set(world.names) == {"a", "c"}
@@ -195,7 +219,7 @@ def test_models_make_way_for_weights_that_would_not_fit_beside_them(make_world, 
     async def ask():
         world = make_world()
         await world.use("a")
-        world.now += timedelta(seconds=1)
+        world.now += 1
         await world.use("b")
         world.available_bytes = MODEL_BYTES // 2
         await world.use("c")
@@ -219,7 +243,7 @@ def test_a_load_that_runs_out_of_memory_is_tried_again_with_fewer_models(make_wo
     async def ask():
         world = make_world()
         await world.use("a")
-        world.now += timedelta(seconds=1)
+        world.now += 1
         await world.use("b")
         world.errors["c"] = [MemoryError(), EngineError("loading failed: OutOfMemoryError: CUDA out of memory")]
         await world.use("c")
