@@ -76,7 +76,7 @@ class CacheHandle:
         """Write what one salt has into one file. Raises RequestError if nothing is kept on disk, DiskError if it fails."""
         with self._turns:
             disk = self._require_disk()
-            if not self._cache.flush():
+            if not self._cache.flush(salt):
                 raise DiskError("not everything in memory could be saved: the archive would lack it")
             return export_tree(disk, file, salt)
 

@@ -353,15 +353,17 @@ class PrefixCache:
         """Whether a note of use that is so old may let what it is of die too early."""
         return self._ttl_s is not None and seconds > self._ttl_s / 4
 
-    def flush(self) -> bool:
-        """Hand everything that the disk lacks to it and wait until it is written; False if that failed."""
+    def flush(self, salt: str | None = None) -> bool:
+        """Hand everything that the disk lacks to it, or one salt's, and wait until it is written; False if that failed."""
         disk = self.memory.disk
         if disk is None:
             return True
-        for trie in list(self.tries.values()):
+        found = None if salt is None else self.find_trie(salt)
+        tries = [trie for trie in self.tries.values() if found in (None, trie)]
+        for trie in tries:
             save_all(self, trie)
         is_safe = disk.flush()
-        for trie in self.tries.values():
+        for trie in tries:
             memory_of(trie).prune()
         return disk.flush() and is_safe  # now without what newer copies have replaced
 

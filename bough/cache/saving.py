@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bough.cache.evictor import memory_of
 from bough.cache.memory import Item, own_copy
-from bough.cache.node import Node, Noted
+from bough.cache.node import Node, Noted, Point
 from bough.cache.state import Page, Place
 from bough.cache.trail import Trail
 from bough.cache.trie import Trie
@@ -54,11 +54,12 @@ def _save_nodes(cache: PrefixCache, trie: Trie, nodes: Sequence[Node]) -> None:
     if disk is None:
         return
     for node in nodes:
-        if any(_unsaved([node])):
-            _make_room(cache, trie, [node])
+        last_used = cache.evictor.to_wall(node.last_used)
+        if not _unsaved([node]) and not _unnoted(cache, node, last_used):
+            continue  # its trail would cost as much as its whole path
+        _make_room(cache, trie, [node])
         if _is_attached(trie, node):  # making room may have merged it with another, which comes later or is unsaved for now
-            trail = Trail.of(disk, trie, node)
-            _save_node(cache, trie, node, trail, cache.evictor.to_wall(node.last_used))
+            _save_node(cache, trie, node, Trail.of(disk, trie, node), last_used)
 
 
 def _is_attached(trie: Trie, node: Node) -> bool:
@@ -118,16 +119,26 @@ def _is_whole(item: Item, page_tokens: int) -> bool:
     return isinstance(item, Page) and item.end % page_tokens == 0
 
 
+def _unnoted(cache: PrefixCache, node: Node, last_used: float) -> list[Point]:
+    """The restore points of a node of which the disk does not know what is true now."""
+    return [point for point in node.points.values() if not _is_noted(cache, point, last_used)]
+
+
+def _is_noted(cache: PrefixCache, point: Point, last_used: float) -> bool:
+    noted = point.noted  # its address never changes
+    if noted is None or cache.is_aging(last_used - noted.last_used):
+        return False
+    return (noted.reason, noted.kept, noted.superseded) == (point.reason, point.kept, point.superseded)
+
+
 def _note_points(cache: PrefixCache, node: Node, trail: Trail, last_used: float) -> None:
     assert cache.memory.disk is not None
-    for point in node.points.values():
-        noted = Noted(trail.address(point), point.reason, point.kept, point.superseded, last_used)
-        if noted != point.noted or cache.is_aging(last_used - point.noted.last_used):
-            point.noted = noted
-            cache.memory.disk.put_point(
-                noted.address,
-                reason=noted.reason,
-                is_kept=noted.kept,
-                is_superseded=noted.superseded,
-                last_used=last_used,
-            )
+    for point in _unnoted(cache, node, last_used):
+        point.noted = noted = Noted(trail.address(point), point.reason, point.kept, point.superseded, last_used)
+        cache.memory.disk.put_point(
+            noted.address,
+            reason=noted.reason,
+            is_kept=noted.kept,
+            is_superseded=noted.superseded,
+            last_used=last_used,
+        )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+
 from bough.cache.trie import Trie
+from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World
 
@@ -28,3 +31,43 @@ def test_a_salt_whose_state_was_evicted_leaves_nothing_behind_without_a_disk() -
     gc.collect()
     assert len(world.cache.tries) < 10
     assert sum(trie() is not None for trie in tries) < 50  # the heap's stale entries know a few that are gone
+
+
+class CountingDisk(FakeDisk):
+    """A disk that counts the tokens of the paths that were traced on it."""
+
+    num_traced = 0
+
+    def digests(self, root: bytes, tokens: bytes) -> list[bytes]:
+        self.num_traced += len(tokens) // 4
+        return super().digests(root, tokens)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_flushing_what_is_on_disk_already_traces_no_path(model: str) -> None:
+    disk = CountingDisk(page_tokens=2)
+    world = World(MODELS[model], 2, disk=disk)
+    for number in range(10):
+        visit(world, f"salt {number}")
+    assert world.cache.flush()
+
+    before = disk.num_traced
+    assert world.cache.flush()
+
+    assert disk.num_traced == before
+
+
+def test_flushing_one_salt_leaves_the_others_to_the_writer() -> None:
+    disk = CountingDisk(page_tokens=2)
+    world = World(MODELS["full"], 2, disk=disk)
+    for salt in ("ours", "theirs"):
+        disk.is_full = True  # nothing is taken while the requests run
+        visit(world, salt)
+    disk.is_full = False
+
+    before = disk.num_traced
+    assert world.cache.flush("ours")
+
+    assert 0 < disk.num_traced - before <= 15  # the three nodes of one salt, each with its path
+    assert {address.root for address in disk.platter.files} == {disk.root("ours")}
+    assert world.cache.flush("nobody")
