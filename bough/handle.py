@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.disk import Disk, DiskError
-from bough.cache.disk.archive import Exported, Imported, export_tree, import_tree
+from bough.cache.disk.archive import Exported, Imported, export_tree, import_tree, read_manifest
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.upkeep import change_disk, forget, keep
 from bough.cache.view import Explanation, TreeView, explain, view_tree
@@ -82,6 +82,22 @@ class CacheHandle:
 
     def import_file(self, file: Path, salt: str = "") -> Imported:
         """Add what a file holds to the tree of a salt. Raises LanesBusy while requests run, DiskError for a wrong file."""
+        self.check_archive(file)
+        return self.take_archive(file, salt)
+
+    def check_archive(self, file: Path) -> None:
+        """Raise DiskError unless a file is an archive of a tree of this model. Any thread may ask: only the file is read.
+
+        A wrong file must not come as far as `take_archive`, for which everybody's memory is let go.
+        """
+        identity, manifest = self._require_disk().identity, read_manifest(file)
+        for name in ("fingerprint", "page_tokens"):
+            found, wanted = getattr(manifest, name), getattr(identity, name)
+            if found != wanted:
+                raise DiskError(f"{file} is of another model: its {name} is {found!r}, and this tree's is {wanted!r}")
+
+    def take_archive(self, file: Path, salt: str = "") -> Imported:
+        """Add what an archive that was checked holds to the tree of a salt. Raises LanesBusy while requests run."""
         with self._turns:
             disk = self._require_disk()
             return change_disk(self._cache, lambda: import_tree(disk, file, salt))

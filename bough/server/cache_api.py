@@ -7,8 +7,8 @@ who sends a salt means that one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field
 
-from bough.cache.disk import DiskError, Imported
+from bough.cache.disk import DiskError
 from bough.cache.view import NodeView, TreeView
 from bough.config import Settings
 from bough.errors import RequestError, TooLarge, Unavailable
@@ -280,7 +280,9 @@ async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, mod
         with temporary_file(_folder(service)) as file:
             await spool(request.stream(), file, min(service.settings.max_import_bytes, room_bytes))
             async with _using(service, model) as loaded:
-                found = await service.on_engine(loaded, partial(_import_file, loaded, file, salt))
+                with _told_without(file):
+                    await asyncio.to_thread(loaded.runner.cache.check_archive, file)
+                    found = await service.on_engine(loaded, lambda: loaded.runner.cache.take_archive(file, salt))
     except TooLarge as error:
         return answer_fault(Fault(413, str(error), headers={"Connection": "close"}), shape)
     except OSError as error:
@@ -288,9 +290,11 @@ async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, mod
     return JSONResponse({"model": loaded.name, **asdict(found)})
 
 
-def _import_file(loaded: LoadedModel, file: Path, salt: str) -> Imported:
+@contextmanager
+def _told_without(file: Path) -> Iterator[None]:
+    """What is wrong with an archive is the client's mistake, and told without where the file lies."""
     try:
-        return loaded.runner.cache.import_file(file, salt)
+        yield
     except DiskError as error:
         raise RequestError(str(error).replace(str(file), "the archive")) from error
 
