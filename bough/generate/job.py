@@ -34,7 +34,10 @@ class Listener(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """One request for a scheduler. `passed` counts how often others were preferred, for a lane, then for a chunk."""
+    """One request for a scheduler. `passed` counts how often others were preferred, for a lane, then for a chunk.
+
+    `tenant` is whose it is, where that cannot be made up: lanes and places in the queue are shared out among tenants.
+    """
 
     generation: Generation
     listener: Listener
@@ -42,6 +45,8 @@ class Job:
     submitted_s: float = 0.0
     passed: int = 0
     leader: Job | None = None  # whose work it waits for
+    tenant: str = ""
+    has_started: bool = False
     is_over: bool = False
     packed: bytes = field(init=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -72,6 +77,7 @@ class Job:
 
     def start(self, waited_s: float) -> None:
         with self._ending:  # so that nothing follows what a watchdog says meanwhile
+            self.has_started = True
             if not self.is_over:
                 self._tell(lambda: self.listener.on_start(self.generation.usage, waited_s))
 
@@ -99,6 +105,15 @@ class Job:
                 self.is_over = True
                 failure = EngineError(f"{type(error).__name__}: {error}")
                 self._tell(lambda: self.listener.on_error(failure))
+
+    def give_way(self, error: BoughError) -> bool:
+        """Tell the listener, from any thread, that the request is refused after all; False if it has started or ended."""
+        with self._ending:
+            if self.has_started or self.is_over:
+                return False
+            self.is_over = True
+        self._tell(lambda: self.listener.on_error(error))
+        return True
 
     def _end_once(self) -> bool:
         with self._ending:

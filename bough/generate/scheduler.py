@@ -15,6 +15,7 @@ Always true between turns:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -120,10 +121,16 @@ class Scheduler:
                 self._begin(check)
 
     def _choose(self, tried: set[Job]) -> Job | None:
-        """The next request for a lane, of those that need not wait for another; those before it are passed over."""
+        """The next request for a lane, of those that need not wait for another; those before it are passed over.
+
+        Tenants with the fewest requests running go first: one that fills the queue does not get every lane.
+        """
         ready = [job for job in self.waiting if job not in tried and self._leader_of(job) is None]
         if not ready:
             return None
+        running = Counter(job.tenant for job in self.running)
+        fewest = min(running[job.tenant] for job in ready)
+        ready = [job for job in ready if running[job.tenant] == fewest]
         chosen = next((job for job in ready if job.passed >= AGE), None) or min(ready, key=self._to_compute)
         for job in ready[: ready.index(chosen)]:
             job.passed += 1

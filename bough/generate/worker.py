@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -62,6 +62,16 @@ class _Call(Generic[Result]):
             self.future.set_exception(error)
 
 
+def _make_way(waiting: Sequence[Job], tenant: str) -> bool:
+    """Refuse the newest request of the tenant with the most that wait, if this one then still has no more; False if not."""
+    if not tenant:
+        return False
+    counts = Counter(job.tenant for job in waiting if job.tenant)
+    most, number = max(counts.items(), key=lambda item: item[1], default=("", 0))
+    newest = [job for job in reversed(waiting) if job.tenant == most]
+    return number > counts[tenant] + 1 and any(job.give_way(QueueFull(len(waiting))) for job in newest)
+
+
 class Worker:
     """A thread that runs a scheduler until `close`."""
 
@@ -104,8 +114,12 @@ class Worker:
     @property
     def num_waiting(self) -> int:
         """Requests that have no lane yet."""
-        handed = sum(isinstance(each, Job) for each in tuple(self._inbox))  # copied at once: others change it
-        return handed + len(self.scheduler.waiting)
+        return len(self._waiting())
+
+    def _waiting(self) -> list[Job]:
+        """The requests that have no lane yet, the newest last."""
+        handed = [each for each in tuple(self._inbox) if isinstance(each, Job)]  # copied at once: others change it
+        return [job for job in (*tuple(self.scheduler.waiting), *handed) if not job.is_over]
 
     @property
     def num_running(self) -> int:
@@ -116,11 +130,15 @@ class Worker:
         return {**self._snapshot, "queue": self.num_waiting, "running": self.num_running}
 
     def submit(self, job: Job) -> None:
-        """Hand over a request; its listener hears the rest. Raises ShuttingDown, EngineStuck or QueueFull."""
+        """Hand over a request; its listener hears the rest. Raises ShuttingDown, EngineStuck or QueueFull.
+
+        When the queue is full, the newest request of the tenant with the most there makes way for one with fewer.
+        """
         with self._wakes:
             self._require_open()
-            if self.num_waiting >= self.limits.queue + self.scheduler.num_free_lanes:
-                raise QueueFull(self.num_waiting)
+            waiting = self._waiting()
+            if len(waiting) >= self.limits.queue + self.scheduler.num_free_lanes and not _make_way(waiting, job.tenant):
+                raise QueueFull(len(waiting))
             job.submitted_s = self._clock()
             self._inbox.append(job)
             self._wakes.notify()

@@ -24,6 +24,7 @@ from bough.prompts import Encoded
 from bough.server.answer import Answer, Ear
 from bough.server.ask import Ask, Finished, Started
 from bough.server.catalog import Catalog
+from bough.server.keys import tenant_of
 from bough.server.loaded import LoadedModel, LoadedModels
 from bough.server.metrics import Seeing
 from bough.server.prompting import ModelFacts, Prepared, prepare_ask
@@ -100,7 +101,7 @@ class Service:
             generation = runner.prepare(
                 encoded, SamplingParams(max_tokens=0), salt=ask.salt, keep=True, is_cancelled=future.cancelled
             )
-            loaded.worker.submit(Job(generation, _Waiter(future)))
+            loaded.worker.submit(Job(generation, _Waiter(future), tenant=self._tenant_of(ask)))
             completion = await future  # if whoever waits for it goes, the future is cancelled, and so the work ends
             await self.on_engine(loaded, lambda: runner.require_kept(encoded.ids, ask.salt))
             return completion
@@ -179,8 +180,12 @@ class Service:
         ears = [Ear(answer.mailbox, choice) for choice in range(ask.num_choices)]
         jobs = await asyncio.to_thread(_make_jobs, ask, loaded, prepared, ears, answer.cancelled.is_set)
         for job in jobs:
-            job.deadline_s = deadline_s
+            job.deadline_s, job.tenant = deadline_s, self._tenant_of(ask)
             loaded.worker.submit(job)
+
+    def _tenant_of(self, ask: Ask) -> str:
+        """Whose ask it is, for sharing out lanes and the queue; without keys anybody could be anybody."""
+        return tenant_of(ask.salt) if self.settings.keys_file else ""
 
     def _end(self, loaded: LoadedModel, record: RequestRecord) -> None:
         self.models.give_back(loaded)

@@ -90,13 +90,20 @@ class Concert:
         return Generation(self.engine, request, Letters(), None, self.clock)
 
     def ask(
-        self, ids: Sequence[int], *, deadline_s: float = math.inf, salt: str = "", seed: int = 0, **params: object
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float = math.inf,
+        salt: str = "",
+        seed: int = 0,
+        tenant: str = "",
+        **params: object,
     ) -> Client:
         client = Client()
         self.clients.append(client)
         wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
         request = Request(list(ids), wanted, salt=salt, seed=seed, is_cancelled=lambda: client.is_gone)
-        job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock())
+        job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock(), tenant=tenant)
         self.scheduler.add(job)
         return client
 

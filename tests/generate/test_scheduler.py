@@ -388,3 +388,17 @@ def test_an_end_that_cannot_be_put_together_is_told_as_an_error(monkeypatch: pyt
 
     assert isinstance(client.error, EngineError)
     assert not any(slot.is_busy for slot in concert.cache.slots)
+
+
+def test_a_tenant_with_fewer_requests_running_gets_the_next_lane() -> None:
+    concert = Concert(lanes=2)
+    greedy = [concert.ask([first, 1], tenant="greedy") for first in range(20)]
+    concert.turn()
+    modest = concert.ask([30, *range(1, 20)], tenant="modest")  # longer than all of the others, and the last to come
+
+    while modest.started is None:
+        concert.turn()
+
+    assert sum(client.started is not None for client in greedy) <= 4
+    concert.play()
+    assert all(client.completion for client in [modest, *greedy])

@@ -41,11 +41,13 @@ class Stage:
             on_idle=self.concert.cache.expire,
         )
 
-    def submit(self, first: int, **params: object) -> Client:
+    def submit(self, first: int, tenant: str = "", **params: object) -> Client:
         client = Client()
         request = Request([first, 2, 3], SamplingParams(max_tokens=4, **params), is_cancelled=lambda: client.is_gone)  # type: ignore[arg-type]
         self.worker.submit(Job(self.concert.prepare(request), client))
         self.concert.clients.append(client)
+
+        self.worker.submit(Job(self.concert.prepare(request), client, tenant=tenant))
         return client
 
 
@@ -81,6 +83,37 @@ def test_more_than_may_wait_are_refused_with_their_number(stage: Stage) -> None:
     stage.goes_on.set()
     wait_until(lambda: all(client.is_done for client in clients))
     assert all(client.completion for client in clients)
+
+
+def test_a_tenant_that_fills_the_queue_makes_way_for_others_and_keeps_what_runs() -> None:
+    stage = Stage(queue=4)
+    stage.goes_on.clear()
+    greedy = [stage.submit(first, "greedy") for first in range(2)]
+    wait_until(lambda: stage.worker.num_running)
+    with pytest.raises(QueueFull):
+        greedy.extend(stage.submit(first, "greedy") for first in range(2, 20))
+
+    modest = [stage.submit(first, "modest") for first in (20, 21)]
+    with pytest.raises(QueueFull):  # now both have as many places
+        [stage.submit(first, "modest") for first in (22, 23, 24)]
+
+    refused = [client for client in greedy if client.is_done]
+    assert refused and all(isinstance(client.error, QueueFull) for client in refused)
+    assert refused == greedy[-len(refused) :]  # the newest
+    stage.goes_on.set()
+    wait_until(lambda: all(client.is_done for client in [*greedy, *modest]))
+    assert all(client.completion for client in [*greedy, *modest] if client not in refused)
+    stage.worker.close()
+
+
+def test_without_tenants_nobody_makes_way(stage: Stage) -> None:
+    stage.goes_on.clear()
+    clients = [stage.submit(0)]
+    wait_until(lambda: stage.worker.num_running)
+    with pytest.raises(QueueFull):
+        clients.extend(stage.submit(first) for first in range(1, 9))
+
+    assert not any(client.is_done for client in clients)
 
 
 def test_a_call_runs_on_the_engine_thread_and_its_error_comes_back(stage: Stage) -> None:

@@ -12,7 +12,7 @@ import pytest
 from bough.config import Settings
 from bough.errors import SettingsError
 from bough.server.app import shape_of
-from bough.server.keys import Keys, read_secret
+from bough.server.keys import Keys, read_secret, tenant_of
 from bough.server.origins import Visitors
 from bough.server.security import Security
 from tests.server.layers import Inner, call_raw, send_to
@@ -300,6 +300,7 @@ def test_a_header_refines_the_salt_of_a_key_and_never_reaches_that_of_another(ke
 
     assert len(refined) == 4
     assert bob not in refined
+    assert {tenant_of(salt) for salt in refined} == {salt_of(keyed, x_api_key="alices-key")}
 
 
 def test_without_keys_the_header_is_the_salt(tmp_path: Path) -> None:
