@@ -45,7 +45,7 @@ WAIT_AGAIN_S = 30.0
 """So long no eviction waits for a disk that has not written a page in time; what is not saved goes for good instead."""
 
 MOST_REFUSED = 256
-"""Before more candidates are remembered that could not go, stale ones are forgotten."""
+"""Before more candidates are remembered that could not go, stale ones are forgotten; then at twice what was left."""
 
 
 @dataclass
@@ -86,6 +86,7 @@ class Evictor:
         self.to_wall = to_wall
         self._tries = tries
         self._refused: list[tuple[Place, Candidate, int]] = []
+        self._refused_limit = MOST_REFUSED
         self._waits_from = 0.0  # not before this time an eviction waits for the disk again
         tiers = memory.tiers
         self._host_bytes = tiers.host_bytes if tiers and tiers.has_host else 0
@@ -124,8 +125,9 @@ class Evictor:
 
     def _note_refused(self, place: Place, candidate: Candidate) -> None:
         """Remember a candidate that could not go just now; those that were offered again since are forgotten."""
-        if len(self._refused) >= MOST_REFUSED:
+        if len(self._refused) >= self._refused_limit:
             self._refused = [entry for entry in self._refused if entry[1].node.stamp == entry[2]]
+            self._refused_limit = max(MOST_REFUSED, 2 * len(self._refused))
         self._refused.append((place, candidate, candidate.node.stamp))
 
     def _evict_refused(self, place: Place, trie: Trie | None) -> bool:

@@ -27,6 +27,10 @@ class Candidate:
     trie: Trie
 
 
+FEW_ENTRIES = 8
+"""Of so few a heap keeps stale ones: where salts have shares, each has a heap of its own for each place."""
+
+
 @dataclass
 class _Heap:
     entries: list[_Entry] = field(default_factory=list)
@@ -34,7 +38,7 @@ class _Heap:
 
     def push(self, entry: _Entry) -> None:
         heapq.heappush(self.entries, entry)
-        if len(self.entries) > 64 and len(self.entries) > 4 * self.num_fresh:
+        if len(self.entries) > FEW_ENTRIES and len(self.entries) > 4 * self.num_fresh:
             self.keep([entry for entry in self.entries if _is_fresh(entry)])
             self.num_fresh = len(self.entries)
 

@@ -7,6 +7,9 @@ import weakref
 
 import pytest
 
+from bough.cache import evictor
+from bough.cache.node import Node
+from bough.cache.state import Place
 from bough.cache.trie import Trie
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -31,6 +34,55 @@ def test_a_salt_whose_state_was_evicted_leaves_nothing_behind_without_a_disk() -
     gc.collect()
     assert len(world.cache.tries) < 10
     assert sum(trie() is not None for trie in tries) < 50  # the heap's stale entries know a few that are gone
+
+
+class QuickWorld(World):
+    """A world that is checked at the end only."""
+
+    def check(self) -> None:
+        pass
+
+
+def test_the_order_of_eviction_keeps_few_stale_entries_for_each_salt() -> None:
+    world = QuickWorld(MODELS["full"], 2, salt_share=0.5, budget_bytes=1 << 20)
+    for _ in range(20):
+        for number in range(20):
+            world.run([1, 2, 3, 4], salt=f"salt {number}")
+
+    num_nodes = len(world.cache.tries)
+    assert num_nodes == 20
+    assert len(world.cache.evictor.order) <= 15 * num_nodes  # in the heap of all and in its salt's own
+    World.check(world)
+
+
+def count_stamps(monkeypatch: pytest.MonkeyPatch, num_salts: int) -> int:
+    """How often entries are compared with their nodes while kept leaves go, whose parents cannot go before them."""
+    disk = FakeDisk(page_tokens=2)
+    world = QuickWorld(MODELS["full"], 2, budget_bytes=SMALL_BYTES, disk=disk)
+    for number in range(num_salts):
+        world.run([1, 2, 3, 4], salt=f"salt {number}", keep=True)
+        world.run([1, 2, 5, 6], salt=f"salt {number}", keep=True)
+    counted, stamp = [0], Node.stamp
+
+    def read(node: Node) -> int:
+        counted[0] += 1
+        found: int = stamp.__get__(node)  # type: ignore[attr-defined]
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "stamp", property(read, stamp.__set__))  # type: ignore[attr-defined]
+        for _ in range(10):
+            assert world.cache.evictor.evict_one(Place.DISK)
+    World.check(world)
+    return counted[0]
+
+
+def test_candidates_that_cannot_go_cost_no_more_each_the_more_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evictor, "MOST_REFUSED", 8)
+
+    some, more = count_stamps(monkeypatch, 30), count_stamps(monkeypatch, 120)
+
+    assert more < 6 * some
 
 
 class CountingDisk(FakeDisk):
