@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.disk import Disk, DiskError
-from bough.cache.disk.archive import Exported, Imported, export_tree, import_tree, read_manifest
+from bough.cache.disk.archive import Exported, Imported, check_archive, export_tree, import_tree
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.upkeep import change_disk, forget, keep
 from bough.cache.view import Explanation, TreeView, explain, view_tree
@@ -90,11 +90,7 @@ class CacheHandle:
 
         A wrong file must not come as far as `take_archive`, for which everybody's memory is let go.
         """
-        identity, manifest = self._require_disk().identity, read_manifest(file)
-        for name in ("fingerprint", "page_tokens"):
-            found, wanted = getattr(manifest, name), getattr(identity, name)
-            if found != wanted:
-                raise DiskError(f"{file} is of another model: its {name} is {found!r}, and this tree's is {wanted!r}")
+        check_archive(self._require_disk(), file)
 
     def take_archive(self, file: Path, salt: str = "") -> Imported:
         """Add what an archive that was checked holds to the tree of a salt. Raises LanesBusy while requests run."""

@@ -44,10 +44,8 @@ class Stage:
     def submit(self, first: int, tenant: str = "", **params: object) -> Client:
         client = Client()
         request = Request([first, 2, 3], SamplingParams(max_tokens=4, **params), is_cancelled=lambda: client.is_gone)  # type: ignore[arg-type]
-        self.worker.submit(Job(self.concert.prepare(request), client))
-        self.concert.clients.append(client)
-
         self.worker.submit(Job(self.concert.prepare(request), client, tenant=tenant))
+        self.concert.clients.append(client)
         return client
 
 

@@ -83,6 +83,18 @@ def read_manifest(file: Path) -> Manifest:
         return _read_manifest(file, archive)
 
 
+def check_archive(disk: Disk, file: Path) -> None:
+    """Raise DiskError unless a file is an archive that this disk can take. Only the file is read: any thread may ask."""
+    _require_same_model(file, read_manifest(file), disk)
+
+
+def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
+    for name in ("fingerprint", "page_tokens"):
+        found, wanted = getattr(manifest, name), getattr(disk.identity, name)
+        if found != wanted:
+            raise DiskError(f"{file} is of another model: its {name} is {found!r}, and this tree's is {wanted!r}")
+
+
 def import_tree(disk: Disk, file: Path, salt: str = "") -> Imported:
     """Add what an archive holds to a disk, under this salt, as far as there is room; used by nobody yet.
 
@@ -90,10 +102,7 @@ def import_tree(disk: Disk, file: Path, salt: str = "") -> Imported:
     """
     with _opened(file) as archive:
         manifest = _read_manifest(file, archive)
-        for name in ("fingerprint", "page_tokens"):
-            found, wanted = getattr(manifest, name), getattr(disk.identity, name)
-            if found != wanted:
-                raise DiskError(f"{file} is of another model: its {name} is {found!r}, and this tree's is {wanted!r}")
+        _require_same_model(file, manifest, disk)
         importing = _Importing(disk, salt, manifest)
         importing.take_items(archive)
     importing.take_points()

@@ -36,7 +36,7 @@ class Opened:
 def open_folder(folder: Path, fingerprint: str, model: str, page_tokens: int, *, now: float) -> Opened:
     """Take a folder, or raise DiskBusy or DiskError. What is damaged, or another model's, is moved beside it first.
 
-    Rows of the index that make no sense are removed from it; no use is later than `now`.
+    Rows of the index that make no sense are removed from it, and uses after `now` become uses at `now`.
     """
     with translated(folder):
         lock = lock_folder(folder)
@@ -119,7 +119,7 @@ def _open(
     try:
         content = index.read(keys, now)
         with contextlib.suppress(sqlite3.OperationalError):  # on a full disk they stay, and are left out again next time
-            index.remove_rows(content.bad_rows)
+            index.mend(content.bad_rows, now)
         return Opened(lock, keys, files, index, content, set_aside)
     except BaseException:
         index.close()

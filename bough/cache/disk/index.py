@@ -136,14 +136,20 @@ class Index:
                 connection.execute("RELEASE change")
         return rejected
 
-    def remove_rows(self, rows: Iterable[BadRow]) -> None:
-        """Remove rows that make no sense; raises sqlite3.Error."""
+    def mend(self, rows: Iterable[BadRow], now: float) -> None:
+        """Remove rows that make no sense, and write `now` for every later use; raises sqlite3.Error."""
         with self._transaction() as connection:
             for row in rows:
                 connection.execute(f"DELETE FROM {row.table} WHERE rowid = ?", (row.row_id,))
+            for table in ("uses", "points"):
+                connection.execute(f"UPDATE {table} SET last_used = ? WHERE last_used > ?", (now, now))
 
     def clear(self, root: bytes | None) -> None:
-        """Remove every row, or every row of one root, so that nothing of them remains in the index or its log."""
+        """Remove every row, or every row of one root, so that nothing of them remains in the index or its log.
+
+        `secure_delete` has overwritten them when the log is empty; the file shrinks only when half of it is free, so that
+        whoever clears a small tree does not pay for everybody's.
+        """
         with self._transaction() as connection:
             if root is None:
                 for table in ("uses", "copies", "points"):
@@ -153,8 +159,10 @@ class Index:
                 connection.execute("DELETE FROM copies WHERE root = ?", (root,))
                 connection.execute("DELETE FROM points WHERE root = ?", (root,))
         self.checkpoint()
-        self._connection.execute("VACUUM")
-        self.checkpoint()
+        free, total = (_scalar(self._connection, f"PRAGMA {name}") for name in ("freelist_count", "page_count"))
+        if 2 * free >= total:
+            self._connection.execute("VACUUM")
+            self.checkpoint()
 
     def checkpoint(self) -> None:
         """Move everything from the log into the index itself and empty the log."""

@@ -161,9 +161,10 @@ class _Verifying:
         self._files.prepare()
 
     def run(self, on_file: Callable[[int], None], repair: bool) -> Verified:
+        now = time.time()
         broken = [f"index: {problem}" for problem in self._index.problems()]
         try:
-            content = self._index.read(self._keys, time.time())
+            content = self._index.read(self._keys, now)
         except Unfit as error:
             return Verified(0, 0, (*broken, f"index: {error}"), 0)
         copies = content.copies
@@ -175,7 +176,7 @@ class _Verifying:
             on_file(copy.nbytes)
         orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in copies]
         if repair:
-            self._index.remove_rows(content.bad_rows)
+            self._index.mend(content.bad_rows, now)
             self._index.apply(Changes(removed=list(damaged)))
             for file in (*orphans, *map(self._files.path, damaged)):
                 file.unlink(missing_ok=True)

@@ -367,6 +367,37 @@ def test_clearing_one_salt_leaves_the_others(disk: Disk, shelf: Shelf) -> None:
     assert disk.get(kept[0]) == content_of(kept[0].address)
 
 
+def test_clearing_a_small_salt_does_not_write_the_whole_index_anew(disk: Disk, shelf: Shelf) -> None:
+    ours = [111111111, 222222222]
+    for number in range(300):
+        put_path(disk, [number, *range(40)], salt="theirs")
+    put_path(disk, ours, salt="ours")
+    assert disk.flush(30)
+    statements: list[str] = []
+    disk._opened.index._connection.set_trace_callback(statements.append)
+
+    disk.clear(disk.root("nobody"))
+    disk.clear(disk.root("ours"))
+
+    assert "VACUUM" not in statements
+    assert _files_with(shelf, pack(ours)) == []
+    disk.clear(disk.root("theirs"))
+    assert "VACUUM" in statements  # nearly all was free then
+
+
+def test_times_from_the_future_count_as_now_after_a_restart(shelf: Shelf) -> None:
+    now, day_s = 1.7e9, 86_400.0
+    with shelf.open(clock=lambda: now + 3_650 * day_s) as disk:  # the clock was ten years ahead for a while
+        put_path(disk, range(8))
+        disk.put_point(point_of(disk, range(8)), reason=0, is_kept=False, is_superseded=False)
+
+    with shelf.open(clock=lambda: now) as disk:
+        assert all(copy.last_used <= now for copy in disk.copies())
+        assert all(record.last_used <= now for record in disk.points())
+    with shelf.open(clock=lambda: now + 8 * day_s, ttl_s=7 * day_s) as disk:
+        assert (disk.copies(), disk.points()) == ([], [])  # not immortal: what was clamped is written down, too
+
+
 def test_files_that_the_index_does_not_know_are_collected(shelf: Shelf) -> None:
     with shelf.open() as disk:
         copies = put_path(disk, range(8))
