@@ -18,6 +18,7 @@ from bough.models.control_tokens import ControlTokens, Marks
 from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit
 from bough.models.memo import RenderMemo
 from bough.models.messages import check_messages
+from bough.models.render_limit import render_within_limits
 from bough.types import Boundary, Message
 
 Tools = Sequence[Mapping[str, Any]]
@@ -138,8 +139,10 @@ class Template:
     ) -> str:
         """What the template makes of the messages. Raises RequestError, with its words, if it refuses them."""
         try:
-            rendered = self._hf.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **options
+            rendered = render_within_limits(
+                lambda: self._hf.apply_chat_template(
+                    messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **options
+                )
             )
         except Exception as error:  # templates are programs: what they raise is up to them
             raise RequestError(f"the chat template refuses these messages: {error}") from error

@@ -1,0 +1,240 @@
+"""Bounds on what a chat template may cost: its time, and the size of what it makes.
+
+A template is a program that comes with a model's files, and any client may ask for that model by name. transformers runs it
+in a sandbox of jinja2, which forbids what is dangerous but nothing that is merely large: three nested loops never end, `**`
+and `*` take all memory in one step that no other thread can interrupt.
+
+- A rendering that takes longer than `RENDER_S` is interrupted, by an exception that a watching thread raises inside it.
+- The environment that templates are compiled in refuses operators, calls and filters whose result would be larger than
+  `MAX_CHARS` before it is made, and counts the output while it is made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, wraps
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, markup_join, str_join
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+RENDER_S = 10.0
+MAX_CHARS = 2**27
+"""Four times what a request may have by default: templates add to what they are given."""
+
+_MAX_BITS = 256  # of an integer: templates count messages and seconds
+_LOOK_S = 0.25
+_IDLE_S = 30.0  # the watching thread ends when nothing was rendered for so long
+_SIZED = (str, bytes, list, tuple)
+_PADDING = frozenset(
+    ("batch", "center", "expandtabs", "generate_lorem_ipsum", "indent", "ljust", "rjust", "wordwrap", "zfill")
+)
+_WIDE = re.compile(r"\d{8,}")  # a width in a format
+
+
+class RenderTimeout(Exception):
+    """A template took longer than it may."""
+
+
+def render_within_limits(render: Callable[[], str], limit_s: float = RENDER_S) -> str:
+    """What `render` returns, which applies a chat template. Raises RenderTimeout, or what the template raises."""
+    _bind_environment()
+    return _watchdog().run(render, limit_s)
+
+
+# Time
+
+
+class _Overdue(BaseException):
+    """Raised inside a rendering that takes too long. No `except Exception` on the way catches it."""
+
+
+class Watchdog:
+    """Interrupts what takes too long, in any number of threads.
+
+    Always true: when `run` has ended, its thread is not interrupted any more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due_s: dict[int, float] = {}  # by thread
+        self._is_needed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Callable[[], str], limit_s: float) -> str:
+        """The result of some work. Raises RenderTimeout if it takes longer than `limit_s`."""
+        thread_id = threading.get_ident()
+        try:
+            self._begin(thread_id, limit_s)
+            try:
+                return work()
+            finally:
+                self._end(thread_id)
+        except _Overdue:
+            self._end(thread_id)  # it may have been interrupted just before its end
+            raise RenderTimeout(f"it takes longer than {limit_s:g} s") from None
+
+    def _begin(self, thread_id: int, limit_s: float) -> None:
+        with self._lock:
+            self._due_s[thread_id] = time.monotonic() + limit_s
+            self._is_needed.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="bough-render-watchdog", daemon=True)
+                self._thread.start()
+
+    def _end(self, thread_id: int) -> None:
+        with self._lock:
+            self._due_s.pop(thread_id, None)
+            _interrupt(thread_id, None)  # an interruption that has not arrived by now never does
+
+    def _watch(self) -> None:
+        while self._is_needed.wait(_IDLE_S) or not self._ends_if_idle():
+            time.sleep(_LOOK_S)
+            with self._lock:
+                now = time.monotonic()
+                for thread_id, due_s in self._due_s.items():
+                    if now > due_s:
+                        self._due_s[thread_id] = now + 1.0  # again, should something have caught it after all
+                        _interrupt(thread_id, _Overdue)
+                if not self._due_s:
+                    self._is_needed.clear()
+
+    def _ends_if_idle(self) -> bool:
+        with self._lock:
+            if self._is_needed.is_set():
+                return False
+            self._thread = None
+            return True
+
+
+def _interrupt(thread_id: int, error: type[BaseException] | None) -> None:
+    """Raise an error in another thread at its next step; None takes back one that was not raised yet."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)
+
+
+@cache
+def _watchdog() -> Watchdog:
+    return Watchdog()  # one for all, as the ids of threads are
+
+
+# Size
+
+
+class _BoundedCode(CodeGenerator):
+    """Code that joins texts through the environment, too."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.join_texts(context, (")
+        for each in node.nodes:
+            self.visit(each, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox in which nothing grows beyond `MAX_CHARS`."""
+
+    code_generator_class = _BoundedCode
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.filters = {name: _checked(name, each) for name, each in self.filters.items()}
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """All that a template or a macro has put out."""
+        return "".join(_counted(pieces))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":  # by far the most frequent; it makes at most twice of what is there
+            made = left + right
+            _require(_size(made))
+            return made
+        _require(_size_of_result(operator, left, right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps `format`
+        owner = getattr(method, "__self__", None)
+        _check_arguments(
+            getattr(method, "__name__", ""), [*([owner] if isinstance(owner, str) else []), *args, *kwargs.values()]
+        )
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def join_texts(self, context: Context, texts: tuple[Any, ...]) -> str:
+        """What `~` makes."""
+        _require(sum(map(_size, texts)))
+        return (markup_join if context.eval_ctx.autoescape else str_join)(texts)
+
+
+def _checked(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(apply)
+    def check_and_apply(*args: Any, **kwargs: Any) -> Any:
+        _check_arguments(name, [*args, *kwargs.values()])
+        return apply(*(_counted(each) if isinstance(each, Iterator) else each for each in args), **kwargs)
+
+    return check_and_apply
+
+
+def _check_arguments(name: str, arguments: list[Any]) -> None:
+    """Refuse a call that makes much of little: paddings, formats, and texts put into a text at many places."""
+    if name in _PADDING:
+        _require(max((each for each in arguments if isinstance(each, int)), default=0))
+    texts = [each for each in arguments if isinstance(each, str)]
+    if name in ("format", "format_map") and any(_WIDE.search(each) for each in texts):
+        _require(math.inf)
+    elif name == "replace" and len(texts) > 2:
+        _require(len(texts[0]) + (texts[0].count(texts[1]) + 1) * len(texts[2]))
+    elif name == "join":
+        lists = [each for each in arguments if isinstance(each, list | tuple)]
+        separator = max(map(len, texts), default=0)
+        _require(sum(_size(each) + separator for some in lists for each in some))
+
+
+def _size_of_result(operator: str, left: Any, right: Any) -> float:
+    """How large the result of an operator is at most; integers count as 0 unless they are absurd."""
+    if operator == "%":
+        return math.inf if isinstance(left, str) and _WIDE.search(left) else _size(left)
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        return math.inf if bits > _MAX_BITS else 0
+    count, repeated = (left, right) if isinstance(left, int) else (right, left)
+    return _size(repeated) * count if isinstance(count, int) else 0
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, _SIZED) else 0
+
+
+def _counted(pieces: Iterable[Any]) -> Iterator[Any]:
+    size = 0
+    for piece in pieces:
+        size += _size(piece)
+        if size > MAX_CHARS:
+            _require(size)
+        yield piece
+
+
+def _require(size: float) -> None:
+    if size > MAX_CHARS:
+        raise SecurityError(f"the template makes more than {MAX_CHARS:,} characters, or numbers as large as that")
+
+
+@cache
+def _bind_environment() -> None:
+    """Let transformers compile templates in our environment: it finds the class by this name, and asks for no other."""
+    from transformers.utils import chat_template_utils
+
+    module: Any = chat_template_utils
+    assert module.ImmutableSandboxedEnvironment is ImmutableSandboxedEnvironment
+    module.ImmutableSandboxedEnvironment = BoundedEnvironment
