@@ -2,7 +2,8 @@
 
 It listens while the model is still loading, and says so. The first SIGINT or SIGTERM lets the answers under way finish, for
 `stop_s` at most, and refuses new ones; those that have not finished then end by an error that says why. The second signal
-ends at once. Either way models are unloaded, and their trees saved.
+ends at once. Either way models are unloaded, and their trees saved; one that is still being loaded has nothing to save, and
+is waited for only briefly.
 """
 
 from __future__ import annotations
@@ -12,31 +13,33 @@ import contextlib
 import errno
 import gc
 import ipaddress
+import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
-try:
-    import resource
-except ImportError:  # there are systems without it
-    resource = None  # type: ignore[assignment]
-
 from bough.config import Settings
 from bough.errors import SettingsError
-from bough.server.connection import Connection
+from bough.server.connections import Connection, Waiting, allow_many_files
 from bough.server.service import Service
+
+log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IDLE_CONNECTION_S = 75
 _LAST_WORDS_S = 5  # what connections get after `stop_s` before they are cut
 _BACKLOG = 128
+_SWITCH_S = 0.0005  # a tenth of what Python begins with
+_TICKS_BETWEEN_LOOKS = 100  # there are ten ticks a second
 _NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
 
 
@@ -78,18 +81,19 @@ def is_loopback(bound: socket.socket) -> bool:
 class Listener(uvicorn.Server):
     """Uvicorn, which goes on listening while answers finish, so that whoever comes meanwhile is told to try again."""
 
-    def __init__(self, app: FastAPI, settings: Settings, service: Service) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, service: Service, max_connections: int) -> None:
+        self._waiting = Waiting(max_connections)
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http=partial(Connection, waiting=self._waiting),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=_IDLE_CONNECTION_S,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
-            backlog=_BACKLOG,
+            timeout_graceful_shutdown=2 * _LAST_WORDS_S,
+            backlog=max(1, min(_BACKLOG, max_connections // 4)),  # so many are let in before one is closed
         )
         super().__init__(config)
         self._app_state = app.state
@@ -109,9 +113,30 @@ class Listener(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._ends_at_s is not None and (not self.server_state.tasks or time.monotonic() >= self._ends_at_s):
             self.should_exit = True
+            self._waiting.close_all()
             if self.server_state.tasks and self._closing is None:  # their models end them, each API in its own words
                 self._closing = asyncio.create_task(self._service.close())
+        if counter % _TICKS_BETWEEN_LOOKS == 0:
+            for connection in self.server_state.connections:
+                if isinstance(connection, Connection):
+                    connection.watch_end()
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's, but who still listens after the last words is disconnected: so requests end, and are not cancelled."""
+        cutting = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._disconnect_all)
+        await super().shutdown(sockets)
+        cutting.cancel()
+        if self.force_exit:  # uvicorn leaves it out then
+            await self.lifespan.shutdown()
+        self._disconnect_all()
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=_LAST_WORDS_S)
+
+    def _disconnect_all(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.transport.abort()
 
     async def closed(self) -> None:
         """Wait for what `on_tick` has begun."""
@@ -126,9 +151,8 @@ class Listener(uvicorn.Server):
 
 def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until a signal comes; `on_ready` is called when model and socket are there. Raises what loading raises."""
-    allow_many_files()
-    listener = Listener(app, settings, service)
-    with _hearing(listener.stop), bound:
+    listener = Listener(app, settings, service, allow_many_files())
+    with _hearing(listener.stop), _switching_threads_often(), bound:
         asyncio.run(_host(listener, app, service, bound, on_ready))
 
 
@@ -147,17 +171,17 @@ async def _host(
     finally:
         await asyncio.gather(serving, return_exceptions=True)
         await listener.closed()
-        await service.close()  # uvicorn leaves it out when it has to end at once
+        await service.close()  # which the application has done, if it began at all
+        if service.has_left_load:
+            _leave()
 
 
-def allow_many_files() -> None:
-    """Let this process open as many files as the system lets it: each client takes one, and so does each page on disk."""
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # some systems say "no limit", and mean another one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _leave() -> None:
+    """End the process without waiting for its threads: one reads a model that is not needed, maybe for minutes."""
+    log.warning("a model was still being loaded: the server ends without waiting for it")
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 async def _load(listener: Listener, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
@@ -179,6 +203,20 @@ async def _unless_done(serving: asyncio.Task[None], work: Awaitable[None]) -> No
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return None
+
+
+@contextlib.contextmanager
+def _switching_threads_often() -> Iterator[None]:
+    """Let no thread that only computes, such as one in a slow chat template, hold up the engine's thread and this one.
+
+    Both give up the interpreter's lock many times for each token, and wait for it as long as others may keep it.
+    """
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 @contextlib.contextmanager

@@ -34,12 +34,14 @@ from bough.places import HostMemory, read_host_memory
 from bough.runner import Runner, load_files
 from bough.server.catalog import Catalog, Facts
 from bough.server.own_thread import in_own_thread
+from bough.server.prompt_threads import PromptThreads
 
 log = logging.getLogger(__name__)
 
 _LONGEST_S = 100 * 365 * 86_400.0  # what stays longer stays for ever
 _WORDS_OF_SHORT_MEMORY = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
 _HALF_TYPES = ("bfloat16", "float16")
+_LOAD_PATIENCE_S = 5.0  # for a model that is just being loaded when all ends
 _STUCK_S = 30.0  # so often a model that is stuck is looked at again
 
 
@@ -68,6 +70,7 @@ class LoadedModel:
     expires_s: float | None
     keep_alive_s: float | None = field(default=None, repr=False)  # the last that was asked for; None: that of the settings
     num_uses: int = 0
+    threads: PromptThreads = field(default_factory=PromptThreads, repr=False)
 
 
 def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
@@ -105,6 +108,7 @@ class LoadedModels:
         self._changed = asyncio.Event()
         self._timekeeper: asyncio.Task[None] | None = None
         self._is_closed = False
+        self.has_left_load = False  # whether a thread still loads a model that nobody waits for, after `close`
 
     def using(self, name: str, keep_alive_s: float | None = None) -> AbstractAsyncContextManager[LoadedModel]:
         """The model, loaded if need be, and in use until the context ends; then it stays for `keep_alive_s`.
@@ -159,18 +163,30 @@ class LoadedModels:
                     await self._unload(loaded)
 
     async def close(self) -> None:
-        """Unload everything, used or not, and take nothing new. A second call does nothing."""
+        """Unload everything, used or not, and take nothing new. A second call does nothing.
+
+        A load that does not end soon is left to its thread, which cannot be stopped: see `has_left_load`.
+        """
         self._is_closed = True
         if self._timekeeper is not None:
             self._timekeeper.cancel()
             await asyncio.gather(self._timekeeper, return_exceptions=True)
-        await asyncio.gather(*self._loading.values(), return_exceptions=True)
+        await self._end_loading()
         async with self._changing:
             for loaded in list(self._loaded.values()):
                 if loaded.worker.is_stuck:
                     log.error("the model %s is stuck: its tree is left as it is on disk", loaded.name)
                 else:
                     await self._unload(loaded)
+
+    async def _end_loading(self) -> None:
+        if not self._loading:
+            return
+        _, left = await asyncio.wait(self._loading.values(), timeout=_LOAD_PATIENCE_S)
+        self.has_left_load = bool(left)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     # Time
 

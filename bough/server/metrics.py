@@ -2,12 +2,13 @@
 
 Requests are counted when they end; the figures of queues, lanes and trees are read when somebody asks, from what each
 model's engine thread noted last, so that asking never waits for the engine. Labels have few values: a model is named only
-if it was there.
+if it was there, and only the first hundred are: clients may copy models to any number of names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -22,6 +23,10 @@ from bough.server.record import RequestRecord
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+
+
+_MAX_NAMES = 100
+_OTHERS = "(others)"  # which is no name of a model
 
 
 class Watched(Protocol):
@@ -39,6 +44,7 @@ class Seeing:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._names = {""}  # models that have figures of their own; some requests have none
         self._requests = Counter(
             "bough_requests_total", "Requests that have ended", ("api", "model", "status"), registry=registry
         )
@@ -87,19 +93,25 @@ class Seeing:
     def http_ended(self, api: str, model: str, status: int) -> None:
         """A request was answered, or given up."""
         self._in_progress.dec()
-        self._requests.labels(api, model, str(status)).inc()
+        self._requests.labels(api, self._label(model), str(status)).inc()
 
     def request_done(self, record: RequestRecord) -> None:
         """A model has answered, or failed to."""
         if record.usage is None:
             return
-        model, usage = record.model, record.usage
+        model, usage = self._label(record.model), record.usage
+        record = replace(record, model=model)
         counts = {"matched": usage.matched_tokens, "cached": usage.cached_tokens, "computed": usage.computed_tokens}
         for kind, number in counts.items():
             self._prompt_tokens.labels(model, kind).inc(number)
         self._completion_tokens.labels(model).inc(record.completion_tokens)
         self._count_places(record)
         self._time(record)
+
+    def _label(self, model: str) -> str:
+        if len(self._names) <= _MAX_NAMES:
+            self._names.add(model)
+        return model if model in self._names else _OTHERS
 
     def _count_places(self, record: RequestRecord) -> None:
         if record.usage and record.usage.cached_tokens:

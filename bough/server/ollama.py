@@ -59,8 +59,8 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf, 
         return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
     async with service.models.using(ask.model, ask.keep_alive_s) as loaded:
         load_s = time.perf_counter() - wording.began_s
-        num_chars = len(body.prompt) + len(body.system or "")
-        ask = await service.in_prompt_thread(num_chars, partial(_as_turn, ask, body, loaded))
+        work = partial(_as_turn, ask, body, loaded)
+        ask = await loaded.threads.run(work, len(body.prompt) + len(body.system or ""))
         wording = replace(wording, gives_context=True, load_s=load_s)
         return await _answer(body, ask, wording, request, service)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,7 +17,6 @@ from bough.config import Settings
 from bough.errors import BoughError
 from bough.generate.job import Job
 from bough.models.encoder import PromptLimit
-from bough.priority import give_way
 from bough.prompts import Encoded
 from bough.server.answer import Answer, Ear
 from bough.server.ask import Ask, Finished, Started
@@ -34,7 +31,6 @@ from bough.types import Completion, Prompt, SamplingParams
 
 Result = TypeVar("Result")
 
-LARGE_CHARS = 2**18
 COUNTED_CONTEXTS = 16  # a prompt of more contexts than these is not counted to its end
 
 
@@ -56,7 +52,6 @@ class Service:
         self.models = models
         self.catalog = catalog
         self.seeing = seeing or Seeing()
-        self._large_prompts = ThreadPoolExecutor(1, "bough-large-prompts", initializer=give_way)
 
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot be; until then nothing was sent to anybody."""
@@ -116,8 +111,8 @@ class Service:
     ) -> Encoded:
         """A prompt as ids that fit the context, found off the event loop. Raises PromptTooLong."""
         context = loaded.runner.engine.context_tokens
-        return await self.in_prompt_thread(
-            num_chars, lambda is_cancelled: encode(prompt, limit=PromptLimit(context, is_cancelled), **options)
+        return await loaded.threads.run(
+            lambda is_cancelled: encode(prompt, limit=PromptLimit(context, is_cancelled), **options), num_chars
         )
 
     async def on_engine(self, loaded: LoadedModel, work: Callable[[], Result]) -> Result:
@@ -146,31 +141,23 @@ class Service:
 
     async def close(self) -> None:
         """Unload everything; trees are saved."""
-        self._large_prompts.shutdown(wait=False, cancel_futures=True)
         await self.models.close()
+
+    @property
+    def has_left_load(self) -> bool:
+        """Whether a model is still being loaded after `close`, which nothing can stop."""
+        return self.models.has_left_load
 
     async def _prepare(self, ask: Ask, loaded: LoadedModel, num_contexts: int = 1) -> Prepared:
         """The prompt of an ask, of at most so many contexts' length. Who hangs up meanwhile has it ended soon."""
         facts, sorts = _facts_of(loaded), self.settings.sort_tools
         max_tokens = num_contexts * facts.context_tokens
-        return await self.in_prompt_thread(
-            ask.num_chars,
+        return await loaded.threads.run(
             lambda is_cancelled: prepare_ask(
                 ask, facts, sorts_tools=sorts, max_tokens=max_tokens, is_cancelled=is_cancelled
             ),
+            ask.num_chars,
         )
-
-    async def in_prompt_thread(self, num_chars: int, work: Callable[[Callable[[], bool]], Result]) -> Result:
-        """Run work on a prompt of so many characters in a thread. It is told how to ask whether anybody still waits.
-
-        Large prompts go one after the other, in a thread that gives way to all others.
-        """
-        gone = threading.Event()
-        executor = self._large_prompts if num_chars > LARGE_CHARS else None
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, work, gone.is_set)
-        finally:
-            gone.set()
 
     async def _submit(self, answer: Answer, prepared: Prepared) -> None:
         """Hand all choices to the engine's thread."""
@@ -178,7 +165,9 @@ class Service:
         timeout_s = self.settings.request_timeout_s
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         ears = [Ear(answer.mailbox, choice) for choice in range(ask.num_choices)]
-        jobs = await asyncio.to_thread(_make_jobs, ask, loaded, prepared, ears, answer.cancelled.is_set)
+        jobs = await loaded.threads.run(
+            lambda is_cancelled: _make_jobs(ask, loaded, prepared, ears, answer.cancelled.is_set)
+        )
         for job in jobs:
             job.deadline_s, job.tenant = deadline_s, self._tenant_of(ask)
             loaded.worker.submit(job)

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from bough.server.answer import Answer
 
-log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-STALL_S = 300.0
-"""A client that takes nothing of its stream for so long has none any more: it would hold the model in memory for ever."""
 
 
 def to_json(value: Any) -> str:
@@ -55,14 +50,8 @@ class AnswerStream(StreamingResponse):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(STALL_S):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, send_in_time)
-        except TimeoutError:
-            log.info("a client took nothing for %.0f s: its stream ends", STALL_S)
+            await super().__call__(scope, receive, send)
         finally:
             self._answer.close()
             close: Callable[[], Awaitable[None]] | None = getattr(self._pieces, "aclose", None)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from bough.config import Settings
 from bough.errors import ModelNotFound, SettingsError
@@ -26,6 +29,7 @@ class FakeService:
     def __init__(self, settings: Settings, error: Exception | None = None, waits: bool = False) -> None:
         self.settings = settings
         self.num_closed = 0
+        self.has_left_load = False
         self.on_close: Callable[[], None] = lambda: None
         self._error = error
         self._waits = waits
@@ -89,6 +93,13 @@ class Place:
     def state(self) -> dict[str, bool]:
         state: dict[str, bool] = httpx.get(f"{self.url}/state", timeout=10).json()
         return state
+
+    def wait_until_it_listens(self) -> dict[str, bool]:
+        while True:
+            try:
+                return self.state()
+            except httpx.ConnectError:
+                threading.Event().wait(0.05)
 
     def lines(self) -> Iterator[str]:
         with httpx.stream("GET", f"{self.url}/stream", timeout=20) as response:
@@ -167,16 +178,27 @@ def test_it_answers_while_the_model_loads_and_a_signal_ends_it_then_too():
     place, seen = Place(waits=True), []
 
     def client() -> None:
-        while not seen:
-            try:
-                seen.append(place.state())
-            except httpx.ConnectError:
-                threading.Event().wait(0.05)
+        seen.append(place.wait_until_it_listens())
         signal_self()
 
     assert place.serve(client) == []
     assert seen == [{"is_starting": True, "is_draining": False}]
     assert not place.is_ready.is_set()
+    assert place.service.num_closed > 0
+
+
+def test_a_load_that_cannot_be_stopped_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch):
+    place, codes = Place(waits=True), []
+    place.service.has_left_load = True
+    monkeypatch.setattr("bough.server.listening.os._exit", codes.append)
+    monkeypatch.setattr("bough.server.listening.logging.shutdown", lambda: None)
+
+    def client() -> None:
+        place.wait_until_it_listens()
+        signal_self()
+
+    assert place.serve(client) == []
+    assert codes == [0]
     assert place.service.num_closed > 0
 
 
@@ -195,6 +217,18 @@ def test_signals_are_given_back_afterwards():
     place.serve(lambda: signal_self() if place.is_ready.wait(20) else None)
 
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_threads_take_turns_more_often_while_it_serves():
+    place, before_s, seen = Place(), sys.getswitchinterval(), []
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        seen.append(sys.getswitchinterval())
+        signal_self()
+
+    assert place.serve(client) == []
+    assert seen[0] < before_s == sys.getswitchinterval()
 
 
 def test_a_port_that_is_in_use_is_named():
@@ -218,7 +252,7 @@ def test_who_can_reach_an_address_is_known():
 
 @pytest.mark.parametrize("pieces", [[], [b"GET /sta", b"te HTTP/1.1\r\nHost: lo", b"calhost\r\nX: "]])
 def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bough.server.connection.Connection.header_s", 0.3)
+    monkeypatch.setattr("bough.server.connections.Connection.header_s", 0.3)
     place, answers = Place(), []
 
     def client() -> None:
@@ -239,7 +273,7 @@ def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], mo
 
 
 def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bough.server.connection.Connection.header_s", 1.0)
+    monkeypatch.setattr("bough.server.connections.Connection.header_s", 1.0)
     place, seen = Place(), []
 
     def client() -> None:
@@ -338,3 +372,34 @@ def test_a_body_whose_length_is_told_in_two_ways_is_refused_and_the_connection_c
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert answer.count(b"HTTP/1.1 ") == 1
         assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("path", ["/stream", "/state"])
+def test_whoever_keeps_a_server_from_ending_is_disconnected_and_nothing_is_logged_as_an_error(
+    path: str, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("bough.server.listening._LAST_WORDS_S", 0.3)
+    place = Place(stop_s=0.2)
+    place.app.add_api_route("/state", read_body, methods=["POST"])
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        with socket.create_connection(place.bound.getsockname()) as stays:
+            body = b"Content-Length: 9\r\n\r\n{" if path == "/state" else b"\r\n"  # one sends only half of its request
+            method = b"POST" if path == "/state" else b"GET"
+            stays.sendall(method + b" " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\n" + body)
+            threading.Event().wait(0.3)
+            signal_self(times)
+            stays.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                while stays.recv(1000):
+                    pass
+
+    assert place.serve(client) == []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def read_body(request: Request) -> None:
+    with contextlib.suppress(ClientDisconnect):
+        await request.body()

@@ -418,3 +418,38 @@ def test_a_model_that_was_stuck_goes_when_its_step_has_ended(make_world, run, mo
             await asyncio.sleep(0.001)
 
     run(ask())
+
+
+def test_prompts_of_one_model_that_take_long_take_no_threads_from_others(make_world, run):
+    async def ask():
+        world, may_end = make_world(), Event()
+        async with world.models.using("a") as slow, world.models.using("b") as other:
+            waiting = [asyncio.create_task(slow.threads.run(lambda is_cancelled: may_end.wait(20))) for _ in range(100)]
+            await asyncio.sleep(0)
+            assert await other.threads.run(lambda is_cancelled: 7) == 7
+            assert await asyncio.to_thread(str, 8) == "8"
+            assert not any(each.done() for each in waiting)
+            may_end.set()
+            assert all(await asyncio.gather(*waiting))
+
+    run(ask())
+
+
+def test_a_load_that_takes_long_is_left_to_its_thread_when_the_server_ends(make_world, run, monkeypatch):
+    monkeypatch.setattr("bough.server.loaded._LOAD_PATIENCE_S", 0.05)
+
+    async def ask():
+        world = make_world()
+        await world.use("b")
+        world.may_start["a"] = Event()
+        asking = asyncio.create_task(world.use("a"))
+        while world.started != ["b", "a"]:
+            await asyncio.sleep(0.01)
+        await world.models.close()
+        assert world.models.has_left_load
+        assert world.stopped == ["b"]
+        with pytest.raises((ShuttingDown, asyncio.CancelledError)):
+            await asking
+        world.may_start["a"].set()
+
+    run(ask())

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +81,18 @@ def test_names_that_clients_make_up_never_become_labels(seeing: Seeing) -> None:
 
     samples = [sample for metric in seeing.registry.collect() for sample in metric.samples]
     assert not any("made up" in value for sample in samples for value in sample.labels.values())
+
+
+def test_models_beyond_the_first_hundred_are_counted_together(seeing: Seeing, read: Read) -> None:
+    for number in range(300):
+        seeing.http_began()
+        seeing.request_done(replace(RECORD, model=f"copy-{number}"))
+        seeing.http_ended("openai", f"copy-{number}", 200)
+
+    assert read("bough_completion_tokens_total", model="copy-99") == 5
+    assert read("bough_completion_tokens_total", model="copy-100") is None
+    assert read("bough_completion_tokens_total", model="(others)") == 200 * 5
+    assert read("bough_requests_total", api="openai", model="(others)", status="200") == 200
 
 
 def test_requests_are_counted_by_api_and_status_and_none_stays_under_way(seeing: Seeing, read: Read) -> None:

@@ -17,7 +17,8 @@ from bough.errors import PromptTooLong
 from bough.models.encoder import PromptLimit
 from bough.server import cache_api
 from bough.server.cache_api import PrefixBody
-from bough.server.service import LARGE_CHARS, Service
+from bough.server.prompt_threads import LARGE_CHARS, PromptThreads
+from bough.server.service import Service
 
 
 class OneModel(Service):
@@ -32,6 +33,7 @@ class OneModel(Service):
             name="m",
             runner=SimpleNamespace(prompts=prompts, cache=cache, engine=engine),
             info=SimpleNamespace(capabilities=()),
+            threads=PromptThreads(),
         )
         models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using)
         super().__init__(Settings(), models, SimpleNamespace())  # type: ignore[arg-type]
@@ -86,7 +88,7 @@ def test_work_on_a_prompt_hears_that_nobody_waits_for_it() -> None:
         has_heard.set()
 
     async def hang_up() -> None:
-        task = asyncio.create_task(OneModel().in_prompt_thread(1, work))
+        task = asyncio.create_task(PromptThreads().run(work))
         await asyncio.to_thread(has_begun.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -105,9 +107,9 @@ def test_large_prompts_go_one_after_the_other_and_small_ones_pass_them() -> None
         order.append("large ends")
 
     async def run() -> None:
-        service = OneModel()
-        larges = [asyncio.create_task(service.in_prompt_thread(LARGE_CHARS + 1, large)) for _ in range(2)]
-        await service.in_prompt_thread(5, lambda is_cancelled: order.append("small"))
+        threads = PromptThreads()
+        larges = [asyncio.create_task(threads.run(large, LARGE_CHARS + 1)) for _ in range(2)]
+        await threads.run(lambda is_cancelled: order.append("small"), 5)
         may_end.set()
         await asyncio.gather(*larges)
 
