@@ -106,7 +106,7 @@ class Settings:
     request_timeout_s: float | None = None  # the longest that a request may take; None ("never"): as long as it takes
     watchdog_s: float = 300.0  # a step of the engine that takes longer is taken for stuck
     stop_s: float = 30.0  # how long a server that is told to stop waits for the answers under way
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 8 * 2**20  # some 2 million tokens of text
     max_import_bytes: int = 16 * 2**30  # of a tree that is sent to the server
     rate_limit: int = 0  # requests a minute by one client; 0: as many as it likes
     verify_cache: float = 0.0  # the share of requests that are computed again without reuse, and compared

@@ -71,27 +71,34 @@ def _small(**more: Any) -> Callable[[str], bytes]:
     return lambda model: _chat(20, **more)(model)
 
 
-def _stops(model: str) -> bytes:
-    return _small(stop=[f"{number:06d}{_text(40)}" for number in range(24 * 2**20 // 48)])(model)
+def _stops(num_bytes: int) -> Callable[[str], bytes]:
+    return lambda model: _small(stop=[f"{i:06d}{_text(40)}" for i in range(num_bytes // 50)])(model)
 
 
-def _tools(model: str) -> bytes:
-    tools = [{"type": "function", "function": {"name": f"tool{i}", "description": _text(200)}} for i in range(50_000)]
-    return _small(tools=tools)(model)
+def _tools(number: int) -> Callable[[str], bytes]:
+    def make(model: str) -> bytes:
+        tools = [{"type": "function", "function": {"name": f"tool{i}", "description": _text(200)}} for i in range(number)]
+        return _small(tools=tools)(model)
+
+    return make
 
 
-def _schema(model: str) -> bytes:
-    properties = {f"field{i}": {"type": "string", "description": _text(60)} for i in range(150_000)}
-    schema = {"name": "large", "schema": {"type": "object", "properties": properties}}
-    return _small(response_format={"type": "json_schema", "json_schema": schema})(model)
+def _schema(number: int) -> Callable[[str], bytes]:
+    def make(model: str) -> bytes:
+        properties = {f"field{i}": {"type": "string", "description": _text(60)} for i in range(number)}
+        schema = {"name": "large", "schema": {"type": "object", "properties": properties}}
+        return _small(response_format={"type": "json_schema", "json_schema": schema})(model)
+
+    return make
 
 
-def _empty_lists(model: str) -> bytes:
-    return b'{"model":"x","messages":[' + b"[]," * (10 * 2**20) + b"[]]}"
+def _empty_lists(number: int) -> Callable[[str], bytes]:
+    return lambda model: b'{"model":"x","messages":[' + b"[]," * number + b"[]]}"
 
 
-def _escapes(model: str) -> bytes:
-    return b'{"model":"x","messages":[{"role":"user","content":"' + b"\\n\\u0041" * (3 * 2**20) + b'"}]}'
+def _escapes(number: int) -> Callable[[str], bytes]:
+    start, end = b'{"model":"x","messages":[{"role":"user","content":"', b'"}]}'
+    return lambda model: start + b"\\n\\u0041" * (number // 2) + end
 
 
 def _prompt(num_bytes: int, **more: Any) -> Callable[[str], bytes]:
@@ -108,11 +115,16 @@ CASES: dict[str, Case] = {
     "9,999 messages": Case("/api/chat", _turns(9_999)),
     "explaining 8 MB": Case("/api/cache/explain", _prompt(8 * 10**6)),
     "counting 8 MB": Case("/v1/messages/count_tokens", _chat(8 * 10**6)),
-    "24 MB of stop strings": Case("/v1/chat/completions", _stops),
-    "50,000 tools": Case("/v1/chat/completions", _tools),
-    "a schema of 150,000 fields": Case("/v1/chat/completions", _schema),
-    "10 million empty lists": Case("/v1/chat/completions", _empty_lists),
-    "6 million escapes": Case("/v1/chat/completions", _escapes),
+    "24 MB of stop strings": Case("/v1/chat/completions", _stops(24 * 10**6)),
+    "8 MB of stop strings": Case("/v1/chat/completions", _stops(8 * 10**6)),
+    "50,000 tools": Case("/v1/chat/completions", _tools(50_000)),
+    "20,000 tools": Case("/v1/chat/completions", _tools(20_000)),
+    "a schema of 150,000 fields": Case("/v1/chat/completions", _schema(150_000)),
+    "a schema of 3,000 fields": Case("/v1/chat/completions", _schema(3_000)),
+    "10 million empty lists": Case("/v1/chat/completions", _empty_lists(10_000_000)),
+    "2.5 million empty lists": Case("/v1/chat/completions", _empty_lists(2_500_000)),
+    "6 million escapes": Case("/v1/chat/completions", _escapes(6_000_000)),
+    "2 million escapes": Case("/v1/chat/completions", _escapes(2_000_000)),
 }
 
 

@@ -100,7 +100,7 @@ Watchdog = Annotated[
 StopAfter = Annotated[
     str | None, typer.Option(help="How long to wait for answers under way at the end.", rich_help_panel=_SERVER)
 ]
-MaxBody = Annotated[str | None, typer.Option(help="The largest request, such as 32MB.", rich_help_panel=_SERVER)]
+MaxBody = Annotated[str | None, typer.Option(help="The largest request, such as 8MB.", rich_help_panel=_SERVER)]
 MaxImport = Annotated[str | None, typer.Option(help="The largest tree to import.", rich_help_panel=_SERVER)]
 RateLimit = Annotated[
     int | None, typer.Option(help="Requests a minute by one client; 0: any number.", rich_help_panel=_SERVER)

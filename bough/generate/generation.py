@@ -95,12 +95,12 @@ class Generation:
     def is_done(self) -> bool:
         return self.finish_reason is not None
 
-    def prefill_chunk(self, size: ChunkSize) -> None:
+    def prefill_chunk(self, size: ChunkSize, *, beside_others: bool = False) -> None:
         """Evaluate the next tokens of the prompt and publish them; a cancelled request ends here instead."""
         if self._ends_if_cancelled():
             return
         started_s = self.clock()
-        chunk = self.session.next_chunk(size.tokens)
+        chunk = self.session.next_chunk(size.choose(beside_others=beside_others))
         with self.feeding(chunk):
             self.logits = self._engine.evaluate(self.lane, chunk)
         self.session.publish()

@@ -194,7 +194,8 @@ class Scheduler:
         for job in jobs:
             job.passed = 0 if job is chosen else job.passed + 1
         try:
-            chosen.generation.prefill_chunk(self._size)
+            others = any(job.is_decoding for job in self.running)
+            chosen.generation.prefill_chunk(self._size, beside_others=others)
         except (BoughError, MemoryError) as error:
             self._fail(chosen, _translated(error))
             return

@@ -31,7 +31,7 @@ from bough.types import Completion, Prompt, SamplingParams
 
 Result = TypeVar("Result")
 
-COUNTED_CONTEXTS = 16  # a prompt of more contexts than these is not counted to its end
+COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
 
 
 @dataclass(frozen=True)

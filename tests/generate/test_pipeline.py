@@ -9,7 +9,7 @@ import pytest
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.errors import EngineError, PromptTooLong
-from bough.generate.chunk_size import SMALLEST, ChunkSize
+from bough.generate.chunk_size import SMALLEST, SMALLEST_BESIDE_OTHERS, ChunkSize
 from bough.generate.generation import Generation
 from bough.generate.pipeline import run_alone
 from bough.generate.request import Request
@@ -232,14 +232,16 @@ def test_past_the_reuse_limit_a_sequence_is_evaluated_anew_and_not_recorded() ->
 def test_chunks_adapt_to_the_measured_rate_and_a_fixed_size_stays() -> None:
     size = ChunkSize()
     size.measure(512, 0.5)
-    assert size.tokens == 256
+    assert size.choose() == 256
     for _ in range(20):
         size.measure(512, 100.0)
-    assert size.tokens == SMALLEST
+    assert size.choose() == SMALLEST
+    assert size.choose(beside_others=True) == SMALLEST_BESIDE_OTHERS
     for _ in range(40):
         size.measure(4096, 0.001)
-    assert size.tokens == 8192
-    assert ChunkSize(largest=100).tokens == 100
+    assert size.choose() == 8192
+    assert ChunkSize(largest=100).choose() == 100
     fixed = ChunkSize(100)
     fixed.measure(100, 9.0)
-    assert fixed.tokens == 100
+    assert fixed.choose() == fixed.choose(beside_others=True) == 100
+    assert ChunkSize().choose(beside_others=True) == SMALLEST < ChunkSize().choose(), "the first one is a guess"

@@ -51,12 +51,12 @@ def test_a_larger_body_is_refused_with_both_numbers(content: Any) -> None:
 def test_over_the_wire_the_client_reads_the_refusal_although_it_was_still_sending(
     tiny_server: StartServer, is_declared: bool
 ) -> None:
-    body = b"x" * (33 * 2**20)  # the limit is 32 MiB
+    body = b"x" * (9 * 2**20)  # the limit is 8 MiB
 
     answer = httpx.post(f"{tiny_server().url}/api/chat", content=body if is_declared else iter([body]), timeout=30)
 
     assert answer.status_code == 413
-    assert "33,554,432" in answer.json()["error"]
+    assert "8,388,608" in answer.json()["error"]
 
 
 def test_a_declared_size_is_refused_before_the_body_comes() -> None:
