@@ -12,6 +12,7 @@ and `*` take all memory in one step that no other thread can interrupt.
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import re
 import threading
@@ -26,9 +27,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+log = logging.getLogger(__name__)
+
 RENDER_S = 10.0
 MAX_CHARS = 2**27
-"""Four times what a request may have by default: templates add to what they are given."""
+"""Many times what a request may have by default: templates add to what they are given."""
 
 _MAX_BITS = 256  # of an integer: templates count messages and seconds
 _LOOK_S = 0.25
@@ -236,5 +239,7 @@ def _bind_environment() -> None:
     from transformers.utils import chat_template_utils
 
     module: Any = chat_template_utils
-    assert module.ImmutableSandboxedEnvironment is ImmutableSandboxedEnvironment
+    if getattr(module, "ImmutableSandboxedEnvironment", None) is not ImmutableSandboxedEnvironment:
+        log.warning("this transformers compiles chat templates in another way: what they make is bounded in time only")
+        return
     module.ImmutableSandboxedEnvironment = BoundedEnvironment
