@@ -141,8 +141,9 @@ def _fill(folder: Path, num_pages: int, pages_each: int) -> None:
     chance, rows = random.Random(3), []
     with _open(folder) as disk:
         root, keys, identity = disk.root(""), disk.keys, disk.identity
-    for _ in range(num_pages // pages_each):
-        tokens = pack(memoryview(chance.randbytes(2 * pages_each * PAGE_TOKENS)).cast("H").tolist())
+    for conversation in range(num_pages // pages_each):
+        words = memoryview(chance.randbytes(2 * pages_each * PAGE_TOKENS)).cast("H").tolist()
+        tokens = pack([conversation, *words[1:]])  # no two begin alike, so that no page is cut
         for number, before in enumerate(keys.digests(root, tokens)[:-1]):
             page = tokens[number * PAGE_TOKENS * TOKEN_BYTES : (number + 1) * PAGE_TOKENS * TOKEN_BYTES]
             address = Address(root, before, page, 0, number * PAGE_TOKENS, (number + 1) * PAGE_TOKENS)
