@@ -60,7 +60,7 @@ class Prompts:
     def count(
         self, messages: Sequence[Any], *, tools: Any = None, limit: PromptLimit = UNLIMITED, **template_kwargs: Any
     ) -> int:
-        """About how many tokens a chat has, without looking for its boundaries: special tokens in its text count as one."""
+        """How many tokens a chat has, without looking for its boundaries."""
         return self.tokenizer.count(messages, tools=tools, limit=limit, **template_kwargs)
 
     def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> Encoded:

@@ -30,6 +30,7 @@ IDLE_S = 60.0
 
 _SNAPSHOT_SHARE = 20  # taking figures costs at most one part in so many of the time
 _SNAPSHOT_S = 0.5  # and happens no oftener than this while requests run
+MOST_LOOKS = 64  # that may wait
 _LOOK_SHARE = 5  # looks cost at most one part in so many of the time while requests run
 _WATCH_S = 1.0
 
@@ -155,9 +156,19 @@ class Worker:
     def look(self, work: Callable[[], Result]) -> Future[Result]:
         """Run something that looks at the whole tree, one such between two turns, and seldom enough while requests run.
 
-        Raises ShuttingDown or EngineStuck.
+        Raises ShuttingDown, EngineStuck, or QueueFull if very many wait for that already.
         """
+        if len(self._looks) >= MOST_LOOKS:
+            self._forget_cancelled_looks()
+        if len(self._looks) >= MOST_LOOKS:
+            raise QueueFull(len(self._looks))
         return self._hand_over(self._looks, _Call(work, Future()))
+
+    def _forget_cancelled_looks(self) -> None:
+        with self._wakes:
+            wanted = [look for look in self._looks if not look.future.cancelled()]
+            self._looks.clear()
+            self._looks.extend(wanted)
 
     def _hand_over(self, queue: deque[Any], call: _Call[Result]) -> Future[Result]:
         with self._wakes:
@@ -217,6 +228,8 @@ class Worker:
         while self._looks and (is_closing or not self.scheduler.has_work or self._clock() >= self._look_from_s):
             with self._wakes:
                 look = self._looks.popleft() if self._looks else None  # the watchdog may have taken it
+            if look is not None and look.future.cancelled():
+                continue  # whoever asked has gone
             if look is not None:
                 started_s = self._busy_since = self._clock()
                 look.run()

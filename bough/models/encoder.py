@@ -137,9 +137,13 @@ class Encoder:
 
     @cached_property
     def _borders(self) -> frozenset[str]:
-        """Tokens before which a text can be cut: they take nothing of what stands before them."""
-        whole = [token for token in self._added if not (token.normalized or token.lstrip or token.single_word)]
-        return frozenset(token.content for token in whole)
+        """Tokens before which a text can be cut: they take nothing of what stands before them.
+
+        Where a token must stand for a whole word, it matters what follows it: then nothing is cut.
+        """
+        if any(token.single_word for token in self._added):
+            return frozenset()
+        return frozenset(token.content for token in self._added if not (token.normalized or token.lstrip))
 
     @property
     def _is_byte_level(self) -> bool:

@@ -151,7 +151,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.filters = {name: _checked(name, each) for name, each in self.filters.items()}
+        self.filters = _Filters({name: _checked(name, each) for name, each in self.filters.items()})
+        self.finalize = _check_output
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
@@ -176,8 +177,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def join_texts(self, context: Context, texts: tuple[Any, ...]) -> str:
         """What `~` makes."""
-        _require(sum(map(_size, texts)))
+        _require(sum(map(_deep_size, texts)))
         return (markup_join if context.eval_ctx.autoescape else str_join)(texts)
+
+
+class _Filters(dict[str, Any]):
+    """Filters by name; one that is added later is checked, too."""
+
+    def __setitem__(self, name: str, apply: Callable[..., Any]) -> None:
+        super().__setitem__(name, _checked(name, apply))
 
 
 def _checked(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,25 +197,64 @@ def _checked(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
     return check_and_apply
 
 
+def _check_output(value: Any) -> Any:
+    """What a template puts out; a list or an object becomes one text."""
+    if not isinstance(value, str):
+        _require(_deep_size(value))
+    return value
+
+
 def _check_arguments(name: str, arguments: list[Any]) -> None:
     """Refuse a call that makes much of little: paddings, formats, and texts put into a text at many places."""
-    if name in _PADDING:
-        _require(max((each for each in arguments if isinstance(each, int)), default=0))
     texts = [each for each in arguments if isinstance(each, str)]
-    if name in ("format", "format_map") and any(_WIDE.search(each) for each in texts):
-        _require(math.inf)
-    elif name == "replace" and len(texts) > 2:
-        _require(len(texts[0]) + (texts[0].count(texts[1]) + 1) * len(texts[2]))
-    elif name == "join":
-        lists = [each for each in arguments if isinstance(each, list | tuple)]
-        separator = max(map(len, texts), default=0)
-        _require(sum(_size(each) + separator for some in lists for each in some))
+    estimate = _ESTIMATES.get(name)
+    if estimate is not None:
+        _require(estimate(texts, arguments))
+
+
+def _estimate_padding(texts: list[str], arguments: list[Any]) -> float:
+    """Each line or tab may become as wide as the largest number, and each break may be another text."""
+    widest = max((each for each in arguments if isinstance(each, int)), default=0)
+    longest = sorted(map(len, texts))[-2:]
+    breaks = 1 + max((text.count("\n") + text.count("\t") for text in texts), default=0)
+    wrapped = math.prod(longest) if len(longest) == 2 else 0
+    return sum(longest) + widest * breaks + wrapped
+
+
+def _estimate_format(texts: list[str], arguments: list[Any]) -> float:
+    return _size_of_format(texts[0], arguments[1:]) if texts else 0
+
+
+def _estimate_replace(texts: list[str], arguments: list[Any]) -> float:
+    return len(texts[0]) + (texts[0].count(texts[1]) + 1) * len(texts[2]) if len(texts) > 2 else 0
+
+
+def _estimate_join(texts: list[str], arguments: list[Any]) -> float:
+    lists = [each for each in arguments if isinstance(each, str | list | tuple | dict)]
+    return max(map(len, texts), default=0) * max(map(len, lists), default=0) + sum(map(_deep_size, lists))
+
+
+def _estimate_written(texts: list[str], arguments: list[Any]) -> float:
+    """One character may become six, and each entry of the value, which comes first, may be indented."""
+    plain = [each for each in arguments if isinstance(each, str | int | list | tuple | dict)]
+    widest = max((each for each in plain[1:] if isinstance(each, int)), default=0)
+    return _deep_size(plain[0]) * (6 + widest) if plain else 0
+
+
+_ESTIMATES: dict[str, Callable[[list[str], list[Any]], float]] = {
+    **dict.fromkeys(_PADDING, _estimate_padding),
+    **dict.fromkeys(("format", "format_map"), _estimate_format),
+    **dict.fromkeys(("escape", "e", "forceescape", "urlize", "string", "pprint", "tojson"), _estimate_written),
+    "replace": _estimate_replace,
+    "join": _estimate_join,
+    "translate": lambda texts, arguments: math.inf,
+}
 
 
 def _size_of_result(operator: str, left: Any, right: Any) -> float:
     """How large the result of an operator is at most; integers count as 0 unless they are absurd."""
     if operator == "%":
-        return math.inf if isinstance(left, str) and _WIDE.search(left) else _size(left)
+        return _size_of_format(left, [right]) if isinstance(left, str) else 0
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
         return math.inf if bits > _MAX_BITS else 0
@@ -215,8 +262,40 @@ def _size_of_result(operator: str, left: Any, right: Any) -> float:
     return _size(repeated) * count if isinstance(count, int) else 0
 
 
+def _size_of_format(format: str, values: list[Any]) -> float:
+    """How large a format with these values may become: each field may hold the largest of them, or be as wide as one."""
+    if _WIDE.search(format):
+        return math.inf
+    num_fields = format.count("{") + format.count("%")
+    largest = max(map(_deep_size, values), default=0)
+    takes_widths = ":{" in format or "*" in format
+    widest = max((abs(each) for each in _numbers(values)), default=0) if takes_widths else 0
+    return len(format) + num_fields * (largest + widest)
+
+
+def _numbers(values: Iterable[Any]) -> Iterator[int]:
+    for each in values:
+        if isinstance(each, tuple | list):
+            yield from _numbers(each)
+        elif isinstance(each, int):
+            yield each
+
+
 def _size(value: Any) -> int:
     return len(value) if isinstance(value, _SIZED) else 0
+
+
+def _deep_size(value: Any) -> int:
+    """How many characters a value has as text, at least; not counted on beyond what is allowed."""
+    size, left = 0, [value]
+    while left and size <= MAX_CHARS:
+        each = left.pop()
+        if isinstance(each, dict):
+            left += [*each, *each.values()]
+        elif isinstance(each, list | tuple):
+            left += each
+        size += len(each) if isinstance(each, str | bytes) else 1
+    return size
 
 
 def _counted(pieces: Iterable[Any]) -> Iterator[Any]:

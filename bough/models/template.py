@@ -117,18 +117,26 @@ class Template:
         prefill: str = "",
         limit: PromptLimit = UNLIMITED,
     ) -> int:
-        """About how many tokens the prompt has: those that the client typed as special ones count as such.
+        """How many tokens the prompt has, without looking for its boundaries.
 
         Raises PromptTooLong and RequestCancelled, as the limit says.
         """
-        known = self._known_roles(check_messages(messages))
+        known, given = self._known_roles(check_messages(messages)), list(tools) if tools else None
         self._require_fits(known, limit)
-        text = self.text(known, list(tools) if tools else None, True, options) + prefill
-        return self._encoder.count(text, limit)
+        begun = len(self._control.encode_inside(prefill)) if prefill else 0
+        marked = self._control.mark(known, given)
+        if marked is None:
+            return begun + self._encoder.count(self.text(known, given, True, options), limit)
+        text = self.text(marked.messages, marked.tools, True, options)
+        return begun + len(self._control.encode(text, marked.marks, limit).ids)
 
     def _require_fits(self, messages: Sequence[Message], limit: PromptLimit) -> None:
-        """Raise PromptTooLong for messages that cannot fit, before anything is rendered."""
-        self._encoder.require_fits(sum(len(message["content"]) for message in messages), limit)
+        """Raise PromptTooLong for messages that cannot fit, before anything is rendered.
+
+        Of what the assistant said templates may leave parts out.
+        """
+        heard = [message for message in messages if message["role"] != "assistant"]
+        self._encoder.require_fits(sum(len(message["content"]) for message in heard), limit)
 
     def _begun(self, rendered: Rendered, prefill: str) -> Rendered:
         """A prompt with the beginning of its answer; nothing that the client typed there is a control token either."""

@@ -102,7 +102,7 @@ class Tokenizer:
         limit: PromptLimit = UNLIMITED,
         **template_kwargs: Any,
     ) -> int:
-        """About how many ids `render` would give, in less time: special tokens that the client typed count as one."""
+        """How many ids `render` would give, in less time."""
         return self.template.count(messages, tools, template_kwargs, prefill, limit)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -63,10 +63,10 @@ ModelName = Annotated[str | None, Query(description="A model; without one, that 
 
 
 @router.get("")
-async def read_figures(service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
+async def read_figures(request: Request, service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
     """What each loaded model's tree holds, and what it may hold."""
     chosen = service.models.list() if model is None else [await _require_loaded(service, model)]
-    figures = [{"model": each.name, **await _figures(service, each, scope)} for each in chosen]
+    figures = [{"model": each.name, **await unless_gone(request, _figures(service, each, scope))} for each in chosen]
     return JSONResponse({"models": figures, "settings": _budgets(service.settings)})
 
 
@@ -101,6 +101,7 @@ def _budgets(settings: Settings) -> dict[str, Any]:
 
 @router.get("/tree")
 async def read_tree(
+    request: Request,
     service: ServiceOf,
     scope: ScopeOf,
     model: ModelName = None,
@@ -111,7 +112,7 @@ async def read_tree(
     """The tree of one model: every edge with its text, where it lies, what is kept and what is in use."""
     chosen = salt if scope is None else scope
     async with _using(service, model) as loaded:
-        tree = await service.look(loaded, lambda: loaded.runner.cache.tree(chosen))
+        tree = await unless_gone(request, service.look(loaded, lambda: loaded.runner.cache.tree(chosen)))
     if format == "text":
         return PlainTextResponse(await asyncio.to_thread(str, tree))
     return await asyncio.to_thread(_tree_as_json, loaded.name, tree, ids)

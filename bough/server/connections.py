@@ -43,12 +43,14 @@ class Waiting:
         self.max_connections = max_connections
         self._connections: OrderedDict[Connection, None] = OrderedDict()
 
-    def update(self, connection: Connection) -> None:
-        """Note whether a connection waits; one that waits already keeps its place."""
+    def update(self, connection: Connection, *, has_progress: bool = False) -> None:
+        """Note whether a connection waits; one that waits already keeps its place, unless more of its body has come."""
         if not connection.waits:
             self._connections.pop(connection, None)
         elif connection not in self._connections:
             self._connections[connection] = None
+        elif has_progress:
+            self._connections.move_to_end(connection)
 
     def make_room(self, num_open: int) -> None:
         """Close the connection that has waited longest if there are too many."""
@@ -112,7 +114,7 @@ class Connection(H11Protocol):
         if not self._is_refused:  # what a refused client still sends is not looked at
             super().data_received(data)
             self._watch_head()
-            self._all_waiting.update(self)
+            self._all_waiting.update(self, has_progress=self.conn.their_state is h11.SEND_BODY)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

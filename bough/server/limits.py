@@ -22,6 +22,9 @@ from bough.server.apis import OPEN_PATHS, ShapeOf, refuse
 from bough.server.faults import Fault, fault_of
 
 BODY_S = 60.0
+MOST_BODIES = 32
+"""So many of the largest bodies may be coming at the same time."""
+
 IMPORT_PATH = "/api/cache/import"
 _DRAIN_S = 5.0
 _MAX_CLIENTS = 10_000
@@ -81,6 +84,7 @@ class Limits:
         self._shape_of = shape_of
         self._body_s = body_s
         self._rate = RateLimit(settings.rate_limit)
+        self._coming_bytes = 0  # of all bodies that are not whole yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,22 +124,33 @@ class Limits:
         return _Replay(await self._read(receive, limit), receive)
 
     async def _read(self, receive: Receive, limit: int) -> bytes:
+        """A whole body. What all that are coming take together is bounded: who sends half of one holds memory."""
         body = bytearray()
+        try:
+            return await self._read_into(body, receive, limit)
+        finally:
+            self._coming_bytes -= len(body)
+
+    async def _read_into(self, body: bytearray, receive: Receive, limit: int) -> bytes:
         try:
             async with asyncio.timeout(self._body_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise BodyRefused(None)
-                    body += message.get("body", b"")
+                    body += (piece := message.get("body", b""))
+                    self._coming_bytes += len(piece)
                     if len(body) > limit:
                         break
                     if not message.get("more_body", False):
                         return bytes(body)
+                    if self._coming_bytes > MOST_BODIES * limit:
+                        raise BodyRefused(too_many(self._coming_bytes, MOST_BODIES * limit))
         except TimeoutError:
             raise BodyRefused(too_slow(self._body_s, len(body))) from None
         size = len(body)
-        del body
+        self._coming_bytes -= size
+        body.clear()
         await self._drain(receive, limit)
         raise BodyRefused(too_large(size, limit))
 
@@ -160,6 +175,11 @@ def too_large(size: int, limit: int) -> Fault:
 def too_slow(seconds: float, size: int) -> Fault:
     text = f"after {math.ceil(seconds)} s only {size:,} bytes of the body had come"
     return Fault(408, text, headers={"Connection": "close"})
+
+
+def too_many(size: int, limit: int) -> Fault:
+    text = f"{size:,} bytes of bodies are coming at the same time, and there may be {limit:,}; try again soon"
+    return Fault(503, text, headers={"Connection": "close", "Retry-After": "1"})
 
 
 class _Replay:

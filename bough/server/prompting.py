@@ -61,7 +61,7 @@ def prepare_ask(
     Raises RequestError for what this model cannot do, PromptTooLong and RequestCancelled.
     """
     context = min(ask.context_tokens or model.context_tokens, model.context_tokens)
-    encoded = _encode(ask, model, PromptLimit(max(context, max_tokens or 0), is_cancelled), sorts_tools)
+    encoded = _encode(ask, model, PromptLimit(max_tokens or context, is_cancelled), sorts_tools)
     params = _bounded(ask, encoded, context)
     offered = ask.tools if ask.tool_choice.mode != "none" else ()
     forced = forced_format(ask.tools, ask.tool_choice)
@@ -110,11 +110,7 @@ def _encode_shortened(messages: Sequence[Message], rendering: _Rendering, max_to
         encoded = rendering.try_encode(messages)
     if encoded is not None and len(encoded.ids) <= max_tokens:
         return encoded
-    encoded = rendering.encode(shorten(messages, max_tokens, rendering))
-    excess = len(encoded.ids) - max_tokens
-    if excess > 0:  # special tokens in the text, which count as one and are encoded letter by letter
-        encoded = rendering.encode(shorten(messages, max_tokens - excess, rendering))
-    return encoded
+    return rendering.encode(shorten(messages, max_tokens, rendering))
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,8 @@ def _tokens_for_prompt(ask: Ask, limit: PromptLimit) -> int:
     """How many tokens of the context a prompt that is shortened may take; the rest is for the answer."""
     assert limit.max_tokens is not None
     wanted = ask.params.max_tokens
-    return limit.max_tokens - max(1, min(_ROOM_TOKENS if wanted is None else wanted, limit.max_tokens // 4))
+    room = max(1, min(_ROOM_TOKENS if wanted is None else wanted, limit.max_tokens // 4))
+    return max(1, limit.max_tokens - room)
 
 
 def _name(tool: Tool) -> str:

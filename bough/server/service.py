@@ -148,10 +148,10 @@ class Service:
         """Whether a model is still being loaded after `close`, which nothing can stop."""
         return self.models.has_left_load
 
-    async def _prepare(self, ask: Ask, loaded: LoadedModel, num_contexts: int = 1) -> Prepared:
-        """The prompt of an ask, of at most so many contexts' length. Who hangs up meanwhile has it ended soon."""
+    async def _prepare(self, ask: Ask, loaded: LoadedModel, num_contexts: int | None = None) -> Prepared:
+        """The prompt of an ask, which fits its context, or has so many contexts' length. Who hangs up has it ended soon."""
         facts, sorts = _facts_of(loaded), self.settings.sort_tools
-        max_tokens = num_contexts * facts.context_tokens
+        max_tokens = num_contexts * facts.context_tokens if num_contexts else None
         return await loaded.threads.run(
             lambda is_cancelled: prepare_ask(
                 ask, facts, sorts_tools=sorts, max_tokens=max_tokens, is_cancelled=is_cancelled

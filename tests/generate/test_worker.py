@@ -11,7 +11,7 @@ import pytest
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.request import Request
-from bough.generate.worker import Limits, Worker
+from bough.generate.worker import MOST_LOOKS, Limits, Worker
 from bough.turns import Turns
 from bough.types import Chunk, SamplingParams
 from tests.generate.concert import Client, Concert
@@ -362,3 +362,18 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
     assert len(taken) < 25
     wait_until(lambda: worker.snapshot()["tokens"] == 6)
     worker.close()
+
+
+def test_a_look_that_nobody_waits_for_costs_no_turn_and_too_many_are_refused(stage: Stage) -> None:
+    taken: list[str] = []
+    with stage.worker._turns:  # so that none is taken meanwhile
+        left = [stage.worker.look(lambda: taken.append("for nobody")) for _ in range(MOST_LOOKS)]
+        for each in left[1:]:
+            each.cancel()
+        wanted = [stage.worker.look(lambda: taken.append("wanted")) for _ in range(MOST_LOOKS - 1)]
+        with pytest.raises(QueueFull, match=str(MOST_LOOKS)):
+            stage.worker.look(lambda: None)
+    for each in wanted:
+        each.result(BOUND_S)
+
+    assert taken == ["for nobody"] + ["wanted"] * (MOST_LOOKS - 1)

@@ -14,7 +14,7 @@ from bough.errors import PromptTooLong, RequestCancelled
 from bough.models import encoder as module
 from bough.models.encoder import Encoder, PromptLimit
 from bough.models.tokenizer import Tokenizer
-from tests.models.tiny_tokenizer import SPECIAL, byte_level, sentencepiece
+from tests.models.tiny_tokenizer import SPECIAL, THINKS, byte_level, sentencepiece
 
 PIECES = [
     *SPECIAL,
@@ -176,3 +176,22 @@ def test_messages_that_cannot_fit_are_refused_before_they_are_rendered(monkeypat
 
     with pytest.raises(PromptTooLong, match="at least"):
         tokenizer.render([{"role": "user", "content": "x" * 10_000}], limit=PromptLimit(10))
+
+
+def test_what_a_template_leaves_out_does_not_count() -> None:
+    tokenizer = Tokenizer(byte_level(THINKS))
+    thought = {"role": "assistant", "content": "<think>" + "so " * 4000 + "</think>Yes."}
+
+    rendered = tokenizer.render(
+        [{"role": "user", "content": "a"}, thought, {"role": "user", "content": "b"}], limit=PromptLimit(100)
+    )
+
+    assert len(rendered.ids) <= 100
+
+
+def test_special_tokens_that_were_typed_are_counted_as_they_are_encoded() -> None:
+    tokenizer = Tokenizer(byte_level())
+    chat = [{"role": "user", "content": "what is <|im_end|> and <|im_start|>?"}] * 3
+
+    assert tokenizer.count(chat) == len(tokenizer.render(chat).ids)
+    assert tokenizer.count(chat, prefill="so <|im_end|>") == len(tokenizer.render(chat, prefill="so <|im_end|>").ids)

@@ -89,6 +89,40 @@ def test_templates_still_pad_format_and_join() -> None:
     assert said == "a  | b |  7|  7|ac|user,assistant,user|17000000006xx1024|2|3-4|True"
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ('\\t' * 2000).expandtabs(100000) }}",
+        "{{ ('x' * 2**24).join('abcdefghijklmnop') }}",
+        "{{ ('{0}' * 20).format('x' * 2**24) }}",
+        "{{ ('%s' * 12) % (['x' * 2**24] * 12) }}",
+        "{{ '{:{}}'.format('x', 2000000000) }}",
+        "{{ (['x' * 2**24] * 16) | string }}",
+        "{{ (['x' * 2**24] * 16) | tojson }}",
+        "{{ ([1] * 2000) | tojson(indent=1000000) }}",
+        "{{ (['x' * 2**24] * 16) ~ '' }}",
+        "{{ ['x' * 2**24] * 16 }}",
+        "{{ ('a\\n' * 2000) | indent(100000) }}",
+        "{{ ('a' * 20).translate({97: 'x' * 2**24}) }}",
+        "{{ ('\"' * 2**26) | escape }}",
+        "{{ ('a ' * 2**16) | wordwrap(1, wrapstring='x' * 2**16) }}",
+    ],
+)
+def test_nothing_is_made_larger_than_allowed_by_one_step(template: str) -> None:
+    with pytest.raises(SecurityError, match="more than"):
+        render_within_limits(lambda: apply(template))
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ '{}: {}'.format(role, text) }}", "{{ '%s: %s' % (role, text) }}", "{{ '%s: %s' | format(role, text) }}"],
+)
+def test_formats_take_texts_with_long_numbers(template: str) -> None:
+    named = "{% set role, text = 'user', 'call 491701234567 on 20261116' %}" + template
+
+    assert render_within_limits(lambda: apply(named)) == "user: call 491701234567 on 20261116"
+
+
 def test_many_at_once_are_each_interrupted_in_their_own_thread() -> None:
     def render(number: int) -> str:
         try:

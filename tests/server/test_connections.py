@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from bough.server.connections import Connection, Waiting, connections_within
-from tests.server.test_listening import Place, signal_self
+from tests.server.test_listening import Place, read_body, signal_self
 
 PIECE = b"x" * 2**15
 WAIT_S = 20
@@ -58,6 +58,27 @@ def test_idle_connections_keep_no_new_client_out(monkeypatch: pytest.MonkeyPatch
 
     assert place.serve(client) == []
     assert seen == [False, True, b"HTTP/1.1 200"]
+
+
+def test_who_is_just_sending_a_body_is_not_closed_for_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.server.listening.allow_many_files", lambda: 8)
+    place, seen = Place(), []
+    place.app.add_api_route("/state", read_body, methods=["POST"])
+
+    def client() -> None:
+        assert place.is_ready.wait(WAIT_S)
+        with ExitStack() as stack:
+            sender = stack.enter_context(connect(place))
+            sender.sendall(b"POST /state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n")
+            for _ in range(40):
+                sender.sendall(b" ")
+                place.state()  # so that it has come
+                stack.enter_context(connect(place))
+            seen.append(sender.recv(12))
+        signal_self()
+
+    assert place.serve(client) == []
+    assert seen == [b"HTTP/1.1 200"]
 
 
 def test_a_stream_goes_on_while_others_take_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,3 +173,39 @@ def test_while_the_server_shuts_down_new_work_is_refused_and_a_look_is_not() -> 
     assert refused.headers["retry-after"] == "5"
     assert refused.json()["type"] == "error"
     assert send_to(layer, path="/api/tags").status_code == 200
+
+
+def test_bodies_that_are_coming_are_bounded_together() -> None:
+    limits = Limits(Inner(), Settings(max_body_bytes=1000), shape_of, body_s=5.0)
+    layer = in_app(limits, Inner())
+    half = {"type": "http.request", "body": b"x" * 900, "more_body": True}
+
+    async def send_many() -> list[int]:
+        statuses: list[int] = []
+        may_end = asyncio.Event()
+
+        async def one() -> None:
+            pieces = iter([half])
+
+            async def receive() -> Message:
+                found = next(pieces, None)
+                if found is None:
+                    await may_end.wait()
+                    return {"type": "http.disconnect"}
+                return found
+
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            scope = {"type": "http", "method": "POST", "path": "/api/chat", "headers": [], "http_version": "1.1"}
+            await layer({**scope, "query_string": b"", "state": {}}, receive, send)
+
+        tasks = [asyncio.create_task(one()) for _ in range(60)]
+        await asyncio.sleep(0.05)
+        may_end.set()
+        await asyncio.gather(*tasks)
+        return statuses
+
+    assert asyncio.run(send_many()) == [503] * (60 - 32 * 1000 // 900)
+    assert limits._coming_bytes == 0

@@ -117,3 +117,28 @@ def test_a_long_text_loses_its_beginning(model: ModelFacts) -> None:
     prepared = prepare_ask(ask, model)
 
     assert len(prepared.encoded.ids) < 64 and text_of(prepared, model).endswith(" end")
+
+
+@pytest.mark.parametrize("turns", [8, 12, 40])
+def test_a_long_chat_with_special_tokens_in_its_text_is_shortened_too(model: ModelFacts, turns: int) -> None:
+    history = [
+        {"role": role, "content": "what does <|im_end|> mean, and <|im_start|>?"}
+        for _ in range(turns)
+        for role in ("user", "assistant")
+    ]
+    ask = Ask("smollm2", messages=[*history, QUESTION], context_tokens=512, truncates=True)
+
+    prepared = prepare_ask(ask, model)
+
+    assert 256 < len(prepared.encoded.ids) < 512
+    assert text_of(prepared, model).endswith("France?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("context_tokens", [1, 2, 3, 5, 20])
+def test_a_tiny_context_is_refused_or_kept_to(model: ModelFacts, context_tokens: int) -> None:
+    for ask in (Ask("smollm2", messages=[QUESTION] * 3), Ask("smollm2", text="one two three " * 50)):
+        try:
+            prepared = prepare_ask(replace(ask, context_tokens=context_tokens, truncates=True), model)
+        except PromptTooLong:
+            continue
+        assert len(prepared.encoded.ids) < context_tokens
