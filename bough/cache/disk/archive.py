@@ -30,7 +30,7 @@ from bough.cache.disk.manifest import (
     encode_manifest,
     make_addresses,
 )
-from bough.cache.disk.rows import PointRecord
+from bough.cache.disk.rows import PointRecord, clamp_time
 from bough.cache.disk.store import Disk
 
 MANIFEST = "manifest.json"
@@ -147,7 +147,7 @@ class _Importing:
                     reason=point.reason,
                     is_kept=bool(point.is_kept),
                     is_superseded=bool(point.is_superseded),
-                    last_used=min(point.last_used, self._now),
+                    last_used=clamp_time(point.last_used, self._now),
                 )
 
     def finish(self) -> Imported:
@@ -180,7 +180,7 @@ class _Importing:
 
     def _put(self, item: Item, payload: memoryview) -> None:
         address = replace(self._addresses[item.step], group=item.group, start=item.start)
-        copy = self.disk.put(address, lambda: payload, item.nbytes, last_used=min(item.last_used, self._now))
+        copy = self.disk.put(address, lambda: payload, item.nbytes, last_used=clamp_time(item.last_used, self._now))
         if not copy.is_saved:  # otherwise this disk has it already
             self.copies.append(copy)
         copy.num_users -= 1  # ours: it stays on disk without users, as after a restart

@@ -228,7 +228,7 @@ def _whole(place: str, value: Any, low: int, high: int) -> int:
 
 def _moment(place: str, value: Any) -> float:
     if not is_time(value):
-        raise ValueError(f"{place} is {value!r:.40}, and must be a finite number of seconds, at least 0")
+        raise ValueError(f"{place} is {value!r:.40}, and must be a finite number of seconds")
     return float(value)
 
 

@@ -77,15 +77,20 @@ def are_tokens(tokens: bytes) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """Whether a value is a moment: a number of seconds that is finite and not negative."""
-    return type(value) in (int, float) and value >= 0 and math.isfinite(value)
+    """Whether a value is a moment: a finite number of seconds."""
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def clamp_time(value: float, now: float) -> float:
+    """A moment that is neither before the first nor after `now`: clocks jump."""
+    return min(max(0.0, float(value)), now)
 
 
 def _read_uses(connection: sqlite3.Connection, now: float, bad_rows: list[BadRow]) -> dict[int, float]:
     found: dict[int, float] = {}
     for row_id, last_used in connection.execute("SELECT id, last_used FROM uses"):
         if is_time(last_used):
-            found[row_id] = min(float(last_used), now)
+            found[row_id] = clamp_time(last_used, now)
         else:
             bad_rows.append(BadRow("uses", row_id, f"last_used is {_shown(last_used)}"))
     return found
@@ -116,7 +121,7 @@ def _read_points(connection: sqlite3.Connection, keys: Keys, now: float, content
             content.bad_rows.append(BadRow("points", row_id, problem))
         else:
             reason, is_kept, is_superseded, last_used = values
-            record = PointRecord(address, reason, bool(is_kept), bool(is_superseded), min(float(last_used), now))
+            record = PointRecord(address, reason, bool(is_kept), bool(is_superseded), clamp_time(last_used, now))
             content.points[name] = record
 
 

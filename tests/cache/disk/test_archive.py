@@ -164,7 +164,6 @@ def rewrite(archive: Path, change: Callable[[dict[str, Any], list[tuple[str, byt
         lambda manifest, members: manifest["points"][0].update(is_superseded="no"),
         lambda manifest, members: manifest["points"][0].update(last_used=float("nan")),
         lambda manifest, members: manifest["points"][0].update(last_used=float("inf")),
-        lambda manifest, members: manifest["points"][0].update(last_used=-1.0),
         lambda manifest, members: manifest["points"][0].update(step=-1),
         lambda manifest, members: manifest["items"][0].update(last_used=float("nan")),
         lambda manifest, members: manifest["items"][0].update(last_used=10**400),
@@ -189,16 +188,19 @@ def test_a_manifest_that_makes_no_sense_is_refused(archive: Path, other: Disk, c
     assert other.num_copies == 0 and other.points() == []
 
 
-def test_an_import_cannot_be_used_later_than_now(archive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("said", "taken"), [(1e12, 500.0), (-7.0, 0.0)])
+def test_an_import_was_used_neither_after_now_nor_before_all_time(
+    archive: Path, tmp_path: Path, said: float, taken: float
+) -> None:
     def change(manifest: dict[str, Any], members: list[tuple[str, bytes]]) -> None:
         for each in (*manifest["items"], *manifest["points"]):
-            each["last_used"] = 1e12
+            each["last_used"] = said
 
     rewrite(archive, change)
     with Shelf(tmp_path / "later").open(clock=lambda: 500.0) as disk:
         assert import_tree(disk, archive).num_items == 5
-        assert {copy.last_used for copy in disk.copies()} == {500.0}
-        assert [record.last_used for record in disk.points()] == [500.0]
+        assert {copy.last_used for copy in disk.copies()} == {taken}
+        assert [record.last_used for record in disk.points()] == [taken]
 
 
 def test_what_is_no_archive_is_refused(other: Disk, tmp_path: Path) -> None:

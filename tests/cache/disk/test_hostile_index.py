@@ -262,3 +262,15 @@ def test_a_start_never_fails_on_what_the_index_holds(model: str, tmp_path: Path)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_start_never_fails_on_any_of_many_indexes(model: str, tmp_path: Path) -> None:
     fuzz(tmp_path, model, 200)
+
+
+def test_times_before_the_first_are_no_damage(shelf: Shelf) -> None:
+    with shelf.open() as disk:  # the clock was set to 0 for a while
+        copies = put_path(disk, FIRST)
+        disk.touch(copies, -3.0)
+        disk.put_point(point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False, last_used=-3.0)
+
+    assert verify_tree(shelf.folder).problems == ()
+    with shelf.open() as disk:
+        assert {copy.last_used for copy in disk.copies()} == {0.0}
+        assert [record.last_used for record in disk.points()] == [0.0]
