@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import SimpleNamespace
 
-from bough.cache.disk import PointRecord
-from bough.cache.disk.address import Address, Copy
-from bough.cache.disk.faults import DiskMiss
-from bough.cache.state import Buffer
-from bough.cache.tokens import TOKEN_BYTES
+from bough.cache.disk.errors import DiskMiss
+from bough.cache.disk.rows import PointRecord
+from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.state import Buffer
+from bough.cache.tree.tokens import TOKEN_BYTES
 
 
 @dataclass

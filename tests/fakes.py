@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bough.cache.state import Buffer, Group, Kind, Lane, Page, Place, Source, State
-from bough.cache.tokens import pack, unpack
-from bough.engine import Capabilities
+from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Place, Source, State
+from bough.cache.tree.tokens import pack, unpack
+from bough.engines.contract import Capabilities
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
 

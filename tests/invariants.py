@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bough.cache.node import Node
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Session, Slot
-from bough.cache.state import Group, Kind, Place
-from bough.cache.tokens import unpack
+from bough.cache.tree.node import Node
+from bough.cache.tree.state import Group, Kind, Place
+from bough.cache.tree.tokens import unpack
 from tests.fakes import FakeEngine, FakeLane
 
 

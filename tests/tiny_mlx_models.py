@@ -1,6 +1,6 @@
 """The models of `tiny_models`, with the same weights, as the MLX engine loads them.
 
-Each is saved by transformers and loaded by `bough.mlx_engine.loading`, once per name and overrides: tests share it, and do
+Each is saved by transformers and loaded by the MLX engine, once per name and overrides: tests share it, and do
 not change it.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.config import Settings
-from bough.mlx_engine.loading import LoadedModel, load_model
+from bough.engines.mlx.loading.loading import LoadedModel, load_model
 from tests import tiny_models
 
 DEVICE = os.environ.get("MLX_TEST_DEVICE", "cpu")

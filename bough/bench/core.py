@@ -14,15 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bough.cache.disk import Address, Copy, Disk
+from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX, Changes, Index
-from bough.cache.evictor import Evictor
-from bough.cache.memory import Memory, Tiers
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency.evictor import Evictor
+from bough.cache.residency.memory import Memory, Tiers
 from bough.cache.restore import restore
-from bough.cache.state import PAGE_TOKENS, Group, Kind, Page, State
-from bough.cache.tokens import TOKEN_BYTES, pack
-from bough.cache.trie import Trie
+from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, State
+from bough.cache.tree.tokens import TOKEN_BYTES, pack
+from bough.cache.tree.trie import Trie
 
 PROMPT_TOKENS = 100_000
 TREE_NODES = 10_000

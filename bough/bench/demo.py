@@ -12,9 +12,9 @@ from rich.text import Text
 from bough.bench.report import load_warning, strategy_table, turn_table
 from bough.bench.switch import StrategyResult, make_strategy
 from bough.bench.tour import SYSTEM, TOPICS, Tour
+from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.view import view_tree
-from bough.models.progress import Progress as DownloadProgress
+from bough.models.fetching.progress import Progress as DownloadProgress
 from bough.runner import Runner, load
 
 STRATEGIES = ("tree", "single", "none")

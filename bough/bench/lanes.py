@@ -12,7 +12,7 @@ from bough.errors import BoughError
 from bough.generate.chunk_size import ChunkSize
 from bough.generate.job import Job
 from bough.generate.scheduler import Scheduler
-from bough.prompts import Encoded
+from bough.models.prompts import Encoded
 from bough.runner import Runner
 from bough.types import Chunk, Completion, SamplingParams, Usage
 

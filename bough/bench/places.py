@@ -15,7 +15,7 @@ from typing import Any
 from bough.cache.disk import files
 from bough.cache.record import page_ranges
 from bough.cache.session import Session
-from bough.cache.state import PAGE_TOKENS, Kind
+from bough.cache.tree.state import PAGE_TOKENS, Kind
 from bough.runner import Runner, load, load_shape
 from bough.types import Completion
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bough.cache.plan import Live, plan
 from bough.cache.record import page_ranges
-from bough.cache.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
-from bough.cache.tokens import common_prefix, num_tokens, pack
+from bough.cache.tree.plan import Live, plan
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
+from bough.cache.tree.tokens import common_prefix, num_tokens, pack
 from bough.types import Loading
 
 MAX_COPIES = 10

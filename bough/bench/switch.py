@@ -11,8 +11,8 @@ from bough.bench.strategies import CopyPerConversation, SingleEntry
 from bough.bench.workload import Conversation, SwitchSetup, words
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Reuse
-from bough.cache.tokens import pack
-from bough.cache.trie import Trie
+from bough.cache.tree.tokens import pack
+from bough.cache.tree.trie import Trie
 from bough.runner import Runner
 from bough.types import Completion
 

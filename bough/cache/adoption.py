@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bough.cache.loading import Loader, bytes_on_disk, choose_depth
-from bough.cache.node import Node, Pin
-from bough.cache.plan import Live, plan
+from bough.cache.residency.loading import Loader, bytes_on_disk, choose_depth
 from bough.cache.session import Adoption, Slot
-from bough.cache.state import Group, Kind, Page, Source
-from bough.cache.tokens import common_prefix, num_tokens
-from bough.cache.trie import Match, Trie
+from bough.cache.tree.node import Node, Pin
+from bough.cache.tree.plan import Live, plan
+from bough.cache.tree.state import Group, Kind, Page, Source
+from bough.cache.tree.tokens import common_prefix, num_tokens
+from bough.cache.tree.trie import Match, Trie
 
 if TYPE_CHECKING:
     from bough.cache.prefix_cache import PrefixCache

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bough.cache.reason import Reason
-from bough.cache.state import Group, Kind
+from bough.cache.tree.reason import Reason
+from bough.cache.tree.state import Group, Kind
 from bough.types import Boundary, Mark
 
 POINT_SPACING = 16_384

@@ -17,24 +17,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bough.cache.admin.stats import Stats, stats
 from bough.cache.adoption import adopt, reusable
 from bough.cache.captures import POINT_SPACING, Capture, CaptureCosts
-from bough.cache.eviction import LRU, Policy
-from bough.cache.evictor import Evictor, memory_of
-from bough.cache.memory import Memory, Tiers
-from bough.cache.node import Node, Pin, Point
-from bough.cache.rates import Rates
-from bough.cache.reason import Reason
+from bough.cache.finish import rest
 from bough.cache.record import attach_captures, extend, fill_holes, fit
-from bough.cache.rest import rest
-from bough.cache.room import Room
-from bough.cache.saving import lose_disk, save, save_all
+from bough.cache.residency.evictor import Evictor, memory_of
+from bough.cache.residency.memory import Memory, Tiers
+from bough.cache.residency.policy import LRU, Policy
+from bough.cache.residency.rates import Rates
+from bough.cache.residency.room import Room
+from bough.cache.residency.saving import lose_disk, save, save_all
+from bough.cache.residency.shadow import Duel
 from bough.cache.session import Session, Slot
-from bough.cache.shadow import Duel
-from bough.cache.state import PAGE_TOKENS, Lane, PageStore, Place, Source
-from bough.cache.stats import Stats, stats
-from bough.cache.tokens import num_tokens, pack
-from bough.cache.trie import Trie
+from bough.cache.tree.node import Node, Pin, Point
+from bough.cache.tree.reason import Reason
+from bough.cache.tree.state import PAGE_TOKENS, Lane, PageStore, Place, Source
+from bough.cache.tree.tokens import num_tokens, pack
+from bough.cache.tree.trie import Trie
 from bough.errors import EngineError, LanesBusy, RequestError
 from bough.types import Boundary
 

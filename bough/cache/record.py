@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bough.cache.captures import Capture
-from bough.cache.evictor import memory_of
-from bough.cache.node import Node
-from bough.cache.reason import Reason
+from bough.cache.residency.evictor import memory_of
 from bough.cache.session import Session
-from bough.cache.state import Group, Kind, Page
-from bough.cache.trie import Trie
+from bough.cache.tree.node import Node
+from bough.cache.tree.reason import Reason
+from bough.cache.tree.state import Group, Kind, Page
+from bough.cache.tree.trie import Trie
 
 if TYPE_CHECKING:
     from bough.cache.prefix_cache import PrefixCache

@@ -12,18 +12,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bough.cache.disk.address import Address, Copy
-from bough.cache.evictor import memory_of
-from bough.cache.garbage import uncollected
-from bough.cache.node import Node, Noted, Pin, Point
-from bough.cache.reason import Reason
-from bough.cache.state import Group, Kind, Page, Place, State
-from bough.cache.tokens import common_prefix, cut, num_tokens
-from bough.cache.trie import Trie
+from bough.cache.residency.evictor import memory_of
+from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.node import Node, Noted, Pin, Point
+from bough.cache.tree.reason import Reason
+from bough.cache.tree.state import Group, Kind, Page, Place, State
+from bough.cache.tree.tokens import common_prefix, cut, num_tokens
+from bough.cache.tree.trie import Trie
+from bough.system.garbage import uncollected
 
 if TYPE_CHECKING:
+    from bough.cache.disk.disk import Disk
     from bough.cache.disk.rows import PointRecord
-    from bough.cache.disk.store import Disk
     from bough.cache.prefix_cache import PrefixCache
 
 

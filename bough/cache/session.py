@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from bough.cache.captures import Capture
-from bough.cache.node import Pin
-from bough.cache.reason import Reason
-from bough.cache.state import Kind, Lane, Source
-from bough.cache.tokens import cut, num_tokens, unpack
-from bough.cache.trie import Trie
+from bough.cache.tree.node import Pin
+from bough.cache.tree.reason import Reason
+from bough.cache.tree.state import Kind, Lane, Source
+from bough.cache.tree.tokens import cut, num_tokens, unpack
+from bough.cache.tree.trie import Trie
 from bough.types import Boundary, Loading
 
 if TYPE_CHECKING:

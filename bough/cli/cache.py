@@ -16,19 +16,10 @@ from typing import Annotated, Any
 import typer
 from rich import filesize
 
-from bough.cache.disk import (
-    Disk,
-    DiskBusy,
-    DiskError,
-    Manifest,
-    TreeInfo,
-    export_tree,
-    import_tree,
-    list_trees,
-    read_manifest,
-    remove_tree,
-    verify_tree,
-)
+from bough.cache.admin.archive import export_tree, import_tree, read_manifest
+from bough.cache.admin.manifest import Manifest
+from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree, verify_tree
+from bough.cache.disk import Disk, DiskBusy, DiskError
 from bough.cli import options, remove, work
 from bough.cli.columns import ago, align, describe
 from bough.cli.screen import Screen
@@ -36,7 +27,7 @@ from bough.config import Settings, load_settings
 from bough.errors import SettingsError
 from bough.models import Progress
 from bough.models.fingerprint import safe_name, tree_folder
-from bough.places import default_disk_bytes, free_disk_bytes
+from bough.system.resources import default_disk_bytes, free_disk_bytes
 
 app = typer.Typer(help="Show, check, delete and carry the trees on disk.", no_args_is_help=True)
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich import filesize
 
-from bough.cache.disk import DiskError, TreeInfo, list_trees, remove_tree
+from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree
+from bough.cache.disk import DiskError
 from bough.cli.screen import Screen
 from bough.config import load_settings
 from bough.errors import ModelNotFound

@@ -12,8 +12,8 @@ import typer
 
 from bough.cli import options, work
 from bough.cli.answer import stream_answer
-from bough.cli.chat import Chat
-from bough.cli.line_input import history, read_message
+from bough.cli.chat.line_input import history, read_message
+from bough.cli.chat.loop import Chat
 from bough.cli.parameters import read_format
 from bough.cli.report import as_dict, summarise
 from bough.cli.screen import Screen

@@ -61,8 +61,8 @@ def run_server(settings: Settings, screen: Screen) -> None:
     """Serve until a signal comes. Raises BoughError if that cannot begin."""
     _require_extras()
     from bough.server.app import make_app, make_service
-    from bough.server.listening import bind, host, is_loopback, url_of
-    from bough.server.logs import set_up_logs
+    from bough.server.http.listening import bind, host, is_loopback, url_of
+    from bough.server.http.logs import set_up_logs
 
     with bind(settings.host, settings.port) as bound:
         with work.shown(screen.notes, stays=False) as progress:

@@ -15,7 +15,7 @@ from bough.cli import options, work
 from bough.cli.columns import align, count, describe
 from bough.cli.screen import Screen
 from bough.config import Settings, load_settings
-from bough.engine import Engine
+from bough.engines.contract import Engine
 from bough.models import ModelFiles, ModelInfo
 from bough.runner import make_engine
 

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from bough.cache.session import Reuse, ReuseSession
-from bough.cache.state import Lane
-from bough.engine import Engine, Logits
+from bough.cache.tree.state import Lane
+from bough.engines.contract import Engine, Logits
 from bough.errors import PromptTooLong
 from bough.generate.chunk_size import ChunkSize
 from bough.generate.constraints import Constraint

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bough.cache.tokens import pack
+from bough.cache.tree.tokens import pack
 from bough.errors import BoughError, EngineError
 from bough.generate.generation import Generation
 from bough.types import Chunk, Completion, Usage

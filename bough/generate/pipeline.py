@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 
 from bough.cache.session import Reuse
-from bough.engine import Engine
+from bough.engines.contract import Engine
 from bough.generate.chunk_size import ChunkSize
 from bough.generate.generation import Generation
 from bough.types import Chunk, Completion

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tokens import common_prefix
-from bough.engine import Engine
+from bough.cache.tree.tokens import common_prefix
+from bough.engines.contract import Engine
 from bough.errors import BoughError, DoesNotFit, EngineError, LanesBusy, TimedOut
 from bough.generate.chunk_size import ChunkSize
 from bough.generate.generation import Generation

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bough.engine import Engine, Logits
+from bough.engines.contract import Engine, Logits
 from bough.errors import BoughError
 from bough.generate.generation import Generation
 from bough.generate.job import Job

@@ -2,12 +2,12 @@
 
 import logging
 
+from bough.models.chat.template import Rendered
+from bough.models.fetching.progress import Progress, SilentProgress
+from bough.models.fetching.resolve import can_pull, fit, pull, resolve
 from bough.models.files import ModelFiles
 from bough.models.info import ModelInfo, describe
-from bough.models.progress import Progress, SilentProgress
-from bough.models.resolve import can_pull, fit, pull, resolve
 from bough.models.store import Store
-from bough.models.template import Rendered
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 
 # transformers is here for tokenizers and configurations: that it finds no torch concerns nobody with another engine

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import UnsupportedModel
-from bough.models.download import hash_file
+from bough.models.fetching.download import hash_file
 from bough.models.files import ModelFiles
 from bough.models.tokenizer import load_tokenizer
 

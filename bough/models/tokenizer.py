@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from bough.errors import RequestError, UnsupportedModel
+from bough.models.chat.template import Rendered, Template, Tools
 from bough.models.encoder import UNLIMITED, Encoder, PromptLimit
 from bough.models.files import ModelFiles, read_json
-from bough.models.template import Rendered, Template, Tools
 
 _CONFIG_FILES = ("generation_config.json", "config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

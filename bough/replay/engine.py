@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bough.cache.state import Group, Kind, Lane, Page, Source, State
+from bough.cache.tree.state import Group, Kind, Lane, Page, Source, State
 
 PAGE_TOKENS = 1
 GROUP = Group(0, Kind.FULL, bytes_per_token=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from bough.cache.eviction import Key, Policy
-from bough.cache.node import Node
-from bough.cache.tokens import cut, unpack
+from bough.cache.residency.policy import Key, Policy
+from bough.cache.tree.node import Node
+from bough.cache.tree.tokens import cut, unpack
 from bough.replay.request import Request, Trace
 from bough.replay.strategies import Tree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bough.cache.eviction import LRU, LRU2, WHOLE_NODES
+from bough.cache.residency.policy import LRU, LRU2, WHOLE_NODES
 from bough.replay.offline import OfflineTree
 from bough.replay.placement import PlacedTree, SpacedTree
 from bough.replay.request import Trace

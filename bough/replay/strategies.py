@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bough.cache.captures import POINT_SPACING
-from bough.cache.eviction import Policy
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency.policy import Policy
 from bough.cache.session import Session
-from bough.cache.tokens import common_prefix, num_tokens, pack
+from bough.cache.tree.tokens import common_prefix, num_tokens, pack
 from bough.replay.engine import PAGE_TOKENS, CountingEngine
 from bough.replay.request import Request
 

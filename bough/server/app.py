@@ -17,29 +17,27 @@ from starlette.exceptions import HTTPException
 
 from bough.config import Settings
 from bough.models import ModelFiles
-from bough.server import (
-    anthropic,
-    cache_api,
-    health,
-    metrics,
-    ollama,
-    ollama_models,
-    ollama_wire,
-    openai_chat,
-    openai_completions,
-    openai_models,
-    openai_responses,
-    openai_wire,
-)
-from bough.server.apis import Api, api_of
-from bough.server.catalog import Catalog
-from bough.server.faults import Fault
-from bough.server.limits import Limits
-from bough.server.loaded import LoadedModels
-from bough.server.logs import Logs
-from bough.server.security import Security
-from bough.server.service import Service
-from bough.server.wire import Shape, answer_fault
+from bough.server.apis.anthropic import messages as anthropic
+from bough.server.apis.bough import cache as cache_api
+from bough.server.apis.bough import health
+from bough.server.apis.ollama import answers as ollama
+from bough.server.apis.ollama import models as ollama_models
+from bough.server.apis.ollama import wire as ollama_wire
+from bough.server.apis.openai import chat as openai_chat
+from bough.server.apis.openai import completions as openai_completions
+from bough.server.apis.openai import models as openai_models
+from bough.server.apis.openai import responses as openai_responses
+from bough.server.apis.openai import wire as openai_wire
+from bough.server.http.api_paths import Api, api_of
+from bough.server.http.errors import Fault
+from bough.server.http.limits import Limits
+from bough.server.http.logs import Logs
+from bough.server.http.security import Security
+from bough.server.http.wire import Shape, answer_fault
+from bough.server.serving import metrics
+from bough.server.serving.catalog import Catalog
+from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.service import Service
 
 _ROUTERS = (
     ollama.router,

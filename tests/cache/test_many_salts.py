@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 
-from bough.cache import evictor
-from bough.cache.node import Node
-from bough.cache.state import Place
-from bough.cache.trie import Trie
+from bough.cache.residency import evictor
+from bough.cache.tree.node import Node
+from bough.cache.tree.state import Place
+from bough.cache.tree.trie import Trie
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World

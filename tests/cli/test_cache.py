@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bough.cache.disk import POINT, Address, Disk, TreeInfo, list_trees
-from bough.cache.tokens import cut, pack
+from bough.cache.admin.trees import TreeInfo, list_trees
+from bough.cache.disk import Disk
+from bough.cache.tree.address import POINT, Address
+from bough.cache.tree.tokens import cut, pack
 from bough.config import load_settings
 from bough.models.fingerprint import tree_folder
 

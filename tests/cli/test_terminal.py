@@ -11,8 +11,8 @@ from rich.console import Console
 
 from bough.cli import work
 from bough.cli.answer import PrefillLine, describe_prefill
+from bough.cli.chat.line_input import history, read_message
 from bough.cli.columns import ago, align, count, memory
-from bough.cli.line_input import history, read_message
 from bough.cli.screen import Screen, neutralise
 
 

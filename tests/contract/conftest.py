@@ -11,11 +11,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bough.cache.state import Page
+from bough.cache.tree.state import Page
 from bough.config import Settings
-from bough.engine import Engine
-from bough.engine_choice import find_installed
-from bough.torch_engine import TorchEngine
+from bough.engines.choice import find_installed
+from bough.engines.contract import Engine
+from bough.engines.torch import TorchEngine
 from tests.contract.lagging import make_lagging_transfers
 from tests.fakes import MODELS, FakeEngine
 from tests.tiny_models import make_model
@@ -52,7 +52,7 @@ def _torch(name: str, device: str = "cpu") -> Callable[[Path], Subject]:
 
 def _lagging(name: str) -> Callable[[Path], Subject]:
     def make(folder: Path) -> Subject:
-        with patch("bough.torch_engine.pages.make_transfers", make_lagging_transfers):
+        with patch("bough.engines.torch.pages.make_transfers", make_lagging_transfers):
             return _torch(name)(folder)
 
     return make
@@ -60,7 +60,7 @@ def _lagging(name: str) -> Callable[[Path], Subject]:
 
 def _mlx(name: str) -> Callable[[Path], Subject]:
     def make(folder: Path) -> Subject:
-        from bough.mlx_engine import MlxEngine  # only where MLX is
+        from bough.engines.mlx import MlxEngine  # only where MLX is
         from tests.tiny_mlx_models import make_loaded
 
         engine = MlxEngine(make_loaded(name), Settings(cache_folder=folder))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bough.cache.state import PAGE_TOKENS, Group, Kind, Lane, Page, Source, State
-from bough.engine import Engine
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, Source, State
+from bough.engines.contract import Engine
 
 TOLERANCE = 1e-4
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bough.torch_engine.host_pool import HostPool, Moment
-from bough.torch_engine.layout import Layout
-from bough.torch_engine.streams import Arrival
-from bough.torch_engine.transfer import Transfers, largest_page_bytes
+from bough.engines.torch.host.host_pool import HostPool, Moment
+from bough.engines.torch.host.streams import Arrival
+from bough.engines.torch.host.transfer import Transfers, largest_page_bytes
+from bough.engines.torch.layout import Layout
 
 SECONDS_PER_BYTE = 1e-9
 
@@ -38,7 +38,7 @@ class LateMoment:
 
 
 class LaggingStreams:
-    """Implements `bough.torch_engine.streams.Streams` over plain memory."""
+    """Implements `bough.engines.torch.host.streams.Streams` over plain memory."""
 
     def __init__(self) -> None:
         self._number = 0

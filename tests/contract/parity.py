@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from bough.config import Settings
-from bough.engine import Capabilities, Engine
-from bough.torch_engine import TorchEngine
+from bough.engines.contract import Capabilities, Engine
+from bough.engines.torch import TorchEngine
 from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
 from tests.tiny_models import CONFIGS, ON_MLX, make_model
 
@@ -60,7 +60,7 @@ def torch_pair(name: str, folder: Path, device: str = "cpu") -> Pair:
 def mlx_pair(name: str, folder: Path) -> Pair:
     import mlx.core as mx  # only where MLX is
 
-    from bough.mlx_engine import MlxEngine
+    from bough.engines.mlx import MlxEngine
     from tests.tiny_mlx_models import make_loaded
 
     loaded = make_loaded(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.cache.state import Group, Kind, Source
+from bough.cache.tree.state import Group, Kind, Source
 from tests.contract.conftest import Subject
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, publish, rewind, run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bough.engine_choice import find_installed
+from bough.engines.choice import find_installed
 from tests.contract.parity import parity_row
 from tests.tiny_models import CONFIGS, ON_MLX
 

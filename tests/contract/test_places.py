@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from bough.cache.state import Group, Page, Place, Source, State
-from bough.engine import Engine
+from bough.cache.tree.state import Group, Page, Place, Source, State
+from bough.engines.contract import Engine
 from tests.contract.conftest import WITH_HOST, Subject, as_params
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, run
 from tests.contract.test_engine_contract import LENGTH, LONG, recurrent_groups, row_groups

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from bough.cache.disk import verify_tree
+from bough.cache.admin.trees import verify_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tokens import unpack
+from bough.cache.tree.tokens import unpack
 from tests.crash.tree import SALTS, Promise, Promises, Setup, depth_in_tree
 from tests.scenarios.world import World
 

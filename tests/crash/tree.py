@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.disk import Disk
-from bough.cache.plan import Live, plan
-from bough.cache.state import Group
+from bough.cache.tree.plan import Live, plan
+from bough.cache.tree.state import Group
 from bough.types import Boundary, Mark
 from tests.fakes import MODELS, FakeEngine
 from tests.scenarios.world import World

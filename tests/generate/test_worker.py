@@ -12,7 +12,7 @@ from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, Shutti
 from bough.generate.job import Job
 from bough.generate.request import Request
 from bough.generate.worker import MOST_LOOKS, Limits, Worker
-from bough.turns import Turns
+from bough.runner.engine_lock import Turns
 from bough.types import Chunk, SamplingParams
 from tests.generate.concert import Client, Concert
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bough.models import Tokenizer, describe, load_tokenizer
-from bough.models.control_tokens import ControlTokens
+from bough.models.chat.control_tokens import ControlTokens
 from bough.types import Mark
 
 pytestmark = pytest.mark.model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.cache.reason import Reason
+from bough.cache.tree.reason import Reason
 from bough.replay.placement import PlacedTree, SpacedTree
 from bough.replay.request import Request, Trace
 from bough.replay.run import POLICIES, replay

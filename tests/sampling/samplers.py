@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import torch
 
-from bough.mlx_engine.sampling import sample as sample_mlx
-from bough.torch_engine.sampling import sample as sample_torch
+from bough.engines.mlx.sampling import sample as sample_mlx
+from bough.engines.torch.sampling import sample as sample_torch
 from bough.types import Draw, Sampled, SamplingParams
 
 EVENLY = tuple((i + 0.5) / 3000 for i in range(3000))

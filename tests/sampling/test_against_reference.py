@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bough.torch_engine import sampling as torch_sampling
+from bough.engines.torch import sampling as torch_sampling
 from bough.types import Draw, SamplingParams
 from tests import reference_sampler as reference
 from tests.sampling.draws import bits, make_many_draws

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bough.config import Settings
-from bough.mlx_engine import MlxEngine
+from bough.engines.mlx import MlxEngine
 from tests.scenarios.model_world import ARCHITECTURES, Subject
 from tests.tiny_mlx_models import make_loaded
 

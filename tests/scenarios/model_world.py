@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bough.cache.session import Session
-from bough.cache.state import Kind, Lane
+from bough.cache.tree.state import Kind, Lane
 from tests.scenarios.world import World
 from tests.tiny_models import make_model
 

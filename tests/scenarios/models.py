@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bough.engine_choice import find_installed
+from bough.engines.choice import find_installed
 from tests.fakes import MODELS
 from tests.scenarios import torch_world
 from tests.scenarios.model_world import ARCHITECTURES, ModelWorld

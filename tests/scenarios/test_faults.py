@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bough.cache.tokens import common_prefix, pack
-from bough.cache.view import explain
+from bough.cache.admin.view import explain
+from bough.cache.tree.tokens import common_prefix, pack
 from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary
 from tests import invariants

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bough.cache.reason import Reason
 from bough.cache.session import Session
+from bough.cache.tree.reason import Reason
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from tests.scenarios.models import A, B, every_fake, every_model, every_page, world
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from bough.cache.session import Session
-from bough.cache.state import Kind
+from bough.cache.tree.state import Kind
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from bough.types import Boundary, Mark
 from tests import invariants

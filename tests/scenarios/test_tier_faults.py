@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bough.cache.disk import Disk
-from bough.cache.loading import Loader
-from bough.cache.plan import plan
-from bough.cache.rates import Fixed
-from bough.cache.state import Place
+from bough.cache.residency.loading import Loader
+from bough.cache.residency.rates import Fixed
+from bough.cache.tree.plan import plan
+from bough.cache.tree.state import Place
 from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk

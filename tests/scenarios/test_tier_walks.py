@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from bough.cache.state import Place
+from bough.cache.tree.state import Place
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk

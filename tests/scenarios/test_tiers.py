@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bough.cache.disk import Copy, Disk, DiskBusy
-from bough.cache.disk.faults import DiskSlow
-from bough.cache.rates import Fixed
-from bough.cache.state import Place
+from bough.cache.disk import Disk, DiskBusy
+from bough.cache.disk.errors import DiskSlow
+from bough.cache.residency.rates import Fixed
+from bough.cache.tree.address import Copy
+from bough.cache.tree.state import Place
 from bough.errors import EngineError
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -188,7 +189,7 @@ def test_loading_stops_when_it_turns_out_slower_than_computing(monkeypatch: pyte
             return super().get(copy)
 
     now = [0.0]
-    monkeypatch.setattr("bough.cache.loading.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("bough.cache.residency.loading.time.perf_counter", lambda: now[0])
     w = World(MODELS["full"], 4, disk=SlowDisk(4))
     w.run(LONG, [1])
     w.cache.rates.note_prefill(0, 100, 1.0)

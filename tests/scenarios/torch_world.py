@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bough.config import Settings
-from bough.torch_engine import TorchEngine
+from bough.engines.torch import TorchEngine
 from tests.scenarios.model_world import ARCHITECTURES, Subject
 from tests.tiny_models import make_model
 

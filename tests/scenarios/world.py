@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bough.cache.captures import POINT_SPACING
-from bough.cache.memory import Tiers
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.rates import Rates
+from bough.cache.residency.memory import Tiers
+from bough.cache.residency.rates import Rates
 from bough.cache.restore import restore
 from bough.cache.session import Session
-from bough.cache.state import Group, Kind
+from bough.cache.tree.state import Group, Kind
 from bough.types import Boundary
 from tests import invariants
 from tests.fakes import FakeEngine

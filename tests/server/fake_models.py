@@ -10,8 +10,8 @@ from typing import Any
 from bough.config import Settings
 from bough.errors import ModelNotFound
 from bough.models import ModelFiles
-from bough.places import HostMemory
-from bough.server.loaded import LoadedModels, StartedModel
+from bough.server.serving.loaded import LoadedModels, StartedModel
+from bough.system.resources import HostMemory
 
 MODEL_BYTES = 1_000
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bough.models.tokenizer import Tokenizer
-from bough.server.answer import Answer
-from bough.server.ask import Ask, Delta, Event, Finished, Started, ToolCall
+from bough.server.serving.answer import Answer
+from bough.server.serving.ask import Ask, Delta, Event, Finished, Started, ToolCall
 from bough.types import Completion, Usage
 from tests.models.tiny_tokenizer import byte_level
 

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bough.engine_choice import find_installed
+from bough.engines.choice import find_installed
 from bough.models import ModelFiles
-from bough.server.loaded import StartedModel
+from bough.server.serving.loaded import StartedModel
 from tests.server.fake_models import MODEL_BYTES, World
 from tests.server.load import APIS, Api, Chat, Reply, ask_in_turn, ask_together, run, text_of
 from tests.server.servers import Server, running

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from zlib import crc32
 
-from bough.cache.disk.address import Address
-from bough.cache.disk.faults import DAMAGED, FOREIGN, MISSING, TRUNCATED, UNREADABLE, DiskMiss, DiskSlow
+from bough.cache.disk.errors import DAMAGED, FOREIGN, MISSING, TRUNCATED, UNREADABLE, DiskMiss, DiskSlow
+from bough.cache.tree.address import Address
 
 MAGIC = b"BOUGHPG1"
 PAGES, TEMPORARY = "pages", "tmp"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bough.cache.disk.faults import DiskError
+from bough.cache.disk.errors import DiskError
 from bough.cache.disk.files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
 from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, Unfit
 from bough.cache.disk.keys import SECRET_BYTES, Keys

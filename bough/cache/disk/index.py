@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from bough.cache.disk.address import Copy
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.rows import BadRow, Content, PointRecord, read_content
-from bough.cache.garbage import uncollected
+from bough.cache.tree.address import Copy
+from bough.system.garbage import uncollected
 
 FORMAT = 1
 INDEX = "index.sqlite"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from hashlib import blake2b
 
-from bough.cache.disk.address import Address
-from bough.cache.tokens import TOKEN_BYTES
+from bough.cache.tree.address import Address
+from bough.cache.tree.tokens import TOKEN_BYTES
 
 HASH_BYTES = 16
 SECRET_BYTES = 32

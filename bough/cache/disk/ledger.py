@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bough.cache.disk.address import Address, Copy
-from bough.cache.disk.faults import REASONS
+from bough.cache.disk.errors import REASONS
 from bough.cache.disk.files import Buffer
 from bough.cache.disk.index import Changes
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.rows import PointRecord
+from bough.cache.tree.address import Address, Copy
 
 
 @dataclass

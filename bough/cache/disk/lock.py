@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from bough.cache.disk.faults import DiskBusy
+from bough.cache.disk.errors import DiskBusy
 
 LOCK = "lock"
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bough.cache.disk.address import POINT, Address, Copy
 from bough.cache.disk.keys import HASH_BYTES, Keys
-from bough.cache.reason import REASONS
-from bough.cache.tokens import TOKEN_BYTES
+from bough.cache.tree.address import POINT, Address, Copy
+from bough.cache.tree.reason import REASONS
+from bough.cache.tree.tokens import TOKEN_BYTES
 
 MAX_CONTENT_BYTES = 2**30
 """No page and no state is larger than this."""

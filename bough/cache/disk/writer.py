@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-from bough.cache.disk.faults import Warnings
+from bough.cache.disk.errors import Warnings
 from bough.cache.disk.files import PageFiles
 from bough.cache.disk.index import Index, Rejected
 from bough.cache.disk.ledger import Ledger, Settled, Write
-from bough.priority import give_way
+from bough.system.threads import give_way
 
 log = logging.getLogger(__name__)
 

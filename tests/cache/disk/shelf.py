@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bough.cache.disk import POINT, Address, Copy, Disk
-from bough.cache.tokens import cut, pack
+from bough.cache.disk import Disk
+from bough.cache.tree.address import POINT, Address, Copy
+from bough.cache.tree.tokens import cut, pack
 
 PAGE = 4
 CONTENT_BYTES = 1000

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from bough.cache.disk import Copy, Disk, DiskMiss, files
+from bough.cache.disk import Disk, DiskMiss, files
 from bough.cache.disk.index import Index
+from bough.cache.tree.address import Copy
 from tests.cache.disk.shelf import CONTENT_BYTES, Shelf, address_of, content_of, held_writer, long_rests, put, put_path
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from bough.cache.disk import Disk, list_trees, verify_tree
-from bough.cache.disk.address import POINT, Address
+from bough.cache.admin.trees import list_trees, verify_tree
+from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX
 from bough.cache.disk.keys import Keys
+from bough.cache.tree.address import POINT, Address
 from tests.cache.disk.shelf import Shelf, address_of, content_of, point_of, put, put_path
 from tests.fakes import MODELS
 from tests.scenarios.world import World

@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from bough.cache.disk import DiskBusy, DiskError, files, verify_tree
+from bough.cache.admin.trees import verify_tree
+from bough.cache.disk import DiskBusy, DiskError, files
 from bough.cache.disk.index import INDEX
 from bough.cache.disk.lock import FolderLock
-from bough.cache.tokens import unpack
+from bough.cache.tree.tokens import unpack
 from tests.cache.disk.shelf import Shelf, address_of, content_of, put, put_path
 
 HOLD_LOCK = """

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from bough.cache.disk import Copy, Disk, DiskMiss, files
+from bough.cache.disk import Disk, DiskMiss, files
 from bough.cache.disk.index import Changes, Index, Rejected
+from bough.cache.tree.address import Copy
 from tests.cache.disk.shelf import Shelf, address_of, content_of, put
 
 

@@ -1,0 +1,280 @@
+"""Archives: what one salt has on a disk, in one file that any other disk can read.
+
+An archive is a plain tar file: `manifest.json` first, then one member for each item, named by its number in the manifest,
+that holds the crc32 of the content as four bytes, little-endian, and the content. Members are read as streams and never
+extracted, so that an archive cannot write anywhere but into the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+from zlib import crc32
+
+from bough.cache.admin.manifest import (
+    Chain,
+    Item,
+    Manifest,
+    PointItem,
+    decode_manifest,
+    encode_manifest,
+    make_addresses,
+)
+from bough.cache.disk import files
+from bough.cache.disk.disk import Disk
+from bough.cache.disk.errors import DiskError, DiskMiss
+from bough.cache.disk.folder import translated
+from bough.cache.disk.rows import PointRecord, clamp_time
+from bough.cache.tree.address import POINT, Copy
+
+MANIFEST = "manifest.json"
+CRC_BYTES = 4
+MAX_MANIFEST_BYTES = 2**26
+FLUSH_BYTES = 64 * 2**20
+_NAMED_ITEMS = 20  # damaged ones that are told one by one
+
+
+@dataclass(frozen=True)
+class Exported:
+    """How many items were written and the bytes of their content; `num_skipped` could not be read or traced to the root."""
+
+    num_items: int
+    nbytes: int
+    num_skipped: int
+
+
+@dataclass(frozen=True)
+class Imported:
+    """How many items are new, how many were not taken (known already, no room, or damaged), and what was wrong."""
+
+    num_items: int
+    num_skipped: int
+    nbytes: int
+    problems: tuple[str, ...]
+
+
+def export_tree(disk: Disk, file: Path, salt: str = "") -> Exported:
+    """Write what one salt has on a disk into one file, which is whole or not there; raises DiskError if it cannot be."""
+    disk.flush()
+    root = disk.root(salt)
+    copies = [copy for copy in disk.copies() if copy.address.root == root]
+    points = [record for record in disk.points() if record.address.root == root]
+    chain = Chain(disk.keys, root, [*(copy.address for copy in copies), *(record.address for record in points)])
+    traced = [(step, copy) for copy in copies if (step := chain.find(copy.address)) is not None]
+    items = [_make_item(disk, step, copy) for step, copy in traced]
+    point_items = [_make_point_item(step, record) for record in points if (step := chain.find(record.address)) is not None]
+    manifest = encode_manifest(disk.identity, chain.steps, items, point_items)
+    with _written(file) as write:
+        write(MANIFEST, manifest)
+        sizes = [_export_item(disk, number, copy, write) for number, (_, copy) in enumerate(traced)]
+    done = [size for size in sizes if size is not None]
+    return Exported(len(done), sum(done), len(copies) - len(done))
+
+
+def read_manifest(file: Path) -> Manifest:
+    """What an archive is of; raises DiskError if it is not an archive."""
+    with _opened(file) as archive:
+        return _read_manifest(file, archive)
+
+
+def check_archive(disk: Disk, file: Path) -> None:
+    """Raise DiskError unless a file is an archive that this disk can take. Only the file is read: any thread may ask."""
+    _require_same_model(file, read_manifest(file), disk)
+
+
+def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
+    for name in ("fingerprint", "page_tokens"):
+        found, wanted = getattr(manifest, name), getattr(disk.identity, name)
+        if found != wanted:
+            raise DiskError(f"{file} is of another model: its {name} is {found!r}, and this tree's is {wanted!r}")
+
+
+def import_tree(disk: Disk, file: Path, salt: str = "") -> Imported:
+    """Add what an archive holds to a disk, under this salt, as far as there is room; used by nobody yet.
+
+    Raises DiskError if the archive is of another model, fingerprint, format or page size; then nothing was added.
+    """
+    with _opened(file) as archive:
+        manifest = _read_manifest(file, archive)
+        _require_same_model(file, manifest, disk)
+        importing = _Importing(disk, salt, manifest)
+        importing.take_items(archive)
+    importing.take_points()
+    return importing.finish()
+
+
+@dataclass
+class _Importing:
+    """One import under way."""
+
+    disk: Disk
+    salt: str
+    manifest: Manifest
+    copies: list[Copy] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    num_without_room: int = 0
+    num_damaged: int = 0
+
+    def __post_init__(self) -> None:
+        self._addresses = make_addresses(self.disk.keys, self.disk.root(self.salt), self.manifest.steps)
+        self._now = self.disk.now()  # nothing that is imported was used later than this
+        self._missing = set(range(len(self.manifest.items)))
+
+    def take_items(self, archive: _Reader) -> None:
+        try:
+            while (member := archive.next()) is not None:
+                number = int(member.name) if member.name.isdecimal() and len(member.name) < 16 else -1
+                if number in self._missing:
+                    self._missing.remove(number)
+                    self._take(number, archive, member)
+        except (tarfile.TarError, EOFError) as error:
+            self.problems.append(f"the archive is damaged: {error}")
+
+    def take_points(self) -> None:
+        """Note the restore points that this disk does not know yet."""
+        known = {record.address for record in self.disk.points()}
+        for point in self.manifest.points:
+            address = replace(self._addresses[point.step], group=POINT)
+            if address not in known:
+                self.disk.put_point(
+                    address,
+                    reason=point.reason,
+                    is_kept=bool(point.is_kept),
+                    is_superseded=bool(point.is_superseded),
+                    last_used=clamp_time(point.last_used, self._now),
+                )
+
+    def finish(self) -> Imported:
+        self.disk.flush()
+        saved = [copy for copy in self.copies if copy.is_saved]
+        if len(saved) < len(self.copies):
+            self.problems.append(f"{len(self.copies) - len(saved)} items could not be written")
+        if self.num_damaged > _NAMED_ITEMS:
+            self.problems.append(f"{self.num_damaged - _NAMED_ITEMS} more items are damaged")
+        if self.num_without_room:
+            self.problems.append(f"there was no room for {self.num_without_room} items")
+        if self._missing:
+            self.problems.append(f"{len(self._missing)} items are missing in the archive")
+        num_skipped = len(self.manifest.items) - len(saved)
+        return Imported(len(saved), num_skipped, sum(copy.nbytes for copy in saved), tuple(self.problems))
+
+    def _take(self, number: int, archive: _Reader, member: tarfile.TarInfo) -> None:
+        item = self.manifest.items[number]
+        if not self.disk.has_room(item.nbytes):
+            self.num_without_room += 1
+            return
+        content = archive.read(member, item.nbytes + CRC_BYTES)
+        payload = memoryview(content)[CRC_BYTES:]
+        if len(payload) != item.nbytes or int.from_bytes(content[:CRC_BYTES], "little") != crc32(payload):
+            self.num_damaged += 1
+            if self.num_damaged <= _NAMED_ITEMS:
+                self.problems.append(f"item {number} is damaged")
+            return
+        self._put(item, payload)
+
+    def _put(self, item: Item, payload: memoryview) -> None:
+        address = replace(self._addresses[item.step], group=item.group, start=item.start)
+        copy = self.disk.put(address, lambda: payload, item.nbytes, last_used=clamp_time(item.last_used, self._now))
+        if not copy.is_saved:  # otherwise this disk has it already
+            self.copies.append(copy)
+        copy.num_users -= 1  # ours: it stays on disk without users, as after a restart
+        if self.disk.pending_bytes >= FLUSH_BYTES:
+            self.disk.flush()
+
+
+def _make_item(disk: Disk, step: int, copy: Copy) -> Item:
+    address = copy.address
+    return Item(step, address.group, address.start, address.end, disk.payload_bytes(copy), copy.last_used)
+
+
+def _make_point_item(step: int, record: PointRecord) -> PointItem:
+    return PointItem(step, record.address.end, record.reason, record.is_kept, record.is_superseded, record.last_used)
+
+
+def _export_item(disk: Disk, number: int, copy: Copy, write: Callable[..., None]) -> int | None:
+    """Write one member, unless its copy turns out to be lost; returns the size of its content."""
+    try:
+        payload = disk.get(copy)
+    except DiskMiss:
+        return None
+    write(str(number), crc32(payload).to_bytes(CRC_BYTES, "little"), payload)
+    return len(payload)
+
+
+@contextlib.contextmanager
+def _written(file: Path) -> Iterator[Callable[..., None]]:
+    """Give a function that adds a member to a new archive, which gets its name when all is written."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    with translated(file):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
+                    yield lambda name, *parts: _add_member(archive, name, parts)
+                stream.flush()
+                files.sync(stream.fileno())
+            files.rename(temporary, file)
+            files.sync_folder(file.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _add_member(archive: tarfile.TarFile, name: str, parts: Sequence[bytes]) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = sum(map(len, parts)), 0o600
+    archive.addfile(member, io.BytesIO(b"".join(parts)))
+
+
+class _Reader:
+    """The members of an archive, one after another: plain files alone, nothing that a header claims is believed.
+
+    The library's own reader takes long names and other extensions into memory, however long they say they are.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._size = os.fstat(stream.fileno()).st_size
+        self._next = 0
+
+    def next(self) -> tarfile.TarInfo | None:
+        """The next member, or None at the end. Raises TarError if there is none of the kind that we write."""
+        self._stream.seek(self._next)
+        block = self._stream.read(tarfile.BLOCKSIZE)
+        if not block.strip(b"\0"):
+            return None
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
+            raise tarfile.ReadError(f"{member.name!r} is no plain file")
+        if self._next + tarfile.BLOCKSIZE + member.size > self._size:
+            raise tarfile.ReadError(f"{member.name!r} claims {member.size:,} bytes, more than there are")
+        self._next += tarfile.BLOCKSIZE + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        return member
+
+    def read(self, member: tarfile.TarInfo, num_bytes: int) -> bytes:
+        """The content of the member that came last, if it has this size; nothing if it has another."""
+        return self._stream.read(num_bytes) if member.size == num_bytes else b""
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[_Reader]:
+    with translated(file):
+        try:
+            with file.open("rb") as stream:
+                yield _Reader(stream)
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise DiskError(f"{file} is not an archive of a tree: {error}") from error
+
+
+def _read_manifest(file: Path, archive: _Reader) -> Manifest:
+    member = archive.next()
+    if member is None or member.name != MANIFEST:
+        raise ValueError(f"it does not begin with {MANIFEST}")
+    if member.size > min(MAX_MANIFEST_BYTES, file.stat().st_size):
+        raise ValueError(f"its manifest claims {member.size} bytes")
+    return decode_manifest(archive.read(member, member.size))

@@ -1,0 +1,255 @@
+"""Many trees: the folders of all models and fingerprints, side by side below one folder.
+
+Looking takes no lock and changes nothing that is kept. Whatever changes a tree takes its lock first, and raises DiskBusy
+if it is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bough.cache.disk.disk import Disk
+from bough.cache.disk.errors import DiskBusy, DiskError, DiskMiss
+from bough.cache.disk.files import PAGES, PageFiles
+from bough.cache.disk.folder import CONTENT, SECRET, SET_ASIDE, read_secret, translated
+from bough.cache.disk.index import FORMAT, INDEX, Changes, Identity, Index, Unfit, index_bytes, look, read_meta
+from bough.cache.disk.keys import Keys
+from bough.cache.disk.lock import LOCK, FolderLock, owner_pid
+from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS
+from bough.cache.tree.address import Copy
+
+
+@dataclass(frozen=True)
+class TreeInfo:
+    """What one tree's folder holds. `nbytes` are the page files; `problem` says why it cannot be used, "" if it can."""
+
+    name: str
+    folder: Path
+    model: str = ""
+    fingerprint: str = ""
+    page_tokens: int = 0
+    num_pages: int = 0
+    num_states: int = 0
+    num_points: int = 0
+    nbytes: int = 0
+    index_bytes: int = 0
+    last_used: float = 0.0
+    owner_pid: int | None = None
+    problem: str = ""
+
+    @property
+    def is_set_aside(self) -> bool:
+        return SET_ASIDE in self.name
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What reading a tree found: whole files and their bytes, what was wrong, and files that the index does not know."""
+
+    num_files: int
+    nbytes: int
+    problems: tuple[str, ...]
+    orphans: int
+    is_repaired: bool = False  # whether everything that was wrong has been removed
+
+
+def list_trees(folder: Path) -> list[TreeInfo]:
+    """Every tree below a folder, also those that cannot be used, by name."""
+    with translated(folder):
+        children = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [_inspect(child) for child in children if (child / INDEX).exists() or (child / SECRET).exists()]
+
+
+def open_tree(
+    folder: Path,
+    *,
+    budget_bytes: int,
+    floor_bytes: int = 2 * 2**30,
+    clock: Callable[[], float] = time.time,
+) -> Disk:
+    """Open a tree as what it says it is, without its model; raises DiskError if it cannot be used as it is."""
+    tree = _inspect(folder)
+    if tree.problem:
+        raise DiskError(f"{folder}: {tree.problem}")
+    return Disk.open(
+        folder,
+        fingerprint=tree.fingerprint,
+        model=tree.model,
+        page_tokens=tree.page_tokens,
+        budget_bytes=budget_bytes,
+        floor_bytes=floor_bytes,
+        clock=clock,
+    )
+
+
+def remove_tree(folder: Path) -> int:
+    """Delete a tree for good and return the bytes that were freed; what else lies in its folder stays."""
+    with translated(folder), FolderLock(folder):
+        content = [folder / name for name in CONTENT if (folder / name).exists()]
+        freed_bytes = sum(map(_files_bytes, content))
+        for entry in content:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        (folder / LOCK).unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return freed_bytes
+
+
+def make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
+    """Remove unused trees other than `keep` while together they take over half the budget; returns what they still take.
+
+    Trees that were set aside go first, then the least recently used.
+    """
+    others = [tree for tree in list_trees(folder) if tree.folder.resolve() != keep.resolve()]
+    total_bytes = sum(tree.nbytes + tree.index_bytes for tree in others)
+    for tree in sorted(others, key=lambda tree: (not tree.is_set_aside, tree.last_used)):
+        if total_bytes <= budget_bytes / 2:
+            break
+        with contextlib.suppress(DiskBusy):
+            remove_tree(tree.folder)
+            total_bytes -= tree.nbytes + tree.index_bytes
+    return total_bytes
+
+
+def verify_tree(folder: Path, on_file: Callable[[int], None] = lambda nbytes: None, repair: bool = False) -> Verified:
+    """Read and check every file of a tree; `on_file` hears the size of each. With `repair`, what is damaged is removed."""
+    with translated(folder), FolderLock(folder):
+        try:
+            with look(folder) as connection:
+                identity = _read_identity(folder, read_meta(connection))
+            index = Index.open(folder / INDEX, identity)
+        except (Unfit, sqlite3.DatabaseError) as error:
+            return Verified(0, 0, (f"index: {error}",), 0)
+        with contextlib.closing(index):
+            return _Verifying(folder, index).run(on_file, repair)
+
+
+class _Verifying:
+    """One verification under way; the folder is locked."""
+
+    def __init__(self, folder: Path, index: Index) -> None:
+        secret = read_secret(folder)
+        assert secret is not None
+        self._index = index
+        self._keys = Keys(secret, index.identity.fingerprint, index.identity.page_tokens)
+        self._files = PageFiles(folder, index.identity.fingerprint)
+        self._files.prepare()
+
+    def run(self, on_file: Callable[[int], None], repair: bool) -> Verified:
+        now = time.time()
+        broken = [f"index: {problem}" for problem in self._index.problems()]
+        try:
+            content = self._index.read(self._keys, now)
+        except Unfit as error:
+            return Verified(0, 0, (*broken, f"index: {error}"), 0)
+        copies = content.copies
+        problems = broken + [f"index: {row}" for row in content.bad_rows]
+        damaged = {}
+        for name, copy in copies.items():
+            if problem := self._check(name, copy):
+                damaged[name] = f"{self._files.path(name).name}: {problem}"
+            on_file(copy.nbytes)
+        orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in copies]
+        if repair:
+            self._index.mend(content.bad_rows, now)
+            self._index.apply(Changes(removed=list(damaged)))
+            for file in (*orphans, *map(self._files.path, damaged)):
+                file.unlink(missing_ok=True)
+        whole = [copy.nbytes for name, copy in copies.items() if name not in damaged]
+        is_repaired = repair and not broken
+        return Verified(len(whole), sum(whole), (*problems, *damaged.values()), len(orphans), is_repaired)
+
+    def _check(self, name: bytes, copy: Copy) -> str:
+        try:
+            payload = self._files.read(name, copy.address)
+        except DiskMiss as miss:
+            return miss.reason
+        is_whole = self._files.size(copy.address, len(payload)) == copy.nbytes
+        return "" if is_whole else "its size is not what the index says"
+
+
+def _inspect(folder: Path) -> TreeInfo:
+    """What a folder holds, as far as it can be told."""
+    tree = TreeInfo(folder.name, folder, index_bytes=index_bytes(folder), owner_pid=owner_pid(folder))
+    try:
+        if not (folder / INDEX).exists():
+            raise Unfit("it has no index")
+        with look(folder) as connection:
+            meta = read_meta(connection)
+            tree = _count(_describe(tree, meta), connection)
+        problem = "" if meta.get("format") == str(FORMAT) else f"it has format {meta.get('format')}, and {FORMAT} is wanted"
+    except (sqlite3.Error, Unfit, OSError, ValueError) as error:
+        tree, problem = replace(tree, nbytes=_files_bytes(folder / PAGES)), f"it cannot be read: {error}"
+    if tree.is_set_aside:
+        problem = "it was set aside" + (f"; {problem}" if problem else "")
+    return replace(tree, problem=problem)
+
+
+def _describe(tree: TreeInfo, meta: dict[str, str]) -> TreeInfo:
+    return replace(
+        tree,
+        model=meta.get("model", ""),
+        fingerprint=meta.get("fingerprint", ""),
+        page_tokens=_read_page_tokens(meta),
+    )
+
+
+def _read_page_tokens(meta: dict[str, str]) -> int:
+    """The page size that an index says it has; raises Unfit if it is none."""
+    text = meta.get("page_tokens", "")
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MAX_PAGE_TOKENS):
+        raise Unfit(f"its page_tokens is {text[:40]!r}")
+    return int(text)
+
+
+def _count(tree: TreeInfo, connection: sqlite3.Connection) -> TreeInfo:
+    num_copies, num_states, nbytes = connection.execute(
+        "SELECT count(*), coalesce(sum(start_offset = end_offset), 0), total(nbytes) FROM copies "
+        f"WHERE typeof(nbytes) = 'integer' AND nbytes BETWEEN 0 AND {2 * MAX_CONTENT_BYTES}"
+    ).fetchone()
+    num_points, point_used = _count_used(connection, "points")
+    _, copy_used = _count_used(connection, "uses")
+    return replace(
+        tree,
+        num_pages=num_copies - num_states,
+        num_states=num_states,
+        num_points=num_points,
+        nbytes=int(nbytes),
+        last_used=float(min(max(copy_used, point_used), time.time())),
+    )
+
+
+def _count_used(connection: sqlite3.Connection, table: str) -> tuple[int, float]:
+    """How many rows a table has, and the last use among those whose time makes sense."""
+    number, last_used = connection.execute(
+        f"SELECT count(*), max(iif(typeof(last_used) IN ('real', 'integer'), last_used, 0)) FROM {table}"
+    ).fetchone()
+    return number, max(0.0, last_used or 0.0)
+
+
+def _read_identity(folder: Path, meta: dict[str, str]) -> Identity:
+    secret = read_secret(folder)
+    if secret is None:
+        raise Unfit("its secret is missing")
+    if meta.get("format") != str(FORMAT):
+        raise Unfit(f"it has format {meta.get('format')}, and {FORMAT} is wanted")
+    page_tokens, fingerprint = _read_page_tokens(meta), meta.get("fingerprint", "")
+    return Identity(fingerprint, meta.get("model", ""), page_tokens, Keys(secret, fingerprint, page_tokens).proof())
+
+
+def _files_bytes(place: Path) -> int:
+    """What a file takes, or all files in a folder and below; those that vanish meanwhile count nothing."""
+    total = 0
+    for file in (place, *place.rglob("*")):
+        with contextlib.suppress(OSError):
+            total += 0 if file.is_dir() else file.lstat().st_size
+    return total

@@ -1,0 +1,74 @@
+"""What people do to the tree from outside: keep a prefix, forget a salt, take up what came to the disk by another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from bough.cache.disk.errors import DiskError
+from bough.cache.residency.saving import lose_disk
+from bough.cache.restore import restore
+from bough.cache.tree.reason import Reason
+from bough.cache.tree.tokens import num_tokens, pack, unpack
+from bough.errors import LanesBusy
+
+if TYPE_CHECKING:
+    from bough.cache.prefix_cache import PrefixCache
+
+Result = TypeVar("Result")
+
+
+def keep(cache: PrefixCache, ids: Sequence[int] | bytes, kept: bool, salt: str = "") -> bool:
+    """Let a prefix outlive its unkept peers, or no longer; False if it cannot be restored at its end.
+
+    Where the model needs restore points there has to be one at that end; full attention can be restored anywhere.
+    """
+    packed = pack(ids)
+    end = num_tokens(packed)
+    trie = cache.find_trie(salt)
+    found = trie.match(packed)
+    point = found.node.points.get(end) if found.length == end else None
+    if kept and cache.look([*unpack(packed), 0], salt) < end:
+        return False  # something on the way was lost
+    if point is None and kept and found.length == end > 0 and not cache.costs.needs_points:
+        point = trie.add_point(found.node, end, Reason.END)
+    if point is None:
+        return False
+    point.kept = kept
+    cache.evictor.offer(trie, found.node)
+    return True
+
+
+def forget(cache: PrefixCache, salt: str) -> None:
+    """Forget all of one salt that no busy lane stands on; what it has on disk is deleted for good, all of it."""
+    for slot in cache.slots:
+        if not slot.is_busy and slot.salt == salt:
+            cache.room.clear_slot(slot)
+    trie = cache.find_trie(salt)
+    trie.clear()
+    for node in trie.walk():
+        cache.evictor.offer(trie, node)
+    if cache.memory.disk is not None:
+        lose_disk(trie)
+        cache.memory.disk.clear(cache.memory.disk.root(salt))
+    cache.forget_if_empty(trie)
+
+
+def change_disk(cache: PrefixCache, change: Callable[[], Result]) -> Result:
+    """Let go of all memory, let `change` work on the disk, and take up what is there then.
+
+    Raises LanesBusy if a lane is, and DiskError if not everything could be saved: then nothing has changed.
+    """
+    disk = cache.memory.disk
+    assert disk is not None
+    busy = sum(slot.is_busy for slot in cache.slots)
+    if busy:
+        raise LanesBusy(busy)
+    if not cache.flush():
+        raise DiskError("not everything in memory could be saved: the disk is full or fails")
+    cache.let_go()
+    try:
+        return change()
+    finally:
+        cache.memory.disk = disk
+        restore(cache)

@@ -1,0 +1,322 @@
+"""The disk place: pages and states of one model in files, found again after a restart.
+
+A `Disk` owns one folder. One thread, the engine's, calls it; a second one, the writer, does all the writing. Nothing here
+raises because of a failing disk but `open`, `clear` and, as a miss, `get`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from bough.cache.disk import files
+from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
+from bough.cache.disk.files import Buffer
+from bough.cache.disk.folder import Opened, open_folder, translated
+from bough.cache.disk.keys import HASH_BYTES
+from bough.cache.disk.ledger import Counts, Ledger
+from bough.cache.disk.rows import PointRecord
+from bough.cache.disk.writer import Writer
+from bough.cache.tree.address import POINT, Address, Copy
+from bough.cache.tree.tokens import TOKEN_BYTES
+
+log = logging.getLogger(__name__)
+
+SAVE_WITHIN_S = 5.0
+FREE_SPACE_FOR_S = 1.0
+
+
+class Disk:
+    """The store of one (model, fingerprint). Made by `open`, given back by `close`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        opened: Opened,
+        *,
+        budget_bytes: int,
+        floor_bytes: int,
+        ttl_s: float | None,
+        clock: Callable[[], float],
+        warnings: Warnings,
+    ) -> None:
+        self.folder = folder
+        self.budget_bytes = budget_bytes
+        self.floor_bytes = floor_bytes
+        self.identity = opened.index.identity
+        self.keys = opened.keys
+        self.page_tokens = opened.keys.page_tokens
+        self._opened = opened
+        self._clock = clock
+        self._warnings = warnings
+        self._ledger = Ledger(opened.keys, opened.content.copies, opened.content.points)
+        if opened.set_aside:
+            self.counts.set_aside += 1
+            warnings.say("set aside", opened.set_aside)
+        if bad_rows := opened.content.bad_rows:
+            self.counts.bad_rows += len(bad_rows)
+            warnings.say(
+                "rows", f"{folder}: {len(bad_rows)} rows of the index make no sense and are dropped; {bad_rows[0]}"
+            )
+        if ttl_s is not None:
+            self._ledger.expire(clock() - ttl_s)
+        self._free_bytes, self._free_until = 0, 0.0
+        self._is_closed = False
+        self._writer = Writer(self._ledger, opened.index, opened.files, warnings)
+        self._writer.on_freed = self._forget_free_bytes
+        self._writer.start()
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        fingerprint: str,
+        model: str = "",
+        page_tokens: int,
+        budget_bytes: int,
+        floor_bytes: int = 2 * 2**30,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+        warn: Callable[[str], None] = log.warning,
+    ) -> Disk:
+        """Take a folder and read its index. Raises DiskBusy if somebody has it, DiskError if the system fails.
+
+        Content that is damaged, or of another fingerprint, format or page size, is moved to a folder beside it.
+        """
+        opened = open_folder(folder, fingerprint, model, page_tokens, now=clock())
+        return cls(
+            folder,
+            opened,
+            budget_bytes=budget_bytes,
+            floor_bytes=floor_bytes,
+            ttl_s=ttl_s,
+            clock=clock,
+            warnings=Warnings(warn),
+        )
+
+    def close(self) -> None:
+        """Save what is queued, stop the writer and let go of the folder. A second call does nothing.
+
+        In a forked child the writer, the index and the lock are the parent's, and so may be whatever lock a thread of it
+        held: nothing of them is touched, and nothing is saved.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._opened.lock.is_inherited:
+            self._opened.lock.release()
+            return
+        if not self._writer.stop():
+            self._warnings.say("close", f"{self.folder}: the thread that writes does not end; what it had left is lost")
+            return
+        self._ledger.refuse(math.inf)
+        try:
+            self._opened.index.checkpoint()
+        except sqlite3.Error as error:
+            self._warnings.say("close", f"{self.folder}: the log of the index stays as it is: {error}")
+        self._opened.index.close()
+        self._opened.lock.release()
+
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def now(self) -> float:
+        """The time by the clock that uses are noted with."""
+        return self._clock()
+
+    def root(self, salt: str) -> bytes:
+        """What stands for a salt on this disk; the salt itself is never written."""
+        return self.keys.root(salt)
+
+    def digests(self, root: bytes, tokens: bytes) -> list[bytes]:
+        """Element k stands for the root and all tokens before page k; there is one more than there are whole pages."""
+        return self.keys.digests(root, tokens)
+
+    def copies(self) -> list[Copy]:
+        """All saved copies; one of a prefix comes before those of what follows it."""
+        with self._ledger.changed:
+            saved = [copy for copy in self._ledger.live.values() if copy.is_saved]
+        size = self.page_tokens
+        saved.sort(key=lambda copy: copy.address.start)  # twice by a number is quicker than once by a pair
+        saved.sort(key=lambda copy: (copy.address.end - 1) // size)
+        return saved
+
+    def points(self) -> list[PointRecord]:
+        """All restore points, the shallowest first."""
+        with self._ledger.changed:
+            return sorted(self._ledger.points.values(), key=lambda record: record.address.end)
+
+    def put(
+        self,
+        address: Address,
+        read: Callable[[], Buffer | None],
+        nbytes: int,
+        *,
+        replaces: Sequence[Copy] = (),
+        last_used: float | None = None,
+    ) -> Copy:
+        """Queue a write of `nbytes` bytes of content and return at once.
+
+        The writer calls `read` on its own thread; None means that the content is gone. Once the copy is saved, those that
+        it replaces lose a user each; if it fails or is dropped before, they stay the caller's as they were. Where a copy of
+        this address exists, it gets one user more and is returned, and nothing is written.
+        """
+        used = self._clock() if last_used is None else last_used
+        copy = Copy(address, self._opened.files.size(address, nbytes), used)
+        return self._ledger.put(address, read, copy, replaces)
+
+    def share(self, copy: Copy) -> bool:
+        """Count one user more; False if the copy is gone."""
+        return self._ledger.share(copy)
+
+    def drop(self, copy: Copy) -> None:
+        """Count one user less. Without users a pending write is cancelled, and a saved copy deleted soon."""
+        self._ledger.drop(copy)
+
+    def save(self, copy: Copy) -> bool:
+        """Make a pending copy safe now, ahead of all else, and wait a few seconds for it; False if that failed."""
+        self._ledger.hurry(copy)
+        self._writer.wait_for(lambda: self._ledger.is_settled(copy), SAVE_WITHIN_S)
+        return copy.is_saved
+
+    def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
+        """The content of a copy, after everything about its file was checked. Raises DiskSlow if it is not to go on.
+
+        Raises DiskMiss if it is not what it should be: then the copy is dropped, whoever uses it. The content of a pending
+        copy comes from where it is to be written from.
+        """
+        if not copy.is_saved and (content := self._pending_content(copy)) is not None:
+            return content
+        try:
+            if not (copy.is_saved or self.save(copy)):
+                raise DiskMiss(MISSING, "it was never written")
+            content = self._opened.files.read(self.keys.name(copy.address), copy.address, goes_on)
+            if (size := self._opened.files.size(copy.address, len(content))) != copy.nbytes:
+                raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {copy.nbytes}")
+        except DiskMiss as miss:
+            self._ledger.lose(copy, miss.reason)
+            self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
+            raise
+        self.counts.loaded += 1
+        self.counts.loaded_bytes += copy.nbytes
+        return content
+
+    def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
+        """What a file with so much content and an address of so many tokens takes."""
+        longest = Address(bytes(HASH_BYTES), bytes(HASH_BYTES), bytes(num_tokens * TOKEN_BYTES), 0, 0, 0)
+        return self._opened.files.size(longest, content_bytes)
+
+    def payload_bytes(self, copy: Copy) -> int:
+        """How much content a copy holds: less than its file takes."""
+        return copy.nbytes - self._opened.files.size(copy.address, 0)
+
+    def put_point(
+        self, address: Address, *, reason: int, is_kept: bool, is_superseded: bool, last_used: float | None = None
+    ) -> None:
+        """Note a restore point, or what has changed about it."""
+        assert address.group == POINT and address.start == address.end
+        used = self._clock() if last_used is None else last_used
+        self._ledger.put_point(self.keys.name(address), PointRecord(address, reason, is_kept, is_superseded, used))
+
+    def drop_point(self, address: Address) -> None:
+        """Forget a restore point; one that is not known is no failure."""
+        self._ledger.drop_point(self.keys.name(address))
+
+    def touch(self, copies: Iterable[Copy], last_used: float) -> None:
+        """Note that copies were used; it is written down within 5 seconds."""
+        self._ledger.touch(copies, last_used)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that is queued is safe; False if the time is over, or a write failed since the last flush."""
+        return self._writer.flush(timeout_s)
+
+    def clear(self, root: bytes | None = None) -> None:
+        """Delete everything, or one root's, for good, and wait for it; raises DiskError if something may be left.
+
+        No token of it remains in index or log. Copies that somebody still refers to have failed.
+        """
+        with translated(self.folder):
+            self._writer.clear(root)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more stay within the budget, leave the file system its floor, and are taken just now."""
+        ledger = self._ledger
+        with ledger.changed:
+            soon_free = self._find_free_bytes() + ledger.leaving_bytes - ledger.pending_bytes
+            is_within = ledger.claimed_bytes + nbytes <= self.budget_bytes and soon_free - nbytes >= self.floor_bytes
+        return is_within and self.can_write
+
+    @property
+    def can_write(self) -> bool:
+        """Whether writes are taken; not while writing rests after a failure."""
+        return self._writer.is_alive and not self._ledger.is_refusing
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last write failed, and none has succeeded since."""
+        return self._writer.is_failing or not self._writer.is_alive
+
+    @property
+    def counts(self) -> Counts:
+        return self._ledger.counts
+
+    @property
+    def claimed_bytes(self) -> int:
+        """What all live copies take, saved or pending."""
+        return self._ledger.claimed_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """What the copies take that are not yet written."""
+        return self._ledger.pending_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What the page files take on the disk right now."""
+        return self._writer.used_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """What the index takes on the disk right now."""
+        return self._opened.index.nbytes
+
+    @property
+    def num_copies(self) -> int:
+        """How many copies are live, saved or pending."""
+        return len(self._ledger.live)
+
+    def check(self) -> None:
+        """Assert what always holds between calls."""
+        self._ledger.check()
+
+    def _pending_content(self, copy: Copy) -> bytearray | None:
+        write = self._ledger.write_of(copy)
+        if write is None:
+            return None
+        try:
+            content = write.read()
+        except Exception as error:
+            self._warnings.say("read", f"a page that is not yet saved could not be read from memory: {error!r}")
+            return None
+        return None if content is None else bytearray(memoryview(content).cast("B"))
+
+    def _find_free_bytes(self) -> int:
+        if (now := time.monotonic()) >= self._free_until:
+            try:
+                self._free_bytes = files.free_bytes(self.folder)
+            except OSError:
+                self._free_bytes = 0
+            self._free_until = now + FREE_SPACE_FOR_S
+        return self._free_bytes
+
+    def _forget_free_bytes(self) -> None:
+        self._free_until = 0.0

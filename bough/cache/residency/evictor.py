@@ -1,0 +1,399 @@
+"""The evictor: lets the least valuable thing of a place go, when room is short there.
+
+Where a place lies below, content is moved down: device → host → disk. Where none does, or it refuses, it goes for good: a
+leaf loses its tail, or a redundant restore point is dropped. Making room below may in turn move or drop something there,
+and with it change the very node that room was made for: then the node is looked at anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bough.cache.residency.memory import Item, Memory, covering_copy, saved_copy, span
+from bough.cache.residency.order import Candidate, Order
+from bough.cache.residency.policy import (
+    LRU,
+    Class,
+    Policy,
+    classify,
+    classify_copies,
+    classify_move,
+    is_bare,
+    items_at,
+    redundant_point,
+    tail_items,
+    tail_start,
+)
+from bough.cache.residency.trail import Trail
+from bough.cache.tree.node import Node, Pin
+from bough.cache.tree.state import Kind, Place
+from bough.cache.tree.trie import Trie
+from bough.errors import EngineError
+
+if TYPE_CHECKING:
+    from bough.cache.disk.disk import Disk
+    from bough.cache.tree.address import Copy
+
+log = logging.getLogger(__name__)
+
+WAIT_AGAIN_S = 30.0
+"""So long no eviction waits for a disk that has not written a page in time; what is not saved goes for good instead."""
+
+MOST_REFUSED = 256
+"""Before more candidates are remembered that could not go, stale ones are forgotten; then at twice what was left."""
+
+
+@dataclass
+class EvictionCounts:
+    """How often each kind of eviction happened, the tokens whose rows went for good, and the bytes that were moved down."""
+
+    points: int = 0
+    trims: int = 0
+    removals: int = 0
+    tokens: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+
+
+class Evictor:
+    """Evicts from the places of one memory, in the order of a policy."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        page_tokens: int,
+        policy: Policy = LRU,
+        *,
+        pins: Iterable[Pin] = (),
+        salt_share: float = 1.0,
+        to_wall: Callable[[float], float] = lambda at: at,
+        tries: Callable[[], Iterable[Trie]] = tuple,
+        on_empty: Callable[[Trie], None] = lambda trie: None,
+    ) -> None:
+        self.memory = memory
+        self.page_tokens = page_tokens
+        self.counts = EvictionCounts()
+        self.needs_points = any(group.kind is not Kind.FULL for group in memory.groups)
+        self.order = Order(policy, by_trie=salt_share < 1)
+        self._salt_share = salt_share
+        self._pins = pins
+        self._on_empty = on_empty
+        self.to_wall = to_wall
+        self._tries = tries
+        self._refused: list[tuple[Place, Candidate, int]] = []
+        self._refused_limit = MOST_REFUSED
+        self._waits_from = 0.0  # not before this time an eviction waits for the disk again
+        tiers = memory.tiers
+        self._host_bytes = tiers.host_bytes if tiers and tiers.has_host else 0
+        self._places = [Place.DEVICE] + [Place.HOST] * bool(self._host_bytes) + [Place.DISK] * bool(memory.disk)
+
+    @property
+    def _step_tokens(self) -> int:
+        return self.order.policy.step_tokens(self.page_tokens)
+
+    def offer(self, trie: Trie, node: Node) -> None:
+        """Enter a node into the order of every place, or enter it anew because it has changed."""
+        node.stamp += 1
+        for place in self._places:
+            kind = self._classify(node, place)
+            if kind is not None:
+                self.order.enter(place, kind, trie, node)
+
+    def _classify(self, node: Node, place: Place) -> Class | None:
+        if place is Place.DISK:
+            return classify_copies(node)
+        if place is not self._places[-1]:
+            return classify_move(node, place, self.page_tokens)
+        if len(self._places) > 1 and not any(items_at(node, place)) and not is_bare(node):
+            return None
+        return classify(node, self._step_tokens, needs_points=self.needs_points)
+
+    def evict_one(self, place: Place = Place.DEVICE, trie: Trie | None = None) -> bool:
+        """Let the least valuable thing of a place go, or of one trie's there; False if nothing may."""
+        while (candidate := self.order.take(place, trie)) is not None:
+            if self._evict(place, candidate):
+                return True
+            self._note_refused(place, candidate)
+        if self._evict_refused(place, trie):
+            return True
+        return len(self._places) > 1 and place is not Place.DISK and self._free_stuck(place, trie)
+
+    def _note_refused(self, place: Place, candidate: Candidate) -> None:
+        """Remember a candidate that could not go just now; those that were offered again since are forgotten."""
+        if len(self._refused) >= self._refused_limit:
+            self._refused = [entry for entry in self._refused if entry[1].node.stamp == entry[2]]
+            self._refused_limit = max(MOST_REFUSED, 2 * len(self._refused))
+        self._refused.append((place, candidate, candidate.node.stamp))
+
+    def _evict_refused(self, place: Place, trie: Trie | None) -> bool:
+        """Try once more what was taken out of the order before and could not go then."""
+        refused, self._refused = self._refused, []
+        has_evicted = False
+        for entry in refused:
+            where, candidate, stamp = entry
+            if candidate.node.stamp != stamp:
+                continue  # it has been offered since
+            is_meant = not has_evicted and where is place and trie in (None, candidate.trie)
+            if is_meant and self._evict(place, candidate):
+                has_evicted = True
+            elif candidate.node.stamp == stamp:
+                self._refused.append(entry)
+        return has_evicted
+
+    def _free_stuck(self, place: Place, trie: Trie | None) -> bool:
+        """When nothing in the order may go: content that could not be moved, and cannot go because others hang below it.
+
+        The disk takes nothing, or the places below are full of what must stay. Then what hangs below goes first.
+        """
+        for each in [trie] if trie else list(self._tries()):
+            for node in each.walk():
+                if tail_items(node, place, self.page_tokens, held_to=self._held_to(node), take_kept=True):
+                    leaves = [leaf for leaf in _below(node) if self._is_leaf_free(leaf)]
+                    oldest = min(leaves, key=self.order.policy.key, default=None)
+                    if oldest is not None and self._let_go(Candidate(Class.TAIL, oldest, each)):
+                        return True
+        return False
+
+    def _is_leaf_free(self, node: Node) -> bool:
+        return classify(node, self._step_tokens, needs_points=self.needs_points) is not None
+
+    def _evict(self, place: Place, candidate: Candidate) -> bool:
+        if place is Place.DISK:
+            return self._evict_copies(candidate)
+        if place is not self._places[-1]:
+            if self._move_down(place, candidate):
+                return True
+            if not self._movable(place, candidate):
+                return False  # a lane stands on all that it has there: letting go of what lies below would free nothing
+        return self._let_go(candidate)
+
+    def _let_go(self, candidate: Candidate) -> bool:
+        """Take something of a node for good."""
+        node, trie = candidate.node, candidate.trie
+        kind = classify(node, self._step_tokens, needs_points=self.needs_points)
+        if kind is None:
+            return False
+        if kind is not Class.REDUNDANT_POINT:
+            return self._trim(trie, node, take_kept=kind is Class.KEPT_TAIL)
+        point = redundant_point(node)
+        assert point is not None
+        trie.drop_point(node, point)
+        self.counts.points += 1
+        self.offer(trie, node)
+        return True
+
+    def _trim(self, trie: Trie, leaf: Node, *, take_kept: bool) -> bool:
+        end = leaf.end
+        target = tail_start(leaf, self._step_tokens, needs_points=self.needs_points, take_kept=take_kept)
+        if target >= end:
+            return False
+        try:
+            if target > leaf.start:
+                trie.trim(leaf, target)
+        except (EngineError, MemoryError) as error:
+            log.warning("rows [%d, %d) stay: %s", target, end, error)
+            return False
+        self.counts.tokens += end - target
+        if target > leaf.start:
+            self.counts.trims += 1
+            self.offer(trie, leaf)
+        else:
+            self.remove(trie, leaf)
+        return True
+
+    def remove(self, trie: Trie, leaf: Node) -> None:
+        """Remove a leaf, then whatever of its parents serves nobody any more."""
+        parent = trie.remove(leaf)
+        self.counts.removals += 1
+        while self._dangles(parent):
+            target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
+            self.counts.tokens += parent.end - target
+            if target > parent.start:
+                with suppress(EngineError, MemoryError):  # then they stay, for nobody
+                    trie.trim(parent, target)
+                break
+            parent = trie.remove(parent)
+            self.counts.removals += 1
+        self.settle(trie, parent)
+        if parent.is_root and parent.is_leaf:
+            self._on_empty(trie)
+
+    def _dangles(self, node: Node) -> bool:
+        """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""
+        if not self.needs_points or node.is_root or not node.is_leaf:
+            return False
+        return max(node.deepest_point(node.end) or node.start, node.pinned_to) < node.end
+
+    def settle(self, trie: Trie, node: Node) -> None:
+        """Merge a node with its only child if both were last used together, and offer what is left."""
+        if not node.is_root and len(node.children) == 1:
+            (child,) = node.children.values()
+            if child.last_used == node.last_used:
+                node.stamp += 1
+                node = trie.merge(node)
+        self.offer(trie, node)
+
+    def _move_down(self, place: Place, candidate: Candidate) -> bool:
+        """Move the tail of what a node holds at a place to the next one that takes it; True if something has changed."""
+        node, stamp = candidate.node, candidate.node.stamp
+        items = self._movable(place, candidate)
+        if place is Place.DEVICE and self._host_bytes and items:
+            has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
+            if node.stamp != stamp:
+                return True
+            if has_room and self._to_host(candidate, items):
+                return True
+            items = self._movable(place, candidate)
+        if self.memory.disk is not None and items:
+            return self._to_disk(candidate, items) or node.stamp != stamp
+        return False
+
+    def move_one_to_host(self) -> bool:
+        """Move the least valuable thing on the device to the host, if that takes it; nothing there goes for good."""
+        while (candidate := self.order.take(Place.DEVICE)) is not None:
+            items = self._movable(Place.DEVICE, candidate)
+            if not items:  # a lane stands on it; it is offered again when that ends
+                continue
+            stamp = candidate.node.stamp
+            has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
+            if candidate.node.stamp != stamp or (has_room and self._to_host(candidate, items)):
+                return True
+            self.offer(candidate.trie, candidate.node)
+            return False
+        return False
+
+    def _movable(self, place: Place, candidate: Candidate) -> list[Item]:
+        node = candidate.node
+        if candidate.kind is Class.REDUNDANT_POINT:
+            point = redundant_point(node)
+            return [state for state in point.states.values() if state.place is place] if point else []
+        take_kept = candidate.kind is Class.KEPT_TAIL
+        return tail_items(node, place, self.page_tokens, held_to=self._held_to(node), take_kept=take_kept)
+
+    def _held_to(self, node: Node) -> int:
+        """Rows of a node below this offset stay, because a busy lane stands on them, here or further down."""
+        held = node.start
+        for pin in self._pins:
+            if node.start < pin.offset and node in pin.node.path():
+                held = max(held, min(pin.offset, node.end))
+        return held
+
+    def _to_host(self, candidate: Candidate, items: list[Item]) -> bool:
+        """Move items to the host; where the engine has no memory for them, something there makes way first, once."""
+        memory, node = memory_of(candidate.trie), candidate.node
+        moved = [item.nbytes for item in items if memory.to_host(item)]
+        self.counts.host_bytes += sum(moved)
+        if not moved:
+            stamp = node.stamp
+            if not self.evict_one(Place.HOST) or node.stamp != stamp:
+                return node.stamp != stamp
+            moved = [item.nbytes for item in items if memory.to_host(item)]
+        if moved:
+            self.offer(candidate.trie, node)
+        return bool(moved)
+
+    def share_of(self, budget_bytes: int) -> int:
+        """How much of a budget one salt may have."""
+        return int(self._salt_share * budget_bytes)
+
+    def make_share(self, place: Place, trie: Trie, nbytes: int, budget_bytes: int) -> bool:
+        """Make room for so many bytes in the share of a trie's salt, among its own; False if there is none to be had."""
+        share = self.share_of(budget_bytes)
+        while self._salt_share < 1 and memory_of(trie).num_bytes[place] + nbytes > share:
+            if nbytes > share or not self.evict_one(place, trie):
+                return False
+        return True
+
+    def make_host_room(self, nbytes: int, trie: Trie) -> bool:
+        """Make room on the host for so many bytes; False if there is none to be had."""
+        if not self.make_share(Place.HOST, trie, nbytes, self._host_bytes):
+            return False
+        while self.memory.num_bytes[Place.HOST] + nbytes > self._host_bytes:
+            if nbytes > self._host_bytes or not self.evict_one(Place.HOST):
+                return False
+        return True
+
+    def _to_disk(self, candidate: Candidate, items: list[Item]) -> bool:
+        """Let the content of items go that are saved, or can be saved now; True if any could."""
+        node, trie = candidate.node, candidate.trie
+        memory, stamp, has_left = memory_of(trie), candidate.node.stamp, False
+        for item in items:
+            is_saved = self._is_saved(trie, node, item)
+            if node.stamp != stamp:  # making room on disk has changed the node
+                return True
+            if not is_saved:
+                continue
+            self.counts.disk_bytes += item.nbytes
+            memory.leave(item)
+            has_left = True
+        if has_left:
+            self.offer(trie, node)
+        return has_left
+
+    def _is_saved(self, trie: Trie, node: Node, item: Item) -> bool:
+        """Whether an item is on disk, after writing it there now if it was not."""
+        disk = self.memory.disk
+        assert disk is not None
+        if saved_copy(item) is not None:
+            return True
+        copy = covering_copy(item)
+        if copy is None:
+            stamp = node.stamp
+            if not self.make_disk_room(self.memory.file_bytes([item]), trie) or node.stamp != stamp:
+                return False
+            copy = memory_of(trie).save(item, Trail.of(disk, trie, node).address(item), self.to_wall(node.last_used))
+        return self._wait_for(disk, copy)
+
+    def _wait_for(self, disk: Disk, copy: Copy) -> bool:
+        """Wait until a copy is written; after a wait in vain no eviction waits for a while."""
+        if time.monotonic() < self._waits_from:
+            return copy.is_saved
+        is_saved = disk.save(copy)
+        if not is_saved and not copy.has_failed:
+            self._waits_from = time.monotonic() + WAIT_AGAIN_S
+        return is_saved
+
+    def make_disk_room(self, nbytes: int, trie: Trie) -> bool:
+        """Make room on disk for so many bytes; False if there is none to be had, or nothing is taken just now."""
+        disk = self.memory.disk
+        assert disk is not None
+        if not self.make_share(Place.DISK, trie, nbytes, disk.budget_bytes):
+            return False
+        while not disk.has_room(nbytes):
+            if not disk.can_write or nbytes > disk.budget_bytes or not self.evict_one(Place.DISK):
+                return False
+        return True
+
+    def _evict_copies(self, candidate: Candidate) -> bool:
+        """Take the tail of what a node has on disk: what is in memory too stays there, else it goes for good."""
+        node, trie = candidate.node, candidate.trie
+        items = sorted((item for item in node.items() if item.copies), key=lambda item: span(item)[1])
+        if items and items[-1].place is Place.DISK and self._let_go(candidate):
+            return True
+        if not items and is_bare(node):
+            return self._let_go(candidate)
+        in_memory = [item for item in items if item.place is not Place.DISK]
+        if not in_memory:
+            return False
+        memory_of(trie).drop_copies(in_memory[-1])
+        self.offer(trie, node)
+        return True
+
+
+def _below(node: Node) -> Iterator[Node]:
+    """A node and all nodes that hang below it."""
+    stack = [node]
+    while stack:
+        yield (each := stack.pop())
+        stack.extend(each.children.values())
+
+
+def memory_of(trie: Trie) -> Memory:
+    """The account of a trie of the prefix cache."""
+    assert isinstance(trie.store, Memory)
+    return trie.store

@@ -1,0 +1,301 @@
+"""Memory: what the tree holds at each place, counted, and how content moves between places.
+
+`Memory` stands between the tries and the engine's page store: tries cut, join and release through it, so that no byte
+escapes the count. A page on disk has no content here; it is cut without being read, because the halves share the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from bough.cache.disk.errors import DiskMiss
+from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.state import ContentStore, Group, Page, PageStore, Place, State
+from bough.errors import EngineError
+
+if TYPE_CHECKING:
+    from bough.cache.disk.disk import Disk
+
+Item = Page | State
+Range = tuple[int, int]
+Held = TypeVar("Held", Page, State)
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """What lies below the device: an engine that can move content, host memory (0: none), and a disk.
+
+    `problem` says why there is no disk although one was wanted.
+    """
+
+    store: ContentStore
+    host_bytes: int = 0
+    disk: Disk | None = None
+    problem: str = ""
+
+    @property
+    def has_host(self) -> bool:
+        return self.host_bytes > 0 and self.store.has_host
+
+    @property
+    def load_place(self) -> Place:
+        """Where content goes that is read from disk; a lane adopts it from there."""
+        return Place.HOST if self.has_host else Place.DEVICE
+
+
+class Memory:
+    """The pages and states of all tries, or of one: what an account counts, the memory that it was opened in counts too."""
+
+    def __init__(self, store: PageStore, tiers: Tiers | None = None, *, part_of: Memory | None = None) -> None:
+        self.groups: Sequence[Group] = store.groups
+        self.tiers = tiers
+        self.disk = tiers.disk if tiers else None
+        self.num_bytes = dict.fromkeys(Place, 0)
+        self._store = store
+        self._part_of = part_of
+        self._saving: deque[Item] = deque()  # items with a newer copy under way, in the order of writing
+
+    def open_account(self) -> Memory:
+        """A memory for one trie."""
+        return Memory(self._store, self.tiers, part_of=self)
+
+    def _count(self, place: Place, nbytes: int) -> None:
+        self.num_bytes[place] += nbytes
+        if self._part_of is not None:
+            self._part_of._count(place, nbytes)
+
+    @property
+    def tree_bytes(self) -> int:
+        """Bytes of the tree on the device."""
+        return self.num_bytes[Place.DEVICE]
+
+    def take(self, item: Held) -> Held:
+        """Count a page or state that a lane has just handed to the tree."""
+        if item.place is not Place.DISK:
+            self._count(item.place, item.nbytes)
+        return item
+
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        self.cancel_writes(page)
+        if page.place is Place.DISK:
+            left, right = _on_disk(page, page.start, at), _on_disk(page, at, page.end)
+        else:
+            left, right = self._store.cut(page, at)
+            self._count(page.place, -page.nbytes)
+        for half in (left, right):
+            self.take(half)
+            half.copies = {
+                copy: _common(held, span(half)) for copy, held in page.copies.items() if _overlap(held, span(half))
+            }
+        for copy in page.copies:
+            copy.num_users += (copy in left.copies) + (copy in right.copies) - 1
+        page.copies = {}
+        return left, right
+
+    def join(self, left: Page, right: Page) -> Page:
+        self.cancel_writes(left)
+        self.cancel_writes(right)
+        joined = self._store.join(left, right)
+        self._count(left.place, -left.nbytes - right.nbytes)
+        joined.copies = left.copies | right.copies
+        for copy in left.copies.keys() & right.copies.keys():
+            joined.copies[copy] = (left.copies[copy][0], right.copies[copy][1])
+            copy.num_users -= 1
+        left.copies, right.copies = {}, {}
+        return self.take(joined)
+
+    def cancel_writes(self, page: Page) -> None:
+        """A page that is about to be consumed cannot be written any more; what it becomes is saved anew."""
+        for copy in [copy for copy in page.copies if not copy.is_saved]:
+            del page.copies[copy]
+            self._drop(copy)
+
+    def release(self, item: Item) -> None:
+        """Give up an item with its content and its copies."""
+        if item.place is not Place.DISK:
+            self._count(item.place, -item.nbytes)
+            self._store.release(item)
+        self.drop_copies(item)
+
+    def drop_copies(self, item: Item) -> None:
+        """Let the disk forget an item."""
+        for copy in item.copies:
+            self._drop(copy)
+        item.copies = {}
+
+    def to_host(self, item: Item) -> bool:
+        """Move an item from the device to the host; False if the engine has no memory for it there."""
+        assert self.tiers is not None and item.place is Place.DEVICE
+        before = item.nbytes
+        try:
+            self.tiers.store.to_host(item)
+        except (EngineError, MemoryError):
+            return False
+        self._count(Place.DEVICE, -before)
+        self._count(Place.HOST, item.nbytes)
+        return True
+
+    def leave(self, item: Item) -> None:
+        """Let the content go; a saved copy holds it."""
+        assert saved_copy(item) is not None and item.place is not Place.DISK
+        self._count(item.place, -item.nbytes)
+        self._store.release(item)
+        item.place, item.nbytes = Place.DISK, 0
+        if isinstance(item, Page):
+            item.rows = None
+        else:
+            item.data = None
+
+    def save(self, item: Item, address: Address, last_used: float) -> Copy:
+        """Begin to write an item to disk; its older copies stay until that is done."""
+        assert self.disk is not None and self.tiers is not None
+        read = partial(self.tiers.store.pack, item)
+        copy = self.disk.put(address, read, self.tiers.store.packed_bytes(item), last_used=last_used)
+        if copy in item.copies:  # rows that had gone have come back just as they were
+            self._drop(copy)
+        elif not copy.has_failed and copy.num_users == 1:  # else the disk has it counted
+            self._count(Place.DISK, copy.nbytes)
+        if not copy.has_failed:
+            item.copies[copy] = span(item)
+            self._saving.append(item)
+        return copy
+
+    def file_bytes(self, items: Iterable[Item]) -> int:
+        """What the files of these items would take on disk at the most."""
+        assert self.disk is not None and self.tiers is not None
+        disk, store = self.disk, self.tiers.store
+        return sum(disk.file_bytes(store.packed_bytes(item), num_tokens=span(item)[1]) for item in items)
+
+    def found(self, copy: Copy) -> None:
+        """Count a copy that an earlier run left on disk."""
+        self._count(Place.DISK, copy.nbytes)
+
+    def prune(self) -> None:
+        """Drop the copies that newer ones have replaced, and those that failed, as far as writing has come."""
+        while self._saving and not any(_is_pending(copy) for copy in self._saving[0].copies):
+            self.tidy(self._saving.popleft())
+
+    def tidy(self, item: Item) -> None:
+        """Drop the copies of an item that failed, and those that are of no use beside a better one that is saved.
+
+        Best is one of just these rows; one that holds others too comes next.
+        """
+        best = own_copy(item, saved=True) or saved_copy(item)
+        for copy in list(item.copies):
+            is_worse = best is not None and copy is not best and (copy.is_saved or _is_own(item, best))
+            if copy.has_failed or is_worse:
+                del item.copies[copy]
+                self._drop(copy)
+
+    def _drop(self, copy: Copy) -> None:
+        assert self.disk is not None and copy.num_users > 0
+        self.disk.drop(copy)
+        if copy.num_users == 0:
+            self._count(Place.DISK, -copy.nbytes)
+
+    def load(self, item: Item, goes_on: Callable[[], bool]) -> Item:
+        """A new item with the content that a copy on disk holds, in its place.
+
+        Raises DiskMiss if the copy is not what it should be, DiskSlow if reading is not to go on, EngineError or
+        MemoryError if there is no memory; the given item is then as it was, else it is void.
+        """
+        assert self.tiers is not None and self.disk is not None and item.place is Place.DISK
+        copy = saved_copy(item)
+        if copy is None:
+            raise DiskMiss("missing", "another part of it could not be read")
+        data = self.disk.get(copy, goes_on)
+        store, place = self.tiers.store, self.tiers.load_place
+        if isinstance(item, State):
+            state = store.unpack_state(item.group, item.offset, data, place)
+            state.copies, item.copies = item.copies, {}
+            self._count(place, state.nbytes)
+            return state
+        page = store.unpack_page(item.group, copy.address.start, copy.address.end, data, place)
+        for at in (item.start, item.end):
+            page = self._cut_off(page, at, item)
+        page.users, page.copies, item.copies = item.users, item.copies, {}
+        self._count(place, page.nbytes)
+        return page
+
+    def _cut_off(self, page: Page, at: int, wanted: Page) -> Page:
+        """The side of `at` of a fresh page that is wanted; the rest is given back, and all of it if that fails."""
+        if not page.start < at < page.end:
+            return page
+        try:
+            halves = self._store.cut(page, at)
+        except BaseException:
+            self._store.release(page)
+            raise
+        kept, rest = halves if wanted.start < at else halves[::-1]
+        self._store.release(rest)
+        return kept
+
+    def check(self, items: Sequence[Item]) -> None:
+        """Assert that what is counted is what these items hold, place by place, and that the budgets hold."""
+        for place in (Place.DEVICE, Place.HOST):
+            assert sum(item.nbytes for item in items if item.place is place) == self.num_bytes[place]
+        for item in items:
+            is_copied = any(low <= span(item)[0] and span(item)[1] <= high for low, high in item.copies.values())
+            assert is_copied or item.place is not Place.DISK
+        copies = Counter(copy for item in items for copy in item.copies)
+        assert all(copy.num_users == number for copy, number in copies.items())
+        assert sum(copy.nbytes for copy in copies) == self.num_bytes[Place.DISK]
+        assert self.tiers is None or self.num_bytes[Place.HOST] <= self.tiers.host_bytes
+        assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
+
+
+def _is_pending(copy: Copy) -> bool:
+    return not copy.is_saved and not copy.has_failed
+
+
+def _on_disk(page: Page, start: int, end: int) -> Page:
+    return Page(page.group, start, end, None, 0, place=Place.DISK)
+
+
+def _overlap(first: Range, second: Range) -> bool:
+    return first[0] < second[1] and second[0] < first[1]
+
+
+def _common(first: Range, second: Range) -> Range:
+    return max(first[0], second[0]), min(first[1], second[1])
+
+
+def span(item: Item) -> Range:
+    """The rows [start, end) of a page; the offset of a state, twice."""
+    return (item.start, item.end) if isinstance(item, Page) else (item.offset, item.offset)
+
+
+def content_bytes(item: Item) -> int:
+    """How much there is to move, wherever it lies."""
+    group = item.group
+    return (item.end - item.start) * group.bytes_per_token if isinstance(item, Page) else group.state_bytes
+
+
+def saved_copy(item: Item) -> Copy | None:
+    """A copy that is safely on disk and holds all of the item."""
+    return covering_copy(item, saved=True)
+
+
+def own_copy(item: Item, *, saved: bool = False) -> Copy | None:
+    """A copy of just this item, and nothing else, or one that will be when it is written; a saved one, if asked."""
+    for copy in item.copies:
+        if _is_own(item, copy) and not copy.has_failed and (copy.is_saved or not saved):
+            return copy
+    return None
+
+
+def _is_own(item: Item, copy: Copy) -> bool:
+    return (copy.address.start, copy.address.end) == span(item) == item.copies[copy]
+
+
+def covering_copy(item: Item, *, saved: bool = False) -> Copy | None:
+    """A copy that holds all of the item, or will when it is written; a saved one, if asked."""
+    start, end = span(item)
+    for copy, (low, high) in item.copies.items():
+        if low <= start and end <= high and not copy.has_failed and (copy.is_saved or not saved):
+            return copy
+    return None

@@ -1,0 +1,101 @@
+"""The order in which things go: for each place a heap of nodes, the least valuable first.
+
+Deletion is lazy: a node is entered again whenever something about it changes, which makes its older entries stale. Taking
+the next one costs O(log n) of the number of nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from bough.cache.residency.policy import Class, Key, Policy
+from bough.cache.tree.node import Node
+from bough.cache.tree.state import Place
+from bough.cache.tree.trie import Trie
+
+_Entry = tuple[int, Key, int, int, Node, Trie]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A node that may give something up, and what kind of thing."""
+
+    kind: Class
+    node: Node
+    trie: Trie
+
+
+FEW_ENTRIES = 8
+"""Of so few a heap keeps stale ones: where salts have shares, each has a heap of its own for each place."""
+
+
+@dataclass
+class _Heap:
+    entries: list[_Entry] = field(default_factory=list)
+    num_fresh: int = 0  # entries when stale ones were last removed
+
+    def push(self, entry: _Entry) -> None:
+        heapq.heappush(self.entries, entry)
+        if len(self.entries) > FEW_ENTRIES and len(self.entries) > 4 * self.num_fresh:
+            self.keep([entry for entry in self.entries if _is_fresh(entry)])
+            self.num_fresh = len(self.entries)
+
+    def keep(self, entries: list[_Entry]) -> None:
+        self.entries = entries
+        heapq.heapify(self.entries)
+
+
+def _is_fresh(entry: _Entry) -> bool:
+    return entry[4].stamp == entry[3]
+
+
+class Order:
+    """Candidates by place, over all tries and, where salts have shares, for each trie."""
+
+    def __init__(self, policy: Policy, *, by_trie: bool = False) -> None:
+        self.policy = policy
+        self._by_trie = by_trie
+        self._heaps: dict[tuple[Place, Trie | None], _Heap] = defaultdict(_Heap)
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return sum(len(heap.entries) for heap in self._heaps.values())
+
+    def enter(self, place: Place, kind: Class, trie: Trie, node: Node) -> None:
+        """Enter a node as it is now; entries from before its last change are stale."""
+        self._sequence += 1
+        entry = (kind, self.policy.key(node), self._sequence, node.stamp, node, trie)
+        self._heaps[place, None].push(entry)
+        if self._by_trie:
+            self._heaps[place, trie].push(entry)
+
+    def take(self, place: Place, trie: Trie | None = None) -> Candidate | None:
+        """The least valuable candidate, which is taken out; of one trie only, if asked."""
+        heap = self._heaps[place, trie]
+        while heap.entries:
+            entry = heapq.heappop(heap.entries)
+            if _is_fresh(entry):
+                return Candidate(Class(entry[0]), entry[4], entry[5])
+        return None
+
+    def peek(self, place: Place) -> Candidate | None:
+        """The candidate that would be taken next."""
+        heap = self._heaps[place, None]
+        while heap.entries and not _is_fresh(heap.entries[0]):
+            heapq.heappop(heap.entries)
+        return Candidate(Class(heap.entries[0][0]), heap.entries[0][4], heap.entries[0][5]) if heap.entries else None
+
+    def forget(self, trie: Trie) -> None:
+        """Drop the heaps of a trie that is gone."""
+        for place in Place:
+            self._heaps.pop((place, trie), None)
+
+    def use(self, policy: Policy) -> None:
+        """Sort by another policy from now on; nothing happens if it is the one in force."""
+        if policy is self.policy:
+            return
+        self.policy = policy
+        for heap in self._heaps.values():
+            heap.keep([(e[0], policy.key(e[4]), *e[2:]) for e in heap.entries if _is_fresh(e)])

@@ -1,0 +1,168 @@
+"""Policies: pure functions from a node to what may go from it, and in which order.
+
+The heaps in `order` sort by these and give the smallest. Classes come first: redundant restore points go before rows, and
+rows that end in a kept restore point go last. Which of two policies is in force is decided in `shadow`.
+
+What goes from a place that has another below it is moved (`tail_items`), whatever hangs below it in the tree. What goes for
+good is cut off a leaf (`tail_start`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from bough.cache.residency.memory import Item
+from bough.cache.tree.node import Node, Pin, Point
+from bough.cache.tree.state import Kind, Page, Place
+
+Key = tuple[float, ...]
+
+
+class Class(IntEnum):
+    """What evicting a node would take, cheapest first."""
+
+    REDUNDANT_POINT = 0
+    TAIL = 1
+    KEPT_TAIL = 2
+
+
+def leaf_lru(node: Node) -> Key:
+    """Least recently used first; of equals the deepest, then the largest."""
+    return (node.last_used, -node.end, -len(node.edge))
+
+
+def leaf_lru2(node: Node) -> Key:
+    """By the use before the last: what never came back goes first. Of equals as `leaf_lru` says."""
+    return (node.previous_used, *leaf_lru(node))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An order in which leaves go, the smallest key first; page by page, or each as a whole.
+
+    A key must not change but by something that offers the node anew: a use, a pin, a cut.
+    """
+
+    key: Callable[[Node], Key]
+    is_whole: bool = False
+
+    def step_tokens(self, page_tokens: int) -> int:
+        """A leaf is trimmed back to a multiple of this."""
+        return sys.maxsize if self.is_whole else page_tokens
+
+
+LRU = Policy(leaf_lru)
+LRU2 = Policy(leaf_lru2)
+WHOLE_NODES = Policy(leaf_lru, is_whole=True)
+
+
+def redundant_point(node: Node) -> Point | None:
+    """The restore point of this node that is worth least, if one may go before rows do."""
+    adopting = {pin.offset for pin in node.pins if pin.is_adopting}
+    points = (point for point in node.points.values() if point.is_redundant and point.offset not in adopting)
+    return min(points, key=lambda point: (point.reason, point.offset), default=None)
+
+
+def tail_start(node: Node, page_tokens: int, *, needs_points: bool, take_kept: bool) -> int:
+    """Where a leaf would end if its least valuable tail went: its end if nothing may go, its start if all does.
+
+    A tail reaches back to the last page border; where the model needs restore points, on to the deepest one at or below it,
+    because rows beyond that serve nobody. What a busy lane stands on stays, and so do kept points unless they are meant.
+    """
+    border = max(node.start, (node.end - 1) // page_tokens * page_tokens)
+    if needs_points:
+        border = node.deepest_point(border) or node.start
+    floor = node.pinned_to
+    if not take_kept:
+        floor = max(floor, node.deepest_point(node.end, kept=True) or 0)
+    return min(node.end, max(border, floor))
+
+
+def tail_items(node: Node, place: Place, page_tokens: int, *, held_to: int, take_kept: bool) -> list[Item]:
+    """What may be moved away from a place next: all that lies there in the last page of this node that has something there.
+
+    Rows below `held_to` stay, because busy lanes stand on them, and so does what a lane is adopting; kept rows and points
+    stay unless they are meant.
+    """
+    floor = 0 if take_kept else node.deepest_point(node.end, kept=True) or 0
+    end = max(_last_ends(node, place, floor, held_to), default=0)
+    border = (end - 1) // page_tokens * page_tokens
+    return [item for item in _tail_to(node, place, max(floor, border)) if not _is_held(node, item, held_to)] if end else []
+
+
+def _last_ends(node: Node, place: Place, floor: int, held_to: int) -> Iterator[int]:
+    """Where the last thing of each kind ends that lies at a place above `floor` and may be moved."""
+    for pages in node.pages.values():
+        for page in reversed(pages):
+            if page.end <= floor or (page.group.kind is Kind.FULL and page.start < held_to):
+                break
+            if page.place is place and not _is_held(node, page, held_to):
+                yield page.end
+                break
+    for point in node.points.values():
+        for state in point.states.values():
+            if point.offset > floor and state.place is place and not _is_held(node, state, held_to):
+                yield point.offset
+
+
+def _tail_to(node: Node, place: Place, border: int) -> Iterator[Item]:
+    """What lies at a place and ends after `border`."""
+    for pages in node.pages.values():
+        for page in reversed(pages):
+            if page.end <= border:
+                break
+            if page.place is place:
+                yield page
+    for point in node.points.values():
+        if point.offset > border:
+            yield from (state for state in point.states.values() if state.place is place)
+
+
+def items_at(node: Node, place: Place) -> Iterator[Item]:
+    """Everything of a node that lies at a place."""
+    return (item for item in node.items() if item.place is place)
+
+
+def _is_held(node: Node, item: Item, held_to: int) -> bool:
+    if not isinstance(item, Page):
+        return any(pin.is_adopting and pin.offset == item.offset for pin in node.pins)
+    if item.group.kind is Kind.FULL:
+        return item.start < held_to
+    return any(isinstance(user, Pin) for user in item.users)
+
+
+def classify_move(node: Node, place: Place, page_tokens: int) -> Class | None:
+    """What would be moved away from a place next, or None if nothing may."""
+    point = redundant_point(node)
+    if point is not None and any(state.place is place for state in point.states.values()):
+        return Class.REDUNDANT_POINT
+    if any(_last_ends(node, place, node.deepest_point(node.end, kept=True) or 0, node.pinned_to)):
+        return Class.TAIL
+    return Class.KEPT_TAIL if any(_last_ends(node, place, 0, node.pinned_to)) else None
+
+
+def classify(node: Node, page_tokens: int, *, needs_points: bool) -> Class | None:
+    """What would go next from this node for good, or None if nothing may."""
+    if redundant_point(node) is not None:
+        return Class.REDUNDANT_POINT
+    if node.is_root or not node.is_leaf:
+        return None
+    for take_kept in (False, True):
+        if tail_start(node, page_tokens, needs_points=needs_points, take_kept=take_kept) < node.end:
+            return Class.KEPT_TAIL if take_kept else Class.TAIL
+    return None
+
+
+def is_bare(node: Node) -> bool:
+    """Whether the node is a leaf that has lost all that it held."""
+    return node.is_leaf and not node.is_root and not any(True for _ in node.items())
+
+
+def classify_copies(node: Node) -> Class | None:
+    """What of a node would go from the disk next, or None if nothing may."""
+    if not is_bare(node) and not any(item.copies for item in node.items()):
+        return None
+    return Class.TAIL if node.deepest_point(node.end, kept=True) is None else Class.KEPT_TAIL

@@ -1,0 +1,97 @@
+"""Rates: what computing a token and bringing a byte back took lately, and which of the two is worth it.
+
+Moving averages of what was measured. What is not known yet counts as free, so that it is tried and known afterwards:
+loading stops as soon as it turns out slower than computing. What was not measured for a while counts as unknown again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bough.cache.tree.state import Place
+
+Where = TypeVar("Where")
+
+WEIGHT = 0.3
+"""What the newest measurement counts in a moving average."""
+
+STALE_S = 300.0
+"""A rate that kept us from loading is forgotten after so many seconds: the disk may have been busy."""
+
+BAND_TOKENS = 2048
+"""Later tokens attend to more: prefill is measured for each band of positions."""
+
+FEWEST_TOKENS = 64
+
+
+@dataclass
+class _Average:
+    value: float
+    measured_s: float
+
+    def add(self, value: float, now: float) -> None:
+        self.value += WEIGHT * (value - self.value)
+        self.measured_s = now
+
+
+class Rates:
+    """Measured costs, by place and by position."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._token_s: dict[int, _Average] = {}  # seconds a token, by band
+        self._byte_s: dict[Place, _Average] = {}
+
+    def note_prefill(self, start: int, end: int, seconds: float) -> None:
+        """Tokens [start, end) were computed in so many seconds. A few alone say nothing of the rate."""
+        if end - start >= FEWEST_TOKENS and seconds > 0:
+            self._note(self._token_s, (start + end) // 2 // BAND_TOKENS, seconds / (end - start))
+
+    def note_load(self, place: Place, nbytes: int, seconds: float) -> None:
+        """So many bytes came from a place in so many seconds."""
+        if nbytes > 0 and seconds > 0:
+            self._note(self._byte_s, place, seconds / nbytes)
+
+    def _note(self, averages: dict[Where, _Average], where: Where, value: float) -> None:
+        now = self._clock()
+        if where in averages:
+            averages[where].add(value, now)
+        else:
+            averages[where] = _Average(value, now)
+
+    def byte_s(self, place: Place) -> float:
+        """Seconds that a byte from this place takes; 0 if that is not known."""
+        known = self._byte_s.get(place)
+        return 0.0 if known is None or self._clock() - known.measured_s > STALE_S else known.value
+
+    def prefill_s(self, start: int, end: int) -> float | None:
+        """Seconds that computing tokens [start, end) would take; None if nothing was computed yet."""
+        if not self._token_s:
+            return None
+        seconds, at = 0.0, start
+        while at < end:
+            stop = min(end, (at // BAND_TOKENS + 1) * BAND_TOKENS)
+            seconds += (stop - at) * self._nearest(at // BAND_TOKENS)
+            at = stop
+        return seconds
+
+    def _nearest(self, band: int) -> float:
+        return self._token_s[min(self._token_s, key=lambda known: abs(known - band))].value
+
+
+class Fixed(Rates):
+    """Rates that are given, and never change: for tests and replays."""
+
+    def __init__(self, token_s: float | None = None, byte_s: dict[Place, float] | None = None) -> None:
+        super().__init__()
+        self._fixed_token_s = token_s
+        self._fixed_byte_s = byte_s or {}
+
+    def byte_s(self, place: Place) -> float:
+        return self._fixed_byte_s.get(place, 0.0)
+
+    def prefill_s(self, start: int, end: int) -> float | None:
+        return None if self._fixed_token_s is None else (end - start) * self._fixed_token_s

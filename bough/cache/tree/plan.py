@@ -1,0 +1,100 @@
+"""The plan: the deepest offset that every group of a model can be restored to.
+
+Pure functions over intervals. A group can stand at an offset either because a resting lane already holds what that needs
+or because the tree does; offset 0 is always possible. Nothing is moved here: plan first, then move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bough.cache.tree.node import Node
+from bough.cache.tree.state import Group, Kind, Lane
+
+Interval = tuple[int, int]
+"""Offsets [low, high], both included: a lane can stand at each of them."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a resting lane shares with a prompt: `shared` of its `offset` tokens, and its rows from `first_rows` on."""
+
+    shared: int
+    offset: int
+    first_rows: Mapping[Group, int]
+
+    @classmethod
+    def of(cls, lane: Lane, shared: int, groups: Sequence[Group]) -> Live:
+        rows = {group: lane.first_row(group) for group in groups if group.kind is not Kind.RECURRENT}
+        return cls(shared, lane.offset, rows)
+
+    def reach(self, group: Group) -> list[Interval]:
+        """The offsets that this lane can go back to by itself for one group."""
+        if group.kind is Kind.RECURRENT:
+            return [(self.offset, self.offset)] if self.shared == self.offset else []
+        return _standing_on(group, [(self.first_rows[group], self.shared)])
+
+    def can_stand(self, group: Group, offset: int) -> bool:
+        """Whether this lane can go back to `offset` by itself for one group."""
+        return any(low <= offset <= high for low, high in self.reach(group))
+
+
+def tree_reach(group: Group, path: Sequence[Node], matched: int) -> list[Interval]:
+    """The offsets up to `matched` that the tree alone can restore one group to, along a path."""
+    if group.kind is Kind.RECURRENT:
+        points = (point for node in path for point in node.points.values())
+        return sorted((p.offset, p.offset) for p in points if group in p.states and p.offset <= matched)
+    return _standing_on(group, _held_rows(group, path, matched))
+
+
+def _held_rows(group: Group, path: Sequence[Node], matched: int) -> list[Interval]:
+    """The row ranges that the path holds, joined where they touch; [a, b) as (a, b)."""
+    if group.kind is Kind.FULL and not any(node.has_holes for node in path):
+        return [(0, matched)]
+    rows: list[Interval] = []
+    for node in path:
+        for page in node.pages.get(group, ()):
+            low, high = page.start, min(page.end, matched)
+            if rows and rows[-1][1] == low:
+                rows[-1] = (rows[-1][0], high)
+            elif low < high:
+                rows.append((low, high))
+    return rows
+
+
+def _standing_on(group: Group, rows: Iterable[Interval]) -> list[Interval]:
+    """The offsets t whose rows [first_needed(t), t) lie inside one of the given row ranges."""
+    if group.kind is Kind.FULL:
+        return [(0, high) for low, high in rows if low == 0]
+    reach = [(0 if low == 0 else low + group.window - 1, high) for low, high in rows]
+    return [(low, high) for low, high in reach if low <= high]
+
+
+def deepest(reaches: Sequence[Sequence[Interval]], limit: int) -> int:
+    """The largest offset ≤ limit that lies in every group's intervals, or 0."""
+    at, settled = limit, False
+    while not settled and at > 0:
+        before = at
+        for reach in reaches:
+            at = max((min(high, at) for low, high in reach if low <= at), default=0)
+        settled = at == before
+    return at
+
+
+def plan(groups: Sequence[Group], path: Sequence[Node], matched: int, live: Live, limit: int) -> int:
+    """The deepest offset ≤ limit at which every group can be restored, each from the lane or from the tree.
+
+    Full attention may take its first rows from the lane and the rest from the tree.
+    """
+    return deepest([_reach(group, path, matched, live) for group in groups], limit)
+
+
+def _reach(group: Group, path: Sequence[Node], matched: int, live: Live) -> list[Interval]:
+    if group.kind is not Kind.FULL:
+        return live.reach(group) + tree_reach(group, path, matched)
+    at = live.shared
+    for low, high in _held_rows(group, path, matched):
+        if low <= at:
+            at = max(at, high)
+    return [(0, at)]

@@ -1,0 +1,306 @@
+"""The prefix trie: which token prefixes we hold state for.
+
+A node owns one edge, the tokens in [start, end) counted from the root, and what it holds for each group. Nodes exist where
+paths part and where they end. This module never looks inside a page; it cuts, joins and releases pages through the store.
+
+Always true between calls (`check` asserts it):
+- a child starts where its parent ends, and is found under its first token;
+- no two siblings start with the same token, and only the root's edge is empty;
+- each row of a full-attention edge is held by exactly one page of that node, or the node is marked as having holes;
+- pages lie inside their edge and inside one page border, sorted, without overlap;
+- a window page has at least one user, and every user lies on a path through its node;
+- points lie in (start, end], pins too (at 0 for the root), and a pin knows its node.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bough.cache.tree.node import Node, Pin, Point, needs
+from bough.cache.tree.reason import Reason
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, Place, State
+from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
+from bough.errors import EngineError
+
+Publish = Callable[[Group, int, int], Page]
+
+
+@dataclass(frozen=True)
+class Match:
+    """The longest prefix of some tokens that the trie knows. It may end inside the last node's edge."""
+
+    length: int
+    path: list[Node]  # below the root; the last node may be matched in part
+    node: Node  # where the match ends: the path's last node, or the root
+
+
+def _start(page: Page) -> int:
+    return page.start
+
+
+class NoStore:
+    """A store for a trie that holds no pages."""
+
+    groups = ()
+
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        raise AssertionError("this trie holds no pages")
+
+    def join(self, left: Page, right: Page) -> Page:
+        raise AssertionError("this trie holds no pages")
+
+    def release(self, item: Page | State) -> None:
+        raise AssertionError("this trie holds no pages")
+
+
+class Trie:
+    """A compressed trie over token ids with pages and restore points on its edges."""
+
+    def __init__(self, store: PageStore | None = None, page_tokens: int = PAGE_TOKENS, salt: str = "") -> None:
+        self.store: PageStore = store or NoStore()
+        self.page_tokens = page_tokens
+        self.salt = salt
+        self.disk_root = b""  # what stands for the salt on disk
+        self.root = Node(None, 0, b"")
+        self.on_drop: Callable[[Point], None] = lambda point: None
+
+    def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
+        """Find the longest known prefix of `tokens`, changing nothing.
+
+        With a pin to start from, the tokens up to the pin's offset are taken as known to match.
+        """
+        packed = pack(tokens)
+        view = memoryview(packed).cast("i")
+        node, length, path = (self.root, 0, []) if start is None else self._resume(start, packed)
+        total = len(view)
+        while length == node.end and length < total:
+            child = node.children.get(view[length])
+            if child is None:
+                break
+            node = child
+            path.append(node)
+            length += common_prefix(node.edge, packed, length)
+        return Match(length, path, node)
+
+    def _resume(self, pin: Pin, packed: bytes) -> tuple[Node, int, list[Node]]:
+        node, inside = pin.node, pin.offset - pin.node.start
+        more = common_prefix(cut(node.edge, inside), packed, pin.offset)
+        return node, pin.offset + more, node.path()
+
+    def append(self, parent: Node, tokens: Tokens, now: float = 0.0) -> Node:
+        """Add a child with this edge below `parent`, which must not have one that starts with the same token."""
+        child = Node(parent, parent.end, pack(tokens), now)
+        assert child.edge and child.first_token not in parent.children
+        parent.children[child.first_token] = child
+        return child
+
+    def grow(self, leaf: Node, tokens: Tokens) -> None:
+        """Lengthen the edge of an unbranched leaf."""
+        assert leaf.is_leaf and not leaf.is_root
+        leaf.edge += pack(tokens)
+
+    def split(self, node: Node, at: int) -> Node:
+        """Part the edge at `at`: the node stays the tail, the new head is returned.
+
+        The page across the cut becomes two; restore points and pins at or before it go to the head.
+        """
+        assert node.parent is not None and node.start < at < node.end
+        for pages in node.pages.values():
+            self._cut_across(pages, at)  # first: if this fails, the trie is as it was
+        head = Node(node.parent, node.start, cut(node.edge, 0, at - node.start), node.last_used)
+        head.previous_used, head.hits, head.has_holes = node.previous_used, node.hits, node.has_holes
+        node.parent.children[head.first_token] = head
+        node.parent, node.start, node.edge = head, at, cut(node.edge, at - node.start)
+        head.children[node.first_token] = node
+        for group, pages in node.pages.items():
+            head.pages[group] = [page for page in pages if page.end <= at]
+            node.pages[group] = [page for page in pages if page.start >= at]
+        for point in [point for point in node.points.values() if point.offset <= at]:
+            head.points[point.offset] = node.points.pop(point.offset)
+        for pin in [pin for pin in node.pins if pin.offset <= at]:
+            pin.move(head, pin.offset)
+        return head
+
+    def _cut_across(self, pages: list[Page], at: int) -> None:
+        """Cut the one page that reaches across `at`, if there is one; halves that nobody needs are released."""
+        index = bisect_left(pages, at, key=_start) - 1
+        if index >= 0 and pages[index].end > at:
+            users, halves = pages[index].users, self.store.cut(pages[index], at)
+            pages[index : index + 1] = [half for half in halves if self._is_wanted(half, users)]
+
+    def _is_wanted(self, page: Page, users: set[Point | Pin]) -> bool:
+        if page.group.kind is Kind.FULL:
+            return True
+        page.users = {user for user in users if needs(user, page)}
+        if not page.users:
+            self.store.release(page)
+        return bool(page.users)
+
+    def merge(self, node: Node) -> Node:
+        """Join a node with its only child, which is returned: rows joined, restore points and pins united."""
+        (child,) = node.children.values()
+        assert node.parent is not None
+        node.parent.children[node.first_token] = child
+        border = node.end
+        child.parent, child.start, child.edge = node.parent, node.start, node.edge + child.edge
+        child.has_holes = node.has_holes or child.has_holes
+        child.hits = max(node.hits, child.hits)
+        child.points = node.points | child.points
+        for group, pages in node.pages.items():
+            child.pages[group] = pages + child.pages.get(group, [])
+            self._join_at(child, group, border)
+        for pin in list(node.pins):
+            pin.move(child, pin.offset)
+        return child
+
+    def hold(self, node: Node, page: Page) -> None:
+        """Put a page into its place; neighbours inside the same page border are joined with it."""
+        pages = node.pages.setdefault(page.group, [])
+        pages.insert(bisect_left(pages, page.start, key=_start), page)
+        self._join_at(node, page.group, page.end)
+        self._join_at(node, page.group, page.start)
+
+    def _join_at(self, node: Node, group: Group, border: int) -> None:
+        """Join the two pages that meet at `border` inside a page; they stay apart on disk, and if the store cannot."""
+        pages = node.pages[group]
+        index = bisect_left(pages, border, key=_start)
+        if border % self.page_tokens == 0 or not 0 < index < len(pages):
+            return
+        left, right = pages[index - 1], pages[index]
+        if left.end == right.start == border and left.place is right.place is not Place.DISK:
+            try:
+                joined = self.store.join(left, right)
+            except (EngineError, MemoryError):
+                return
+            joined.users = left.users | right.users
+            pages[index - 1 : index + 1] = [joined]
+
+    def hold_window(self, node: Node, user: Point | Pin, group: Group, publish: Publish | None = None) -> None:
+        """Make `user`, which lies in `node`, a user of the window rows that it needs; publish those that are missing."""
+        start, at = group.first_needed(user.offset), node
+        while at.parent is not None and at.end > start:
+            if publish is not None:
+                for low, high in list(at.missing_between(group, start, user.offset, self.page_tokens)):
+                    page = publish(group, low, high)
+                    page.users.add(user)
+                    self.hold(at, page)
+            for page in at.pages_between(group, start, user.offset):
+                page.users.add(user)
+            at = at.parent
+
+    def let_window_go(self, node: Node, user: Point | Pin, group: Group) -> None:
+        """End this use of window rows; pages that nobody needs are released."""
+        start, at = group.first_needed(user.offset), node
+        while at.parent is not None and at.end > start:
+            for page in at.pages_between(group, start, user.offset):
+                page.users.discard(user)
+                if not page.users:
+                    at.pages[group].remove(page)
+                    self.store.release(page)
+            at = at.parent
+
+    def add_point(self, node: Node, offset: int, reason: Reason, *, kept: bool = False) -> Point:
+        """The restore point at `offset`, made if there is none; the stronger reason stays."""
+        assert node.start < offset <= node.end
+        point = node.points.setdefault(offset, Point(offset, reason))
+        point.reason = max(point.reason, reason)
+        point.kept = point.kept or kept
+        point.superseded = False
+        return point
+
+    def drop_point(self, node: Node, point: Point) -> None:
+        """Forget a restore point with its states, and the window rows that only it needs."""
+        del node.points[point.offset]
+        self.on_drop(point)
+        for state in point.states.values():
+            self.store.release(state)
+        for group in self.store.groups:
+            if group.kind is Kind.WINDOW:
+                self.let_window_go(node, point, group)
+
+    def trim(self, leaf: Node, to: int) -> None:
+        """Let the rows and points beyond `to` go; something of the edge stays."""
+        assert leaf.is_leaf and leaf.start < to < leaf.end
+        assert leaf.pinned_to <= to
+        for pages in leaf.pages.values():
+            self._cut_across(pages, to)  # first: if this fails, nothing has gone
+        for point in [point for point in leaf.points.values() if point.offset > to]:
+            self.drop_point(leaf, point)
+        for pages in leaf.pages.values():
+            while pages and pages[-1].start >= to:
+                self.store.release(pages.pop())
+        leaf.edge = cut(leaf.edge, 0, to - leaf.start)
+
+    def remove(self, leaf: Node) -> Node:
+        """Remove a leaf with all it holds; returns its parent."""
+        parent = leaf.parent
+        if parent is None or leaf.children:
+            raise ValueError("only a leaf can be removed, never the root or an inner node")
+        assert not leaf.pins
+        for point in list(leaf.points.values()):
+            self.drop_point(leaf, point)
+        for pages in leaf.pages.values():
+            for page in pages:
+                self.store.release(page)
+        del parent.children[leaf.first_token]
+        leaf.parent = None
+        leaf.stamp += 1
+        return parent
+
+    def exchange(self, node: Node, old: Page | State, new: Page | State) -> None:
+        """Put a page or state with the same content into the place of another, which is void."""
+        if isinstance(old, Page) and isinstance(new, Page):
+            pages = node.pages[old.group]
+            pages[pages.index(old)] = new
+        elif isinstance(old, State) and isinstance(new, State):
+            node.points[old.offset].states[old.group] = new
+
+    def lose(self, node: Node, page: Page) -> None:
+        """Give up one page that failed to load: its rows are missing until somebody publishes them again."""
+        node.pages[page.group].remove(page)
+        node.has_holes = node.has_holes or page.group.kind is Kind.FULL
+        self.store.release(page)
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, the root first, parents before children."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def clear(self) -> None:
+        """Remove everything that no busy lane stands on."""
+        for node in reversed(list(self.walk())):
+            if node.is_root or not node.is_leaf:
+                continue
+            if not node.pins:
+                self.remove(node)
+            elif node.pinned_to < node.end:
+                self.trim(node, node.pinned_to)
+
+    def check(self) -> None:
+        """Assert what the module's docstring says."""
+        for node in self.walk():
+            for token, child in node.children.items():
+                assert child.parent is node and child.start == node.end and child.first_token == token
+            assert node.is_root == (num_tokens(node.edge) == 0)
+            assert all(node.start < offset == point.offset <= node.end for offset, point in node.points.items())
+            for pin in node.pins:
+                assert pin.node is node and (node.start < pin.offset <= node.end or (node.is_root and pin.offset == 0))
+            for group, pages in node.pages.items():
+                self._check_pages(node, group, pages)
+            for group in self.store.groups:
+                if group.kind is Kind.FULL and not node.is_root and not node.has_holes:
+                    assert not list(node.missing_between(group, node.start, node.end, self.page_tokens))
+
+    def _check_pages(self, node: Node, group: Group, pages: list[Page]) -> None:
+        at = node.start
+        for page in pages:
+            assert page.group is group and at <= page.start < page.end <= node.end
+            assert page.start // self.page_tokens == (page.end - 1) // self.page_tokens
+            at = page.end
+            if group.kind is Kind.WINDOW:
+                assert page.users and all(needs(user, page) for user in page.users)

@@ -1,0 +1,1 @@
+"""The interactive chat of `bough run`."""

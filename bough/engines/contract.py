@@ -1,0 +1,108 @@
+"""The compute contract: what an engine is to the rest of Bough.
+
+An engine owns a loaded model and all tensors. Everything above it handles token ids, page handles and opaque logits.
+Exactly one thread at a time calls an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from bough.cache.tree.state import ContentStore, Group, Lane
+from bough.config import Settings
+from bough.types import Draw, Sampled
+
+Logits = Any
+Progress = Callable[[str], None]
+"""Scores over the vocabulary for the next token, as the engine keeps them; valid until the lane's next step."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the self-check found this engine can do right with this model.
+
+    `can_chunk`: a prompt may be evaluated in several runs. `can_reuse`: a state may be kept, restored and gone on from.
+    `reuse_limit`: sequences longer than this are never reused (rotary scalings that depend on the total length).
+    `differences` are the largest logit differences to a one-shot forward, by check. `reason` says why something is off.
+    """
+
+    can_chunk: bool = True
+    can_reuse: bool = True
+    reuse_limit: int | None = None
+    reason: str = ""
+    differences: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(ContentStore, Protocol):
+    """A loaded model that evaluates tokens on lanes and looks after their pages."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens one sequence may have."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def groups(self) -> Sequence[Group]: ...
+
+    def describe(self) -> dict[str, str]:
+        """Name, device, dtype, attention and versions, for people."""
+        ...
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """The longest run that a lane takes within what was reserved for it."""
+        ...
+
+    def default_budget_bytes(self) -> int:
+        """How much memory lanes and pages may take on this device if the user does not say."""
+        ...
+
+    def make_lane(self) -> Lane: ...
+
+    def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:
+        """Append `ids` (at least one; room is reserved) to the lane; returns the logits after the last.
+
+        Raises EngineError if the forward pass fails; the lane's groups may then disagree.
+        """
+        ...
+
+    def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> Sequence[Logits]:
+        """Append one id to each lane; the result of each lane does not depend on the others."""
+        ...
+
+    def sample(self, logits: Sequence[Logits], draws: Sequence[Draw]) -> list[Sampled]:
+        """Choose one token for each, as `SamplingParams` defines."""
+        ...
+
+    def limit_host(self, budget_bytes: int) -> None:
+        """Take no more than so much host memory for pages and states."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was told; for measurements."""
+        ...
+
+    def close(self) -> None:
+        """Give the model's memory back. Lanes and pages of this engine are void afterwards."""
+        ...
+
+
+class EngineMaker(Protocol):
+    """What the runner asks of an engine's class."""
+
+    def load(self, folder: Path, settings: Settings, progress: Progress | None = None) -> Engine:
+        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        ...
+
+    def load_shape(self, config: dict[str, Any], settings: Settings) -> Engine:
+        """A model with random weights of this transformers configuration."""
+        ...

@@ -1,0 +1,150 @@
+"""The Engine contract on MLX and mlx-lm.
+
+Any language model that mlx-lm knows runs; what it can do beyond that, the self-check tells at load. Memory is unified:
+device and host are one place. One thread at a time calls an engine, and it need not always be the same one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from bough.cache.tree.state import Page, State
+from bough.config import Settings
+from bough.engines.contract import Progress
+from bough.engines.mlx import attention, memory
+from bough.engines.mlx.ahead import AheadCompute
+from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.mlx.forward import Forward
+from bough.engines.mlx.layout import Layout
+from bough.engines.mlx.library import VERSION, utils
+from bough.engines.mlx.loading.loading import LoadedModel, load_model, main_type
+from bough.engines.mlx.pages import Pages
+from bough.engines.mlx.random_model import make_random_model
+from bough.engines.mlx.sampling import sample
+from bough.engines.mlx.self_check.probe import probe, without_groups
+from bough.engines.mlx.self_check.self_check import self_check
+from bough.engines.mlx.self_check.verdicts import key_of
+from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
+from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.rotary import reuse_limit
+from bough.errors import EngineError
+from bough.types import Draw, Sampled
+
+_SLACK_CPU = 512
+_SLACK_GPU = 2_048
+_BY_LENGTH = {"dynamic"}  # rotary scalings; for "longrope" mlx-lm takes the long factors at any length
+
+
+class MlxEngine(LaneEngine):
+    """One loaded model. `load` makes it from a folder; tests make it from a loaded model."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: Settings,
+        progress: Progress | None = None,
+        goes_ahead: bool | None = None,
+    ) -> None:
+        """`goes_ahead`: compute one step ahead of delivery; by default on a GPU only."""
+        self._forward = Forward(loaded)
+        self._warnings = loaded.warnings
+        attention.install(loaded.model)
+        layout = probe(self._forward)
+        verdict = find_verdict(settings, key_of(self._forward), lambda: self_check(self._forward, layout), progress)
+        text = loaded.text
+        if verdict.way != "lanes":
+            layout = without_groups(layout.unknown, layout.vocab_size or text["vocab_size"])
+        bound = text.get("max_position_embeddings") or 0
+        context = choose_context(bound, settings)
+        is_cpu = mx.default_device() == mx.cpu
+        slack = settings.chunk or (_SLACK_CPU if is_cpu else _SLACK_GPU)
+        pages = Pages(layout)
+        super().__init__(layout, pages, verdict, context, slack, reuse_limit(text, _BY_LENGTH, bound))
+        self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
+        memory.wire()
+        mx.clear_cache()
+
+    @classmethod
+    def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> MlxEngine:
+        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        return cls(load_model(folder, settings, progress), settings, progress)
+
+    @classmethod
+    def load_shape(cls, config: dict[str, Any], settings: Settings) -> MlxEngine:
+        """A model with random weights of this transformers configuration."""
+        return cls(make_random_model(config, settings), settings)
+
+    def describe(self) -> dict[str, str]:
+        model = self._forward.model
+        return {
+            "engine": "mlx",
+            "model": str(self._forward.config["model_type"]),
+            "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
+            "dtype": _dtype_of(model, self._forward.config),
+            **self._describe_verdict(),
+            "memory": memory.describe(),
+            **({"differs": "; ".join(self._warnings)} if self._warnings else {}),
+            "parameters": f"{_num_parameters(model):,}",
+            "mlx": importlib.metadata.version("mlx"),
+            "mlx_lm": VERSION,
+        }
+
+    def default_budget_bytes(self) -> int:
+        return memory.default_budget_bytes()
+
+    def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
+        with as_engine_errors("choosing tokens"):
+            return self._compute.sample(logits, draws) if isinstance(self._compute, AheadCompute) else sample(logits, draws)
+
+    @property
+    def has_host(self) -> bool:
+        return False
+
+    def host_bytes(self) -> int:
+        return 0
+
+    def limit_host(self, budget_bytes: int) -> None:
+        """Nothing to limit: host and device are one place."""
+
+    def to_host(self, item: Page | State) -> None:
+        raise EngineError("host and device are one place: there is nowhere to move content to")
+
+    def to_device(self, item: Page | State) -> None:
+        raise EngineError("host and device are one place: there is nowhere to move content from")
+
+    def host_seconds_per_byte(self) -> float | None:
+        return None
+
+    def synchronize(self) -> None:
+        mx.synchronize()
+
+    def close(self) -> None:
+        """Give the model's memory back; the engine cannot be used afterwards."""
+        self.__dict__.pop("_compute", None)
+        self.__dict__.pop("_forward", None)
+        mx.clear_cache()
+
+    def _make_compute(self, layout: Layout, pages: Pages, goes_ahead: bool) -> Compute:
+        if self._verdict.way == "library":
+            return LibraryCompute(self._forward)
+        if self._verdict.way == "recompute":
+            return RecomputeCompute(self._forward)
+        compute = LaneCompute(self._forward, layout, pages, self._context, self._slack, self._verdict.can_batch)
+        return AheadCompute(compute, self._context) if goes_ahead else compute
+
+
+def _dtype_of(model: Any, config: dict[str, Any]) -> str:
+    quantization = config.get("quantization")
+    dtype = str(main_type(model)).removeprefix("mlx.core.")
+    if not isinstance(quantization, dict):
+        return dtype
+    return f"{dtype}, weights in {quantization.get('bits')} bits by {quantization.get('group_size')}"
+
+
+def _num_parameters(model: Any) -> int:
+    return int(utils.get_total_parameters(model))

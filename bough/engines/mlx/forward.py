@@ -1,0 +1,83 @@
+"""How an mlx-lm model is called, and where its logits are.
+
+A model gives the logits of all positions. Those of a run's last token are all that is wanted, and the head over the whole
+vocabulary is a large part of a small model: so the head is shown the last position only, unless somebody wants them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from bough.engines.mlx.library import cache as library_cache
+from bough.engines.mlx.library import nn
+from bough.engines.mlx.loading.loading import LoadedModel
+
+_HEAD = "_bough_head"
+
+
+class Forward:
+    """One model, called the same way whatever its family."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model = loaded.model
+        self.config = loaded.config
+        self.text = loaded.text
+        self._head = _find_head(loaded.model)
+
+    def last_logits(self, tokens: mx.array, cache: Any) -> mx.array:
+        """Logits [batch, vocabulary] in float32 after the last of `tokens` [batch, run], not evaluated yet."""
+        with self._head.last_only():
+            logits: mx.array = self.model(tokens, cache=cache)
+        return logits[:, -1].astype(mx.float32)
+
+    def all_logits(self, ids: Sequence[int]) -> mx.array:
+        """Logits [run, vocabulary] in float32 after each of `ids`, with no cache at all."""
+        logits: mx.array = self.model(mx.array([list(ids)]))[0].astype(mx.float32)
+        mx.eval(logits)
+        return logits
+
+    def make_cache(self) -> list[Any]:
+        """The caches that the library makes for this model."""
+        return list(library_cache.make_prompt_cache(self.model))
+
+
+class Head:
+    """The last layer of a model; within `last_only` it sees the last position of a run only."""
+
+    def __init__(self) -> None:
+        self._is_short = False
+
+    @contextmanager
+    def last_only(self) -> Iterator[None]:
+        self._is_short = True
+        try:
+            yield
+        finally:
+            self._is_short = False
+
+    def cut(self, hidden: mx.array) -> mx.array:
+        return hidden[:, -1:] if self._is_short and hidden.ndim == 3 else hidden
+
+
+def _find_head(model: Any) -> Head:
+    """The `Head` that the model's last layer listens to; where it cannot be told which layer that is, nobody does."""
+    head: Head | None = getattr(model, _HEAD, None)
+    if head is None:
+        head = Head()
+        for owner in model.modules():
+            _let_listen(owner.get("lm_head"), nn.Module, "__call__", head)
+            _let_listen(owner.get("embed_tokens"), (nn.Embedding, nn.QuantizedEmbedding), "as_linear", head)
+        object.__setattr__(model, _HEAD, head)
+    return head
+
+
+def _let_listen(module: Any, kinds: Any, method: str, head: Head) -> None:
+    """Let a method of this one module see only what `head` shows it."""
+    if isinstance(module, kinds):
+        stock = getattr(type(module), method)
+        short = {method: lambda self, hidden: stock(self, head.cut(hidden))}
+        module.__class__ = type(type(module).__name__, (type(module),), short)

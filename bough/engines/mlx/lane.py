@@ -1,0 +1,190 @@
+"""A lane on MLX: one live sequence in straight buffers, behind the caches that an mlx-lm model asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from bough.cache.tree.state import Group, Page, Source, State
+from bough.engines.mlx.buffers import RowBuffer, StateBuffer
+from bough.engines.mlx.layers import LayerTuple, RowLayer
+from bough.engines.mlx.layout import Branch, Layout
+from bough.engines.mlx.library import cache
+from bough.engines.mlx.pages import Pages
+from bough.engines.shared.lane import StraightLane
+from bough.engines.shared.pages import content_of
+from bough.errors import EngineError
+
+States = list[list[mx.array | None]]
+"""The arrays of each recurrent group of a lane."""
+
+
+@dataclass
+class Ahead:
+    """A token that the model has taken in, on which the lane does not stand yet: the logits and the states after it."""
+
+    logits: mx.array
+    states: States
+    token_id: int = -1
+
+
+class MlxLane(StraightLane[RowBuffer, StateBuffer]):
+    """`layers` are its caches, numbered as the layout does; `cache` is the list that the model is given.
+
+    `latest` are the logits that its next token is chosen from, `ahead` what was computed beyond them; whatever moves the
+    lane forgets both.
+    """
+
+    def __init__(self, layout: Layout, pages: Pages, context: int, slack: int) -> None:
+        self._pages = pages
+        rows = {group: RowBuffer(group, shape, context, slack) for group, shape in layout.rows.items()}
+        self.layers = self._make_layers(layout, rows)
+        states = {
+            group: StateBuffer(state, {part.layer: self.layers[part.layer] for part in state.parts})
+            for group, state in layout.states.items()
+        }
+        super().__init__(rows, states)
+        self.latest: mx.array | None = None
+        self.ahead: Ahead | None = None
+        self.cache = arrange(layout.tree, self.layers.__getitem__)
+        self._lost_room = 0  # tokens that there was room for before all was lost
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that this lane holds, what was taken in ahead included."""
+        states = [*self.states, *(self.ahead.states if self.ahead else ())]
+        rows = [array for buffer in self._rows.values() for array in buffer.arrays]
+        return rows + [array for arrays in states for array in arrays if array is not None]
+
+    @property
+    def states(self) -> States:
+        """The arrays of each recurrent group, as they are now."""
+        return [state.arrays for state in self._states.values()]
+
+    def reserve(self, num_tokens: int) -> None:
+        self._forget()
+        super().reserve(num_tokens)
+
+    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+        self._forget()
+        if self._lost_room:
+            if any(source.live for source in sources.values()):
+                raise EngineError(
+                    "the lane holds nothing any more: a run failed on the device, and nobody knows what it wrote"
+                )
+            super().reserve(self._lost_room)
+            self._lost_room = 0
+        try:
+            super().adopt(offset, sources)
+        except AssertionError:  # a source that the caller must not give
+            self._settle()
+            raise
+        except BaseException:
+            self.lose()
+            raise
+
+    def clear(self) -> None:
+        self._forget()
+        self._lost_room = 0
+        super().clear()
+
+    def lose(self) -> None:
+        """Hold nothing any more, because nobody knows what the device has written; the room is there again at `adopt`."""
+        room = max([1, *(rows.capacity for rows in self._rows.values())])
+        self.clear()
+        self._lost_room = room
+
+    def has_room(self) -> bool:
+        """Whether one more token finds its place without anything being moved."""
+        return all(rows.has_room_for(self._offset, 1) for rows in self._rows.values())
+
+    def keep_spare_states(self) -> None:
+        """Count the memory of states twice: from now on there may be others ahead of them."""
+        for state in self._states.values():
+            state.has_spare = True
+
+    def step_back(self, offset: int, states: States, logits: mx.array | None) -> None:
+        """Stand at `offset` again, with these states, after one more token was taken in ahead; without logits it was not.
+
+        The token's rows lie beyond the offset, where they disturb nobody. `take_ahead` makes the lane stand on it.
+        """
+        self.ahead = None if logits is None else Ahead(logits, self.states)
+        self._offset = offset
+        self._put_states(states)
+
+    def take_ahead(self) -> mx.array:
+        """Stand on the token that was taken in ahead; returns the logits after it."""
+        ahead = self.ahead
+        assert ahead is not None, "no token was taken in ahead"
+        self._forget()
+        self._put_states(ahead.states)
+        self._offset += 1
+        return ahead.logits
+
+    @contextmanager
+    def running(self, num_tokens: int) -> Iterator[None]:
+        """The model is given a run of so many tokens. If it fails, the lane is as it was."""
+        self._forget()
+        buffers: list[RowBuffer | StateBuffer] = [*self._rows.values(), *self._states.values()]
+        try:
+            for layer in self.layers.values():
+                if isinstance(layer, RowLayer):
+                    layer.begin_run()
+            for buffer in buffers:
+                buffer.begin_run(self._offset, num_tokens)
+            yield
+        except BaseException:
+            for buffer in buffers:
+                buffer.undo_run()
+            raise
+        for buffer in buffers:
+            buffer.end_run()
+        self._offset += num_tokens
+
+    def _forget(self) -> None:
+        self.latest = self.ahead = None
+
+    def _put_states(self, states: States) -> None:
+        for state, arrays in zip(self._states.values(), states, strict=True):
+            state.put(arrays)
+
+    def _settle(self) -> None:
+        mx.async_eval(self.arrays)
+
+    def _copy_rows_in(self, rows: RowBuffer, page: Page, start: int, end: int) -> None:
+        rows.write(page, page.rows, start, end)
+
+    def _copy_rows_out(self, rows: RowBuffer, start: int, end: int) -> Page:
+        return self._pages.make_page(rows.group, start, end, rows.read(start, end))
+
+    def _copy_state_in(self, target: StateBuffer, state: State) -> None:
+        target.write(content_of(state))
+
+    def _copy_state_out(self, group: Group, source: StateBuffer) -> State:
+        return self._pages.make_state(group, self._offset, source.read())
+
+    def _make_layers(self, layout: Layout, buffers: Mapping[Group, RowBuffer]) -> dict[int, Any]:
+        places = {index: (rows, i) for rows in buffers.values() for i, index in enumerate(rows.layout.layers)}
+        layers: dict[int, Any] = {index: RowLayer(self, *place) for index, place in places.items()}
+        layers |= {index: cache.ArraysCache(size) for index, size in layout.num_slots.items()}
+        return layers
+
+
+def arrange(tree: tuple[Branch, ...], find: Callable[[int], Any]) -> list[Any]:
+    """Caches in the order and nesting that the model expects."""
+    return [find(each) if isinstance(each, int) else LayerTuple(arrange(each, find)) for each in tree]
+
+
+@contextmanager
+def computing(lanes: Sequence[MlxLane]) -> Iterator[None]:
+    """The device is given what these lanes hold. If that fails, they hold nothing any more."""
+    try:
+        yield
+    except BaseException:
+        for lane in lanes:
+            lane.lose()
+        raise

@@ -1,0 +1,205 @@
+"""From a folder to a model that is ready to run, by mlx-lm's own loading.
+
+A weight that no file holds, or that the model has no place for, is an error: a model never runs with random weights. Only
+safetensors and GGUF files are read, never a pickle. Everything that leaves this module is evaluated: an array that is not
+can be used in no other thread than the one that made it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from bough.config import Settings
+from bough.engines.contract import Progress
+from bough.engines.mlx.library import VERSION, utils
+from bough.engines.mlx.loading import gguf
+from bough.engines.mlx.loading.dialect import Translated, translate
+from bough.engines.mlx.loading.families import model_classes
+from bough.errors import ModelError, UnsupportedModel
+
+_TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how mlx begins to say what does not match
+_NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model for inference, its configuration as mlx-lm reads it, and in which ways it differs from what that says."""
+
+    model: Any
+    config: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """What the configuration says of the language model, if it tells of others too."""
+        text: dict[str, Any] = self.config.get("text_config") or {}
+        return self.config | text
+
+
+def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> LoadedModel:
+    """The causal language model in `folder`, on the device and in the type that the settings ask for.
+
+    The device becomes MLX's default one, for the whole process. MLX has no setting for threads: `settings.threads` does
+    nothing here.
+    """
+    use_device(settings.device)
+    said = _read_config(folder)
+    _require_architecture(said.config)
+    files = _weight_files(folder)
+    (progress or _ignore)("reading weights")
+    with _translated(folder, settings.trust_remote_code):
+        if files[0].suffix == ".gguf":
+            model, config = gguf.load(files[0], said.config)
+        else:
+            model, config = _load_safetensors(folder, said.config, settings.trust_remote_code)
+        prepare(model, settings)
+    return LoadedModel(model, config, said.warnings)
+
+
+def use_device(name: str) -> None:
+    """Let MLX compute on the device of that name; "auto" takes the GPU where MLX has one, else the CPU."""
+    if name.partition(":")[0] in ("cuda", "mps"):
+        raise ModelError(f"the device {name!r} is the torch engine's: the mlx engine has auto, cpu and gpu")
+    if name not in ("auto", "cpu", "gpu", "metal"):
+        raise ModelError(f"there is no device {name!r}: the mlx engine has auto, cpu and gpu")
+    has_gpu = mx.is_available(mx.gpu)
+    if name in ("gpu", "metal") and not has_gpu:
+        raise ModelError(f"the device {name!r} is not available here: MLX finds no GPU")
+    mx.set_default_device(mx.gpu if has_gpu and name != "cpu" else mx.cpu)
+
+
+def choose_dtype(name: str, held: mx.Dtype, on_gpu: bool) -> mx.Dtype:
+    """The type of that name for weights that are `held` in a type of their own.
+
+    "auto" takes float32 on a CPU, where half precision is slow, with quantized weights most of all. On a GPU it takes
+    bfloat16 in place of float32, and else what the files have.
+    """
+    if name != "auto" and name not in _TYPES:
+        raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(_TYPES)}")
+    if name != "auto":
+        return _TYPES[name]
+    if not on_gpu:
+        return mx.float32
+    return mx.bfloat16 if held == mx.float32 else held
+
+
+def prepare(model: Any, settings: Settings) -> None:
+    """Put the model into the type that the settings ask for, for inference only, and evaluate it."""
+    dtype = choose_dtype(settings.dtype, main_type(model), mx.default_device() == mx.gpu)
+    may_cast = getattr(model, "cast_predicate", lambda path: True)  # some weights keep their type in every model
+
+    def cast(path: str, weight: mx.array) -> mx.array:
+        is_meant = mx.issubdtype(weight.dtype, mx.floating) and may_cast(path)
+        return weight.astype(dtype) if is_meant else weight
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+    model.eval()
+    mx.eval(model.state)
+
+
+def main_type(model: Any) -> mx.Dtype:
+    """The floating type that most of the weights have; of quantized ones, their scales."""
+    sizes: dict[mx.Dtype, int] = {}
+    for weight in weights_of(model).values():
+        if mx.issubdtype(weight.dtype, mx.floating):
+            sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default=mx.float32)
+
+
+def weights_of(model: Any) -> dict[str, mx.array]:
+    """All weights by name."""
+    found: Any = tree_flatten(model.parameters())
+    return dict(found)
+
+
+def _read_config(folder: Path) -> Translated:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model folder")
+    try:
+        return translate(utils.load_config(folder))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise UnsupportedModel(f"cannot read the configuration in {folder}: {type(error).__name__}: {error}") from error
+
+
+def _require_architecture(config: dict[str, Any]) -> None:
+    if config.get("model_file"):
+        return  # the model brings its own
+    try:
+        model_classes(config)
+    except (LookupError, ValueError, SystemExit) as error:  # one family of mlx-lm's ends the process if a package lacks
+        raise UnsupportedModel(f"mlx-lm {VERSION} has no model of type {config.get('model_type')!r}") from error
+
+
+def _load_safetensors(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+    model, config = utils.load_model(
+        folder,
+        lazy=True,
+        strict=True,
+        model_config=config,
+        get_model_classes=model_classes,
+        trust_remote_code=trust_remote_code,
+    )
+    return model, config
+
+
+@contextmanager
+def _translated(folder: Path, trust_remote_code: bool) -> Iterator[None]:
+    """Turn everything that mlx-lm, MLX and a family's code raise into our own errors."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if text.startswith(_ABOUT_WEIGHTS):
+            raise ModelError(f"the weights in {folder} do not fill the model: {text}") from error
+        hint = f"; {_NO_CODE}" if trust_remote_code and not any(folder.glob("*.py")) else ""
+        raise UnsupportedModel(f"mlx-lm {VERSION} cannot load the model in {folder}: {text}{hint}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that hold the model, each with a header that can be read; else a GGUF file. Raises ModelError."""
+    files = _listed_files(folder) or sorted(folder.glob("*.gguf"))
+    if not files or any(file.suffix not in (".safetensors", ".gguf") for file in files):
+        raise UnsupportedModel(f"no safetensors weights in {folder}; pickles are never loaded")
+    if files[0].suffix == ".gguf" and len(files) > 1:
+        raise UnsupportedModel(f"{folder} holds {len(files)} GGUF files, and must hold one model")
+    for file in files:
+        if file.suffix == ".safetensors":
+            _require_header(file)
+    return files
+
+
+def _listed_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [file for file in [folder / "model.safetensors"] if file.is_file()]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} cannot be read: {error}") from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelError(f"{folder} lacks {len(missing)} of {len(names)} weight files, the first is {missing[0]}")
+    return [folder / name for name in names]
+
+
+def _require_header(file: Path) -> None:
+    """MLX reads the header alone until a weight is used, and compares it with the size of the file."""
+    try:
+        mx.load(str(file), format="safetensors")
+    except Exception as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _ignore(text: str) -> None:
+    pass

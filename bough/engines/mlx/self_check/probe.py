@@ -1,0 +1,145 @@
+"""Which groups a model has: two short forwards with mlx-lm's own caches, which are read by exact type.
+
+A subclass of a known cache may behave in any way, so it counts as unknown, and the model runs without reuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from bough.cache.tree.state import Group, Kind
+from bough.engines.mlx.forward import Forward
+from bough.engines.mlx.layout import Branch, Layout, RowLayout, StateLayout, StatePart
+from bough.engines.mlx.library import cache
+from bough.engines.shared.shapes import RowKind, aligned, group_rows
+
+PROBE_TOKENS = 8
+
+_ROWS = {cache.KVCache, cache.RotatingKVCache}
+
+
+class _UnknownState(Exception):
+    """A model keeps something that Bough cannot keep."""
+
+
+def probe(forward: Forward) -> Layout:
+    """The groups of this model and the shapes of their state."""
+    vocab_size = 0
+    try:
+        caches, vocab_size = _run(forward, PROBE_TOKENS)
+        short, _ = _run(forward, 1)
+        return _layout(caches, short, vocab_size)
+    except _UnknownState as error:
+        return without_groups(str(error), vocab_size)
+    except Exception as error:  # whatever a model that wants another call may raise
+        return without_groups(
+            f"the model does not run with mlx-lm's own caches ({type(error).__name__}: {error})", vocab_size
+        )
+
+
+def without_groups(reason: str, vocab_size: int) -> Layout:
+    """The layout of a model whose state is not known."""
+    return Layout((), {}, {}, (), {}, vocab_size, unknown=reason)
+
+
+def _run(forward: Forward, num_tokens: int) -> tuple[list[Any], int]:
+    caches = forward.make_cache()
+    logits = forward.last_logits(mx.arange(num_tokens)[None], caches)
+    mx.eval(logits, [_arrays(leaf) for leaf in _leaves(caches)])
+    return caches, logits.shape[-1]
+
+
+def _layout(caches: Sequence[Any], short: Sequence[Any], vocab_size: int) -> Layout:
+    leaves = list(_leaves(caches))
+    _require_all_held(leaves)
+    groups: list[Group] = []
+    rows: dict[Group, RowLayout] = {}
+    for kind, indices in group_rows(map(_row_kind, leaves)).items():
+        shape = RowLayout(indices, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.size, kind.dtype)
+        group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
+        groups.append(group)
+        rows[group] = shape
+    states: dict[Group, StateLayout] = {}
+    state = _state_layout(leaves, list(_leaves(short)))
+    if state.parts:
+        group = Group(len(groups), Kind.RECURRENT, state_bytes=state.nbytes)
+        groups.append(group)
+        states[group] = state
+    if not groups:
+        raise _UnknownState("the model keeps no state in mlx-lm's caches")
+    num_slots = {index: len(leaf.cache) for index, leaf in enumerate(leaves) if type(leaf) is cache.ArraysCache}
+    tree, kinds = _tree(caches, iter(range(len(leaves)))), tuple(map(_describe, leaves))
+    return Layout(tuple(groups), rows, states, tree, num_slots, vocab_size, kinds)
+
+
+def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """Every cache that holds something itself, in order."""
+    for each in caches:
+        if type(each) is cache.CacheList:
+            yield from _leaves(each.caches)
+        else:
+            yield each
+
+
+def _tree(caches: Sequence[Any], numbers: Iterator[int]) -> tuple[Branch, ...]:
+    return tuple(_tree(each.caches, numbers) if type(each) is cache.CacheList else next(numbers) for each in caches)
+
+
+def _arrays(leaf: Any) -> list[mx.array]:
+    if type(leaf) is cache.ArraysCache:
+        return [each for each in leaf.cache if each is not None]
+    if type(leaf) in _ROWS:
+        return [] if leaf.keys is None else [leaf.keys, leaf.values]
+    raise _UnknownState(f"its caches are of a kind that Bough does not know: {type(leaf).__name__}")
+
+
+def _row_kind(leaf: Any) -> RowKind | None:
+    if type(leaf) not in _ROWS:
+        return None
+    keys, values = leaf.keys, leaf.values
+    if keys.shape[1] != values.shape[1] or keys.dtype != values.dtype:
+        raise _UnknownState(f"its keys {keys.shape} {keys.dtype} and values {values.shape} {values.dtype} are unlike")
+    window = 0
+    if type(leaf) is cache.RotatingKVCache:
+        window = leaf.max_size
+        if leaf.keep:
+            raise _UnknownState(f"its window of {window} rows keeps the first {leaf.keep} for ever")
+    kind = Kind.WINDOW if window else Kind.FULL
+    return RowKind(kind, window, keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+
+
+def _state_layout(leaves: Sequence[Any], short: Sequence[Any]) -> StateLayout:
+    parts: list[StatePart] = []
+    nbytes = 0
+    for layer, (leaf, other) in enumerate(zip(leaves, short, strict=True)):
+        if type(leaf) is not cache.ArraysCache:
+            continue
+        for slot, (array, after_one) in enumerate(zip(leaf.cache, other.cache, strict=True)):
+            if _shape(array) != _shape(after_one):
+                raise _UnknownState(f"its recurrent state grows: {_shape(after_one)} after 1 token, then {_shape(array)}")
+            if array is not None:
+                part = StatePart(layer, tuple(array.shape), array.dtype.size, nbytes, array.dtype, slot)
+                parts.append(part)
+                nbytes += aligned(part.nbytes)
+    return StateLayout(tuple(parts), nbytes)
+
+
+def _require_all_held(leaves: Sequence[Any]) -> None:
+    blank = [type(leaf).__name__ for leaf in leaves if not _arrays(leaf)]
+    if blank:
+        raise _UnknownState(f"{len(blank)} of its caches stay empty: {', '.join(sorted(set(blank)))}")
+
+
+def _shape(array: mx.array | None) -> tuple[int, ...] | None:
+    return None if array is None else tuple(array.shape)
+
+
+def _describe(leaf: Any) -> str:
+    """The kind of a cache, to choose layers of each kind by: two of one kind have the same text."""
+    rows = _row_kind(leaf)
+    if rows is None:
+        return f"states {[slot for slot, array in enumerate(leaf.cache) if array is not None]}"
+    return f"{rows.kind.value} {rows.window}"

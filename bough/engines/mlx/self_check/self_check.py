@@ -1,0 +1,169 @@
+"""What a model can do right, found out at load: several architectures are silently wrong when chunked or restored.
+
+The model's own answer in one forward pass without a cache is the reference. mlx-lm itself always runs its models with a
+cache, and some fail or answer otherwise without one: those are judged by one forward pass with a fresh cache of the
+library's. The same prompt is then run in one shot, in runs, token by token, in batches, restored, rewound and branched: on
+the real weights, and on a small random copy in float32 where windows, recurrent states or rounding call for it.
+
+Tolerances. In float32 the largest logit difference may be 1e-4, or 1e-4 times the spread of the logits where that is more
+than one; on the copy always 1e-4 spreads. A GPU may multiply in fewer bits than float32 has: the difference may be three
+times that between the GPU's answer and the CPU's, up to 1e-2 spreads. In half precision and with quantized weights rounding
+alone moves logits: real weights need only stay within half a spread, or twice what the library's own cache differs by when
+a prompt comes in several runs, up to one spread. That catches another prefix's state and little else. The float32 copy
+judges what is finer, and a copy in half precision the kernels: it may be three times as far from the float32 copy as one
+stock forward pass is. Where no copy can be built, what only a fine check would find is not allowed.
+
+Nothing that is made here outlives the check but the verdict.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from bough.engines.mlx import attention
+from bough.engines.mlx.compute import LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.mlx.failures import is_out_of_memory
+from bough.engines.mlx.forward import Forward
+from bough.engines.mlx.layout import Layout
+from bough.engines.mlx.loading.loading import main_type
+from bough.engines.mlx.pages import Pages
+from bough.engines.mlx.self_check.probe import probe
+from bough.engines.mlx.self_check.small_copy import make_random, make_small_copy
+from bough.engines.self_check import trial
+from bough.engines.self_check.judge import (
+    COPY_TOKENS,
+    REAL_TOKENS,
+    Judge,
+    Subject,
+    longer_than_windows,
+    needs_copy,
+    without_doubt,
+)
+from bough.engines.self_check.trial import Trial, usual_ids
+from bough.engines.self_check.verdicts import Verdict
+from bough.errors import ModelError, UnsupportedModel
+
+ATTENTION = "mlx"
+_FINE = 1e-4
+_COARSE = 0.5
+_OTHERWISE = 1e-2  # spreads between two forward passes that are not the same in other words
+
+
+def self_check(forward: Forward, layout: Layout) -> Verdict:
+    """Try every way that there is, the best first. The memory that it took is given back.
+
+    Raises UnsupportedModel if no way is right, and ModelError if the memory does not suffice to tell.
+    """
+    try:
+        return _try_all(forward, layout)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(f"the memory does not suffice to check what this model can do: {error}") from error
+    finally:
+        gc.collect()  # lanes and copies refer to themselves: without this their arrays would stay for a while
+        mx.clear_cache()
+
+
+def _try_all(forward: Forward, layout: Layout) -> Verdict:
+    judge = Judge(is_out_of_memory)
+    subjects = _subjects(forward, layout)
+    has_hook = attention.install(forward.model)
+    verdict = judge.lanes(ATTENTION, subjects, can_batch=has_hook or not layout.rows) if layout.groups else None
+    if verdict is None:
+        library, recompute = LibraryCompute(forward), RecomputeCompute(forward)
+        return judge.plain(ATTENTION, subjects[0], library, recompute, layout.unknown)
+    return without_doubt(verdict, subjects)
+
+
+def _subjects(forward: Forward, layout: Layout) -> list[Subject]:
+    """The real model first, then its copies."""
+    dtype = main_type(forward.model)
+    is_coarse = dtype != mx.float32 or bool(forward.config.get("quantization"))
+    wants_copy = needs_copy(layout.groups, is_coarse)
+    small = make_small_copy(forward, layout) if wants_copy else None
+    copies = _copy_subjects(small, dtype) if small is not None else []
+    num_tokens = longer_than_windows(layout.groups) if wants_copy and not copies else REAL_TOKENS
+    found = _trial(forward, num_tokens, layout.vocab_size or forward.text["vocab_size"])
+    tolerance = _coarse_tolerance(forward, found) if is_coarse else _fine_tolerance(forward, found, max(1.0, found.scale))
+    return [_subject(forward, layout, found, tolerance, is_coarse=is_coarse), *copies]
+
+
+def _copy_subjects(small: Forward, dtype: mx.Dtype) -> list[Subject]:
+    """The small copy, and for half precision a copy of it in that type, judged by the float32 one's reference."""
+    layout = probe(small)
+    found = _trial(small, COPY_TOKENS, layout.vocab_size)
+    subjects = [_subject(small, layout, found, _fine_tolerance(small, found, found.scale), " (small copy)")]
+    return subjects if dtype == mx.float32 else [*subjects, *_half_subjects(small, found, dtype)]
+
+
+def _half_subjects(small: Forward, found: Trial, dtype: mx.Dtype) -> list[Subject]:
+    """The small copy in half precision, unless the device cannot run it: a CPU has no experts but quantized ones so."""
+    half = make_random(small.config, dtype)
+    label = f" (small copy, {str(dtype).removeprefix('mlx.core.')})"
+    try:
+        tolerance = 3 * found.noise(lambda ids: _answer(half, ids))
+    except UnsupportedModel:
+        return []
+    return [_subject(half, probe(half), found, tolerance, label)]
+
+
+def _subject(
+    forward: Forward, layout: Layout, found: Trial, tolerance: float, label: str = "", is_coarse: bool = False
+) -> Subject:
+    def compute(can_batch: bool) -> LaneCompute:
+        return LaneCompute(forward, layout, Pages(layout), len(found.ids), COPY_TOKENS, can_batch)
+
+    return Subject(forward, layout.groups, compute, found, tolerance, label, is_coarse)
+
+
+def _trial(forward: Forward, num_tokens: int, vocab_size: int) -> Trial:
+    return Trial(lambda ids: _answer(forward, ids), num_tokens, usual_ids(forward.config, vocab_size))
+
+
+def _answer(forward: Forward, ids: Sequence[int]) -> mx.array:
+    """The reference: without a cache, or where that fails or is another answer, with a fresh one of the library's."""
+    plain, cached = _logits(forward, ids, has_cache=False), _logits(forward, ids, has_cache=True)
+    if isinstance(cached, Exception):
+        if isinstance(plain, Exception):
+            name = type(forward.model).__module__
+            raise UnsupportedModel(f"{name} fails on {len(ids)} tokens: {type(plain).__name__}: {plain}") from plain
+        return plain
+    is_same = isinstance(plain, mx.array) and float(abs(plain - cached).max()) <= _OTHERWISE * float(cached.std())
+    return plain if isinstance(plain, mx.array) and is_same else cached
+
+
+def _logits(forward: Forward, ids: Sequence[int], has_cache: bool) -> mx.array | Exception:
+    """The logits after each of `ids` in one forward pass, or what the model raised."""
+    try:
+        cache = forward.make_cache() if has_cache else None
+        logits: mx.array = forward.model(mx.array([list(ids)]), cache=cache)[0].astype(mx.float32)
+        mx.eval(logits)
+    except Exception as error:  # whatever a model may raise that wants a cache, or none
+        if is_out_of_memory(error):
+            raise
+        return error
+    return logits
+
+
+def _fine_tolerance(forward: Forward, found: Trial, scale: float) -> float:
+    return min(max(_FINE * scale, 3 * _device_noise(forward, found)), _OTHERWISE * scale)
+
+
+def _device_noise(forward: Forward, found: Trial) -> float:
+    """How far the CPU's answer is from that of the device; nothing where the CPU has none, or is the device."""
+    if mx.default_device() == mx.cpu:
+        return 0.0
+    try:
+        with mx.stream(mx.cpu):
+            return found.noise(lambda ids: _answer(forward, ids))
+    except UnsupportedModel:
+        return 0.0
+
+
+def _coarse_tolerance(forward: Forward, found: Trial) -> float:
+    noise = Judge(is_out_of_memory).measure(trial.chunked, LibraryCompute(forward), found)
+    return min(max(2 * noise, _COARSE * found.scale), found.scale)

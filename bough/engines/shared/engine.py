@@ -1,0 +1,123 @@
+"""What engines that keep lanes in straight buffers have in common: the parts of the contract that only pass things on."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bough.cache.tree.state import Buffer, Group, Lane, Page, Place, State
+from bough.config import Settings
+from bough.engines.contract import Capabilities, Logits, Progress
+from bough.engines.self_check.verdicts import Verdict, Verdicts
+from bough.engines.shared.compute import Compute, Shapes
+from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.pages import PageBook, packed_bytes
+from bough.errors import SettingsError
+
+_DEFAULT_CONTEXT = 131_072  # of models that set themselves no bound
+_LONGEST_RUN = 8_192
+_STATES = {"lanes": "bough's lanes", "library": "the model's own cache", "recompute": "none: recomputed"}
+
+
+class LaneEngine(ABC):
+    """A loaded model on lanes. The engine makes the parts; what they can do, the verdict tells."""
+
+    _compute: Compute[Any]
+
+    def __init__(
+        self, layout: Shapes, pages: PageBook, verdict: Verdict, context: int, slack: int, reuse_limit: int | None
+    ) -> None:
+        self._layout = layout
+        self._pages = pages
+        self._verdict = verdict
+        self._context = context
+        self._slack = slack  # rows that a window has room for beyond itself: the longest run of a chunked prompt
+        self._reuse_limit = reuse_limit
+
+    @property
+    def capabilities(self) -> Capabilities:
+        verdict = self._verdict
+        return Capabilities(
+            verdict.can_chunk, verdict.can_reuse, self._reuse_limit, verdict.reason, dict(verdict.differences)
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self._layout.vocab_size
+
+    @property
+    def context_tokens(self) -> int:
+        return self._context
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        return self._layout.groups
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of pages and states that were made and not yet released."""
+        return self._pages.held_bytes
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        return self._slack if any(group.window for group in self.groups) else _LONGEST_RUN
+
+    def make_lane(self) -> Lane:
+        return self._compute.make_lane()
+
+    def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:
+        assert len(ids) > 0, "a run has at least one token"
+        with as_engine_errors("the forward pass"):
+            return self._compute.evaluate(lane, ids)
+
+    def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> Sequence[Logits]:
+        with as_engine_errors("the forward pass"):
+            return self._compute.step(lanes, ids)
+
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        return self._pages.cut(page, at)
+
+    def join(self, left: Page, right: Page) -> Page:
+        return self._pages.join(left, right)
+
+    def release(self, item: Page | State) -> None:
+        self._pages.release(item)
+
+    def pack(self, item: Page | State) -> Buffer | None:
+        return self._pages.pack(item)
+
+    def packed_bytes(self, item: Page | State) -> int:
+        return packed_bytes(item)
+
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+        return self._pages.unpack_page(group, start, end, data, place)
+
+    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+        return self._pages.unpack_state(group, offset, data, place)
+
+    def _describe_verdict(self) -> dict[str, str]:
+        """How the model is run, for people."""
+        return {
+            "state": _STATES[self._verdict.way],
+            "batching": "together" if self._verdict.can_batch else "one by one",
+        }
+
+
+def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: Progress | None) -> Verdict:
+    """What an earlier self-check under this key found, or else what it finds now."""
+    verdicts = Verdicts(settings.cache_folder / "self_checks")
+    verdict = verdicts.load(key)
+    if verdict is None:
+        if progress:
+            progress("checking what this model can do")
+        verdict = check()
+        verdicts.save(key, verdict)
+    return verdict
+
+
+def choose_context(bound: int, settings: Settings) -> int:
+    """The most tokens a sequence may have, where the model itself holds `bound` (0: it does not say)."""
+    if bound and settings.context > bound:
+        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
+    return settings.context or bound or _DEFAULT_CONTEXT

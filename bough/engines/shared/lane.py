@@ -1,0 +1,164 @@
+"""A lane in straight buffers: the bookkeeping of one live sequence, without any tensor.
+
+Adopting copies pages in, publishing copies rows out. A run that fails writes only beyond `offset` in row groups, so these
+still stand where they were; a recurrent state may be damaged, and then it can only be replaced.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Generic, Protocol, TypeVar
+
+from bough.cache.tree.state import Group, Kind, Page, Source, State
+from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.rows import RowRoom
+
+
+class StateRoom(Protocol):
+    """The memory of one recurrent group on one lane."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def full_bytes(self) -> int:
+        """What `nbytes` is once it is reserved."""
+        ...
+
+    def reserve(self) -> None: ...
+
+    def reset(self) -> None:
+        """Start anew: the model takes its next run for the first one."""
+        ...
+
+    def free(self) -> None: ...
+
+
+RowsT = TypeVar("RowsT", bound=RowRoom)
+StateT = TypeVar("StateT", bound=StateRoom)
+
+
+class StraightLane(ABC, Generic[RowsT, StateT]):
+    """Implements `bough.cache.tree.state.Lane`. An engine adds how rows and states are copied."""
+
+    def __init__(self, rows: Mapping[Group, RowsT], states: Mapping[Group, StateT]) -> None:
+        self._rows = rows
+        self._states = states
+        self._offset = 0
+        self._is_torn = False
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self._rows.values()) + sum(each.nbytes for each in self._states.values())
+
+    def bytes_for(self, num_tokens: int) -> int:
+        if not num_tokens:
+            return self.nbytes
+        rows = sum(each.bytes_for(num_tokens, self._offset) for each in self._rows.values())
+        return rows + sum(each.full_bytes for each in self._states.values())
+
+    def peak_for(self, num_tokens: int) -> int:
+        """While a buffer grows, the old one lives until its rows are moved."""
+        return self.bytes_for(num_tokens) + sum(each.moved_bytes(num_tokens, self._offset) for each in self._rows.values())
+
+    @as_engine_errors("taking memory for a lane")
+    def reserve(self, num_tokens: int) -> None:
+        if num_tokens:
+            for rows in self._rows.values():
+                rows.reserve(num_tokens, self._offset)
+            for state in self._states.values():
+                state.reserve()
+
+    def first_row(self, group: Group) -> int:
+        return self._rows[group].base
+
+    @as_engine_errors("restoring a lane")
+    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+        for group, rows in self._rows.items():
+            adopt_rows = self._adopt_window if group.kind is Kind.WINDOW else self._adopt_full
+            adopt_rows(rows, offset, sources.get(group, Source()))
+        for group, state in self._states.items():
+            self._adopt_state(state, offset, sources.get(group, Source()))
+        self._offset = offset
+        self._is_torn = False
+        self._settle()
+
+    @as_engine_errors("copying rows out")
+    def publish(self, group: Group, start: int, end: int) -> Page:
+        buffer = self._rows[group]
+        assert buffer.base <= start < end <= self._offset, f"[{start}, {end}) of [{buffer.base}, {self._offset})"
+        return self._copy_rows_out(buffer, start, end)
+
+    @as_engine_errors("copying a state out")
+    def capture(self, group: Group) -> State:
+        assert not self._is_torn, "a run failed on this lane: its state stands nowhere"
+        return self._copy_state_out(group, self._states[group])
+
+    def clear(self) -> None:
+        for rows in self._rows.values():
+            rows.free()
+        for state in self._states.values():
+            state.free()
+        self._offset = 0
+        self._is_torn = False
+
+    def rows_of(self, group: Group) -> RowsT:
+        """The buffer of a group that has rows."""
+        return self._rows[group]
+
+    @abstractmethod
+    def _copy_rows_in(self, rows: RowsT, page: Page, start: int, end: int) -> None:
+        """Copy rows [start, end) of a page to their place."""
+
+    @abstractmethod
+    def _copy_rows_out(self, rows: RowsT, start: int, end: int) -> Page:
+        """A page with rows [start, end), in memory of its own."""
+
+    @abstractmethod
+    def _copy_state_in(self, target: StateT, state: State) -> None:
+        """Take a whole state in."""
+
+    @abstractmethod
+    def _copy_state_out(self, group: Group, source: StateT) -> State:
+        """The whole state as it is now, in memory of its own."""
+
+    def _settle(self) -> None:
+        """What an engine does when a lane has adopted something: nothing, if its copies need no more."""
+
+    def _adopt_full(self, rows: RowsT, offset: int, source: Source) -> None:
+        held = min(source.live, offset)
+        assert held <= self._offset, f"the lane holds {self._offset} rows, not {held}"
+        self._copy_pages(rows, held, offset, source)
+
+    def _adopt_window(self, rows: RowsT, offset: int, source: Source) -> None:
+        first = rows.group.first_needed(offset)
+        if source.live and not source.pages:
+            assert rows.base <= first and offset <= self._offset, f"[{rows.base}, {self._offset}) lacks [{first}, {offset})"
+            return
+        rows.base = first
+        self._copy_pages(rows, first, offset, source)
+
+    def _copy_pages(self, rows: RowsT, first: int, end: int, source: Source) -> None:
+        """Copy rows [first, end) in; pages may hold more on both sides."""
+        for page in source.pages:
+            stop = min(page.end, end)
+            if stop > first:
+                assert page.start <= first, f"rows from {first} on, and a page of [{page.start}, {page.end})"
+                self._copy_rows_in(rows, page, first, stop)
+                first = stop
+        assert first == end, f"the source reaches {first}, not {end}"
+
+    def _adopt_state(self, state: StateT, offset: int, source: Source) -> None:
+        if source.state is not None:
+            assert source.state.offset == offset, f"a state at {source.state.offset} is none at {offset}"
+            self._copy_state_in(state, source.state)
+        elif offset == 0:
+            state.reset()
+        else:
+            assert source.live == offset == self._offset, f"the lane's state stands at {self._offset}, not at {offset}"
+            assert not self._is_torn, "a run failed on this lane: its state stands nowhere"

@@ -1,0 +1,120 @@
+"""Pages and states that have left their lane: made, cut, joined, packed, released, and counted, without any tensor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, Place, State
+from bough.engines.shared.failures import as_engine_errors
+
+
+class PageBook(ABC):
+    """Looks after every page and state of one model. `held_bytes` counts what was made and not yet given back.
+
+    Content is the engine's: any object with `nbytes`, in memory of its own, that does not change once it was made. An
+    engine adds how content is copied.
+    """
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+
+    def make_page(self, group: Group, start: int, end: int, rows: Any) -> Page:
+        """A page over `rows`, which nobody else refers to."""
+        assert start < end and start // PAGE_TOKENS == (end - 1) // PAGE_TOKENS, f"rows [{start}, {end}) are no page"
+        self.held_bytes += rows.nbytes
+        return Page(group, start, end, rows, rows.nbytes, place=self._place(rows))
+
+    def make_state(self, group: Group, offset: int, data: Any) -> State:
+        """A state over `data`, which nobody else refers to."""
+        self.held_bytes += data.nbytes
+        return State(group, offset, data, data.nbytes, place=self._place(data))
+
+    def release(self, item: Page | State) -> None:
+        """Give the memory back."""
+        assert content_of(item) is not None, f"{type(item).__name__} of group {item.group.index} was released before"
+        self.held_bytes -= item.nbytes
+        set_content(item, None)
+
+    @as_engine_errors("cutting a page")
+    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        """Rows [start, at) and [at, end) as two new pages. The given page is consumed."""
+        assert page.start < at < page.end, f"{at} is not inside [{page.start}, {page.end})"
+        first, second = self._slice(page, page.start, at), self._slice(page, at, page.end)
+        left = self.make_page(page.group, page.start, at, first)
+        right = self.make_page(page.group, at, page.end, second)
+        self.release(page)
+        return left, right
+
+    @as_engine_errors("joining pages")
+    def join(self, left: Page, right: Page) -> Page:
+        """Rows [a, b) and [b, c) as one new page [a, c). Both given pages are consumed."""
+        assert left.group == right.group and left.end == right.start, (
+            f"[.., {left.end}) and [{right.start}, ..) do not meet"
+        )
+        assert left.place is right.place, f"a page on the {left.place.name} and one on the {right.place.name}"
+        page = self.make_page(left.group, left.start, right.end, self._joined(left, right))
+        self.release(left)
+        self.release(right)
+        return page
+
+    @as_engine_errors("reading content out")
+    def pack(self, item: Page | State) -> memoryview | None:
+        """The content as plain bytes, bit for bit; None if it was released. Any thread may call this at any time.
+
+        The bytes stay as they are for as long as somebody refers to them, whatever becomes of the item.
+        """
+        content = content_of(item)  # looked at once: another thread may move or release the item meanwhile
+        return None if content is None else self._read(content)
+
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+        """A new page from what `pack` gave. Raises ValueError if these are not its bytes."""
+        _check_size(f"a page of rows [{start}, {end})", data, (end - start) * group.bytes_per_token)
+        return self.make_page(group, start, end, self._take_in(group, data, place))
+
+    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+        """A new state from what `pack` gave. Raises ValueError if these are not its bytes."""
+        _check_size(f"a state at {offset}", data, group.state_bytes)
+        return self.make_state(group, offset, self._take_in(group, data, place))
+
+    def _place(self, content: Any) -> Place:
+        """Where content lies."""
+        return Place.DEVICE
+
+    @abstractmethod
+    def _slice(self, page: Page, start: int, end: int) -> Any:
+        """Rows [start, end) of a page, copied."""
+
+    @abstractmethod
+    def _joined(self, left: Page, right: Page) -> Any:
+        """The rows of both pages, copied."""
+
+    @abstractmethod
+    def _read(self, content: Any) -> memoryview:
+        """Content as bytes that nobody can change."""
+
+    @abstractmethod
+    def _take_in(self, group: Group, data: Buffer, place: Place) -> Any:
+        """Content of a group's page or state from what `_read` gave."""
+
+
+def content_of(item: Page | State) -> Any:
+    """What the engine keeps of a page or state; None if it was released."""
+    return item.rows if isinstance(item, Page) else item.data
+
+
+def set_content(item: Page | State, content: Any) -> None:
+    if isinstance(item, Page):
+        item.rows = content
+    else:
+        item.data = content
+
+
+def packed_bytes(item: Page | State) -> int:
+    """How many bytes the content of a page or state has, packed."""
+    return (item.end - item.start) * item.group.bytes_per_token if isinstance(item, Page) else item.group.state_bytes
+
+
+def _check_size(what: str, data: Buffer, wanted: int) -> None:
+    if len(data) != wanted:
+        raise ValueError(f"{what} has {wanted:,} bytes, and {len(data):,} were given")

@@ -1,0 +1,105 @@
+"""A lane of a model that has no groups: it holds the tokens, and the model's own cache if it makes a right one.
+
+Nothing of it can be published or captured. It can only be extended, or started anew.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, NoReturn, TypeVar
+
+from bough.cache.tree.state import Group, Page, Source, State
+
+Tensor = TypeVar("Tensor")
+_DEPTH = 3  # a cache, its layers, and what a layer is made of
+
+
+class PlainLane:
+    """Implements `bough.cache.tree.state.Lane` for a model without groups. `bytes_of` tells what a cache occupies."""
+
+    def __init__(self, bytes_of: Callable[[Any], int]) -> None:
+        self.ids: list[int] = []
+        self.cache: Any = None
+        self._bytes_of = bytes_of
+
+    @property
+    def offset(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes_of(self.cache)
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """What the cache takes now: how it grows is the model's secret."""
+        return self.nbytes
+
+    def peak_for(self, num_tokens: int) -> int:
+        return self.nbytes
+
+    def reserve(self, num_tokens: int) -> None:
+        """Nothing to do: the model's cache makes room as it grows."""
+
+    def first_row(self, group: Group) -> NoReturn:
+        raise ValueError("a model without groups has no rows")
+
+    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+        """Start anew, or stay: a model without groups can stand nowhere else."""
+        if offset == 0:
+            self.clear()
+        assert offset == self.offset, f"a lane without groups stands at {self.offset}, and cannot move to {offset}"
+
+    def publish(self, group: Group, start: int, end: int) -> Page:
+        raise ValueError("a model without groups has no rows")
+
+    def capture(self, group: Group) -> State:
+        raise ValueError("a model without groups has no states")
+
+    def clear(self) -> None:
+        self.ids = []
+        self.cache = None
+
+    @contextmanager
+    def extending(self, ids: Sequence[int]) -> Iterator[None]:
+        """The model takes `ids` in. If it fails, nobody knows what its cache holds: the lane starts anew."""
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise
+        self.ids = [*self.ids, *ids]
+
+
+class PlainCompute(ABC, Generic[Tensor]):
+    """Runs a model without groups, one lane after the other."""
+
+    @abstractmethod
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+
+    def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
+        """Append one token to each lane, one by one."""
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
+
+    def make_lane(self) -> PlainLane:
+        return PlainLane(self._bytes_of)
+
+    @abstractmethod
+    def _bytes_of(self, cache: Any) -> int:
+        """What a cache of the model's own occupies."""
+
+
+def tensors_in(cache: Any, kind: type[Tensor], depth: int = _DEPTH) -> Iterator[Tensor]:
+    """Every tensor of the given type inside a cache, in its containers and in the attributes of its objects."""
+    if isinstance(cache, kind):
+        yield cache
+    elif depth and isinstance(cache, dict):
+        for each in cache.values():
+            yield from tensors_in(each, kind, depth)
+    elif depth and isinstance(cache, list | tuple):
+        for each in cache:
+            yield from tensors_in(each, kind, depth)
+    elif depth and hasattr(cache, "__dict__"):
+        yield from tensors_in(vars(cache), kind, depth - 1)

@@ -1,0 +1,94 @@
+"""How much room a lane has for the rows of a group: the arithmetic of straight buffers, without any tensor.
+
+Rows [base, base + capacity) have a place; which of them are filled is the lane's knowledge. A buffer that was never
+reserved, or was freed, occupies nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
+
+
+class RowRoom(ABC):
+    """The room for the rows of one group on one lane. An engine adds the memory.
+
+    A full buffer starts at row 0 and grows with the sequence. A window buffer has room for the window and `slack` rows
+    more; when it is full, what is still needed is shifted down to its start. Only a single run of more than `slack` tokens
+    makes it grow beyond that.
+    """
+
+    def __init__(self, group: Group, context: int, slack: int) -> None:
+        self.group = group
+        self.base = 0
+        self.capacity = 0
+        self._context = context
+        self._slack = slack
+
+    @property
+    def nbytes(self) -> int:
+        return self.capacity * self.group.bytes_per_token
+
+    def bytes_for(self, num_tokens: int, offset: int) -> int:
+        """What `nbytes` will be after room for rows [0, num_tokens) was made while [0, offset) are live."""
+        return self._capacity_for(num_tokens, offset) * self.group.bytes_per_token
+
+    def moved_bytes(self, num_tokens: int, offset: int) -> int:
+        """Bytes of the old buffer that live beside the new one while room for rows [0, num_tokens) is made."""
+        return self.nbytes if offset and self._capacity_for(num_tokens, offset) != self.capacity else 0
+
+    def reserve(self, num_tokens: int, offset: int) -> None:
+        """Make room for rows [0, num_tokens), keeping the live ones up to `offset`."""
+        capacity = self._capacity_for(num_tokens, offset)
+        if capacity != self.capacity:
+            self._resize(capacity, self.base, offset)
+
+    def has_room_for(self, offset: int, num_tokens: int) -> bool:
+        """Whether a run of so many tokens finds its place without anything being moved."""
+        return offset - self.base + num_tokens <= self.capacity
+
+    def make_room(self, offset: int, num_tokens: int) -> None:
+        """Make place for the rows of a run; a window lets go what a lane at `offset` needs no more."""
+        if self.has_room_for(offset, num_tokens):
+            return
+        assert self.group.kind is Kind.WINDOW, (
+            f"no room for {num_tokens} rows at {offset}: reserve {self.capacity} was too little"
+        )
+        first = self.group.first_needed(offset)
+        if offset - first + num_tokens > self.capacity:
+            self._resize(whole_pages(offset - first + num_tokens), first, offset)
+        else:
+            self._shift(first, offset)
+            self.base = first
+
+    def free(self) -> None:
+        """Give all memory back."""
+        self.base = self.capacity = 0
+        self._drop()
+
+    def _capacity_for(self, num_tokens: int, offset: int) -> int:
+        if self.group.kind is Kind.WINDOW:
+            return max(self.capacity, whole_pages(min(num_tokens, self.group.window - 1 + self._slack)))
+        if num_tokens <= self.capacity:
+            return self.capacity
+        wanted = whole_pages(num_tokens)
+        if offset:  # the live rows must be moved: not again soon
+            wanted = max(wanted, whole_pages(self.capacity * 3 // 2))
+        return max(num_tokens, min(wanted, self._context))
+
+    @abstractmethod
+    def _resize(self, capacity: int, first: int, offset: int) -> None:
+        """Take memory for so many rows, move the live ones [first, offset) there, and let it begin at row `first`."""
+
+    @abstractmethod
+    def _shift(self, first: int, offset: int) -> None:
+        """Move the live rows [first, offset) to the start of the memory, which stays."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Let go of the memory."""
+
+
+def whole_pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_TOKENS) * PAGE_TOKENS

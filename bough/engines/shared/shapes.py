@@ -1,0 +1,90 @@
+"""The shape of what a group holds, as far as it does not depend on the tensor library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bough.cache.tree.state import Kind
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The rows of one group: for each of its layers `heads` keys and values a token.
+
+    In memory rows are planes [count, heads, tokens, dim]. Where keys and values are equally long there is one plane, all
+    layers' keys before all layers' values; otherwise there are two.
+    """
+
+    layers: tuple[int, ...]
+    heads: int
+    key_dim: int
+    value_dim: int
+    itemsize: int
+
+    @property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        """(count, dim) of each plane."""
+        num_layers = len(self.layers)
+        if self.key_dim == self.value_dim:
+            return ((2 * num_layers, self.key_dim),)
+        return (num_layers, self.key_dim), (num_layers, self.value_dim)
+
+    def plane_shapes(self, num_rows: int) -> list[tuple[int, int, int, int]]:
+        """The shape of each plane of that many rows."""
+        return [(count, self.heads, num_rows, dim) for count, dim in self.planes]
+
+    @property
+    def row_elements(self) -> int:
+        return len(self.layers) * self.heads * (self.key_dim + self.value_dim)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_elements * self.itemsize
+
+
+@dataclass(frozen=True)
+class PartShape:
+    """One tensor of a recurrent layer: how large it is, and which bytes of the group's state it occupies."""
+
+    layer: int
+    shape: tuple[int, ...]
+    itemsize: int
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What the layers of one row group have in common; `dtype` is the library's own type of number."""
+
+    kind: Kind
+    window: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: Any
+
+
+def group_rows(kinds: Iterable[RowKind | None]) -> dict[RowKind, tuple[int, ...]]:
+    """The numbers of the layers of each kind, in the order in which kinds come; layers without rows have None."""
+    found: dict[RowKind, list[int]] = {}
+    for layer, kind in enumerate(kinds):
+        if kind is not None:
+            found.setdefault(kind, []).append(layer)
+    return {kind: tuple(layers) for kind, layers in found.items()}
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

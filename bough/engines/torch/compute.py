@@ -1,0 +1,124 @@
+"""Running a model on lanes, in the three ways there are.
+
+`LaneCompute` keeps the state in lanes of our own: what Bough is about. `LibraryCompute` leaves it in the cache that the
+model makes for itself, and `RecomputeCompute` keeps none and starts from the first token each time: for models whose state
+we do not know, or that are wrong with a cache. The self-check chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bough.cache.tree.state import Group
+from bough.engines.shared import compute
+from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
+from bough.engines.torch.attention import Table
+from bough.engines.torch.forward import Forward
+from bough.engines.torch.lane import TorchLane, has_started
+from bough.engines.torch.layers import BatchCache
+from bough.engines.torch.layout import Layout
+from bough.engines.torch.pages import Pages
+
+Compute = compute.Compute[Tensor]
+
+
+class LaneCompute:
+    """Runs a model whose groups are known, on lanes of our own."""
+
+    def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
+        self.layout = layout
+        self.pages = pages
+        self.can_batch = can_batch
+        self._forward = forward
+        self._context = context
+        self._slack = slack
+        self._parts = [part for state in layout.states.values() for part in state.parts]
+        self._kernels = find_kernels(layout, forward.device)
+
+    def make_lane(self) -> TorchLane:
+        return TorchLane(self.layout, self.pages, self._forward.device, self._context, self._slack)
+
+    def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+        positions = torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
+        lane.begin_run(len(ids))
+        logits = self._forward.last_logits(self._forward.tensor_of(ids), positions, lane.cache)
+        lane.end_run(len(ids))
+        return logits[0]
+
+    def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
+        """Append one token to each lane: in one forward pass where the self-check found that right, else one by one."""
+        is_batch = len(lanes) > 1 or self._kernels is not None  # the same kernels for one lane: the same bits
+        if is_batch and self.can_batch and (has_started(lanes) or not self._parts):
+            return self._step_together(lanes, ids)
+        return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
+
+    def _step_together(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
+        for lane in lanes:
+            lane.begin_run(1)
+        positions = torch.tensor([[lane.offset] for lane in lanes], device=self._forward.device)
+        tables = self._kernels.tables(lanes) if self._kernels is not None else {}
+        cache = BatchCache([lane.cache for lane in lanes], self._parts, [lane.state_views() for lane in lanes], tables)
+        tokens = torch.tensor([[token_id] for token_id in ids], device=self._forward.device)
+        logits = self._forward.last_logits(tokens, positions, cache)
+        with torch.inference_mode():
+            cache.scatter()
+        for lane in lanes:
+            lane.end_run(1)
+        return list(logits.unbind())
+
+
+class LaneKernels(Protocol):
+    """Kernels that serve all lanes of a batch at once."""
+
+    def tables(self, lanes: Sequence[TorchLane]) -> Mapping[Group, Table]:
+        """Where the rows of the groups that they can serve lie, for the run that has begun on these lanes."""
+        ...
+
+
+def find_kernels(layout: Layout, device: torch.device) -> LaneKernels | None:
+    """Kernels for this model's lanes; None where there are none, and each lane is served by itself."""
+    if device.type != "cuda":
+        return None
+    try:
+        from bough.engines.torch.cuda.lane_kernels import TritonKernels
+    except ImportError:  # triton does not come with every build of torch
+        return None
+    return TritonKernels(layout, device)
+
+
+class _PlainCompute(PlainCompute[Tensor]):
+    """What the two ways without lanes of our own have in common."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def _bytes_of(self, cache: Any) -> int:
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors_in(cache, Tensor)}.values())
+
+
+class LibraryCompute(_PlainCompute):
+    """Runs a model with the cache that it makes for itself."""
+
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+        positions = torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
+        with lane.extending(ids):
+            logits, lane.cache = self._forward.continue_cache(self._forward.tensor_of(ids), positions, lane.cache)
+        return logits[0]
+
+
+class RecomputeCompute(_PlainCompute):
+    """Runs a model without any cache: every token costs the whole sequence. Slow, and right for every model."""
+
+    def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after its last token."""
+        everything = [*lane.ids, *ids]
+        positions = torch.arange(len(everything), device=self._forward.device)[None]
+        with lane.extending(ids):
+            logits = self._forward.last_logits(self._forward.tensor_of(everything), positions, None)
+        return logits[0]

@@ -1,0 +1,139 @@
+"""The Engine contract on PyTorch and transformers.
+
+Any causal language model that transformers knows runs; what it can do beyond that, the self-check tells at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from bough.cache.tree.state import Page, State
+from bough.config import Settings
+from bough.engines.contract import Progress
+from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
+from bough.engines.shared.rotary import reuse_limit
+from bough.engines.torch import attention
+from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.torch.forward import Forward
+from bough.engines.torch.layout import Layout
+from bough.engines.torch.loading import load_model, prepare
+from bough.engines.torch.memory import default_budget_bytes
+from bough.engines.torch.pages import Pages
+from bough.engines.torch.random_model import make_random_model
+from bough.engines.torch.sampling import sample
+from bough.engines.torch.self_check.probe import probe, without_groups
+from bough.engines.torch.self_check.self_check import self_check
+from bough.engines.torch.self_check.verdicts import key_of
+from bough.types import Draw, Sampled
+
+_SLACK_CPU = 512
+_SLACK_ACCELERATOR = 2_048
+_BY_LENGTH = {"dynamic", "longrope"}  # rotary scalings
+
+
+class TorchEngine(LaneEngine):
+    """One loaded model. `load` makes it from a folder; tests make it from a model object."""
+
+    def __init__(self, model: Any, settings: Settings, progress: Progress | None = None) -> None:
+        attention.register()
+        self._forward = Forward(prepare(model))
+        layout = probe(self._forward)
+        verdict = find_verdict(
+            settings,
+            key_of(model, settings.attention),
+            lambda: self_check(self._forward, layout, settings.attention),
+            progress,
+        )
+        model.set_attn_implementation(verdict.attention)
+        text = model.config.get_text_config(decoder=True)
+        if verdict.way != "lanes":
+            layout = without_groups(layout.unknown, layout.vocab_size or text.vocab_size)
+        self._pages: Pages = Pages(layout, self._forward.device)
+        bound = getattr(text, "max_position_embeddings", None) or 0
+        context = choose_context(bound, settings)
+        slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
+        super().__init__(layout, self._pages, verdict, context, slack, reuse_limit(text.to_dict(), _BY_LENGTH, bound))
+        self._compute = self._make_compute(layout)
+
+    @classmethod
+    def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> TorchEngine:
+        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        return cls(load_model(folder, settings, progress), settings, progress)
+
+    @classmethod
+    def load_shape(cls, config: dict[str, Any], settings: Settings) -> TorchEngine:
+        """A model with random weights of this transformers configuration."""
+        return cls(make_random_model(config, settings), settings)
+
+    def describe(self) -> dict[str, str]:
+        model = self._forward.model
+        parameters = {id(each): each.numel() for each in model.parameters()}
+        return {
+            "engine": "torch",
+            "model": type(model).__name__,
+            "device": str(self._forward.device),
+            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            "attention": self._verdict.attention,
+            **self._describe_verdict(),
+            **({"host": self._pages.transfers.describe()} if self._pages.transfers else {}),
+            "parameters": f"{sum(parameters.values()):,}",
+            "threads": str(torch.get_num_threads()),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    def default_budget_bytes(self) -> int:
+        return default_budget_bytes(self._forward.device)
+
+    def sample(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Sampled]:
+        return sample(list(logits), draws)
+
+    @property
+    def has_host(self) -> bool:
+        return self._pages.transfers is not None
+
+    def host_bytes(self) -> int:
+        return self._pages.transfers.pool.total_bytes if self._pages.transfers else 0
+
+    def limit_host(self, budget_bytes: int) -> None:
+        """Take no more host memory than this from now on; nothing happens where there is no host place."""
+        if self._pages.transfers is not None:
+            self._pages.transfers.pool.limit(budget_bytes)
+
+    def to_host(self, item: Page | State) -> None:
+        self._pages.to_host(item)
+
+    def to_device(self, item: Page | State) -> None:
+        self._pages.to_device(item)
+
+    def host_seconds_per_byte(self) -> float | None:
+        return self._pages.transfers.speed.seconds_per_byte() if self._pages.transfers else None
+
+    def synchronize(self) -> None:
+        if self._forward.device.type == "cuda":
+            torch.cuda.synchronize(self._forward.device)
+        elif self._forward.device.type == "mps":
+            torch.mps.synchronize()
+
+    def close(self) -> None:
+        """Give the model's memory back; the engine cannot be used afterwards."""
+        is_cuda = self._forward.device.type == "cuda"
+        if self._pages.transfers is not None:
+            self.synchronize()
+            self._pages.transfers.close()
+        del self._compute, self._forward
+        if is_cuda:
+            torch.cuda.empty_cache()
+
+    def _make_compute(self, layout: Layout) -> Compute:
+        if self._verdict.way == "library":
+            return LibraryCompute(self._forward)
+        if self._verdict.way == "recompute":
+            return RecomputeCompute(self._forward)
+        return LaneCompute(self._forward, layout, self._pages, self._context, self._slack, self._verdict.can_batch)

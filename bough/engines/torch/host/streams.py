@@ -1,0 +1,137 @@
+"""Copies between device and host memory beside the computation.
+
+The computation runs on the device's default stream. Copies to the host and copies to the device have a stream each, so
+that neither waits for the other: a bus carries both at once. Whoever copies from or to host memory says after which
+moments it is free; the processor waits for a copy's moment. Reading content out for the disk has a stream that yields to
+all others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bough.engines.torch.host.host_pool import Moment
+
+_cuda: Any = torch.cuda  # which is not typed throughout
+
+
+class Arrival(Moment, Protocol):
+    """The moment when a copy has come to its end."""
+
+    def seconds(self) -> float | None:
+        """How long the copy itself took; None as long as it is not done."""
+        ...
+
+
+class Streams(Protocol):
+    """The two lines of work of a device, as moves between its memory and the host's see them. Memory is given as bytes."""
+
+    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[Moment]) -> Moment:
+        """Copy to the host, once all that was computed so far is done, and the target is free. The source may be let go."""
+        ...
+
+    def copy_in(self, target: Tensor, source: Tensor, ready: Sequence[Moment], after: Moment | None) -> Arrival:
+        """Copy to the device, once the source is ready and the computation has passed `after`, or all that it was told so
+        far.
+
+        What is computed from now on waits for it. The source may be let go and reused by copies, not by the processor.
+        """
+        ...
+
+    def computed(self) -> Moment:
+        """The moment when all that was computed so far is done."""
+        ...
+
+    def read(self, source: Tensor) -> Tensor:
+        """A copy in plain host memory, complete on return. Any thread may call this."""
+        ...
+
+
+@dataclass(frozen=True)
+class CudaMoment:
+    """A recorded event."""
+
+    event: Any
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+@dataclass(frozen=True)
+class CudaArrival(CudaMoment):
+    """The events around a copy; the first was recorded when the copy could begin."""
+
+    began: Any
+
+    def seconds(self) -> float | None:
+        return float(self.began.elapsed_time(self.event)) / 1000 if self.event.query() else None
+
+
+class CudaStreams:
+    """Implements `Streams` on an NVIDIA device. Nothing here but `read` waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._compute = _cuda.default_stream(device)
+        self._out = _cuda.Stream(device, priority=-1)
+        self._in = _cuda.Stream(device, priority=-1)
+        self._reads = _cuda.Stream(device, priority=0)
+        self._staging: Tensor | None = None
+        self._staging_lock = threading.Lock()
+
+    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[Moment]) -> Moment:
+        self._out.wait_stream(self._compute)
+        _wait(self._out, free)
+        _move(self._out, target, source)
+        source.record_stream(self._out)  # its memory is not given to others before this copy is done
+        return self._record(self._out)
+
+    def copy_in(self, target: Tensor, source: Tensor, ready: Sequence[Moment], after: Moment | None) -> Arrival:
+        if after is None:
+            self._in.wait_stream(self._compute)
+        _wait(self._in, [*ready, *([after] if after else [])])
+        began = self._in.record_event(_cuda.Event(enable_timing=True))
+        _move(self._in, target, source)
+        ended = self._in.record_event(_cuda.Event(enable_timing=True, blocking=True))
+        self._compute.wait_event(ended)
+        return CudaArrival(ended, began)
+
+    def computed(self) -> Moment:
+        return self._record(self._compute)
+
+    def read(self, source: Tensor) -> Tensor:
+        with self._staging_lock:
+            staging = self._staging_for(source.nbytes)
+            self._reads.wait_stream(self._compute)
+            with _cuda.stream(self._reads):
+                staging.copy_(source, non_blocking=True)
+            self._reads.record_event(_cuda.Event(blocking=True)).synchronize()
+            return torch.empty(source.nbytes, dtype=torch.uint8).copy_(staging)
+
+    def _record(self, stream: Any) -> CudaMoment:
+        event = _cuda.Event(blocking=True)  # who waits for it sleeps
+        stream.record_event(event)
+        return CudaMoment(event)
+
+    def _staging_for(self, nbytes: int) -> Tensor:
+        if self._staging is None or self._staging.nbytes < nbytes:
+            self._staging = None
+            self._staging = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return self._staging[:nbytes]
+
+
+def _move(stream: Any, target: Tensor, source: Tensor) -> None:
+    with _cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+
+
+def _wait(stream: Any, moments: Sequence[Moment]) -> None:
+    """Let a stream go on only after these moments."""
+    for moment in moments:
+        assert isinstance(moment, CudaMoment)
+        stream.wait_event(moment.event)

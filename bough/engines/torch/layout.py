@@ -1,0 +1,79 @@
+"""How the state of each group lies in memory: the shapes that lanes, pages and the probe share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bough.cache.tree.state import Group
+from bough.engines.shared.shapes import PartShape, RowShape
+
+
+@dataclass(frozen=True)
+class RowLayout(RowShape):
+    """The rows of one group, of one type. All layers' keys lie before all values, so that moving rows is one copy."""
+
+    dtype: torch.dtype
+
+    def empty(self, num_rows: int, device: torch.device) -> Tensor:
+        """Memory for that many rows, in one piece."""
+        return torch.empty(num_rows * self.row_elements, dtype=self.dtype, device=device)
+
+    def split(self, flat: Tensor, num_rows: int) -> list[Tensor]:
+        """One piece of memory as its planes [count, heads, num_rows, dim]."""
+        shapes = self.plane_shapes(num_rows)
+        parts = torch.split(flat, [math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def layer_views(self, planes: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """For each layer of the group its keys and values [1, heads, rows, dim]."""
+        tensors = [tensor for plane in planes for tensor in plane.unsqueeze(1).unbind()]
+        num_layers = len(self.layers)
+        return list(zip(tensors[:num_layers], tensors[num_layers:], strict=True))
+
+
+@dataclass(frozen=True)
+class StatePart(PartShape):
+    """One tensor of a recurrent layer: `name` is the attribute of transformers' layer, conv_states or recurrent_states."""
+
+    dtype: torch.dtype
+    name: str
+    state_index: int
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This part, within the bytes of a whole state."""
+        return flat[self.start : self.end].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """The state of one recurrent group in one piece of bytes, each tensor in its own type.
+
+    `num_states` says how many state indices a layer has, `marks` which of them a model marks as seen after a run.
+    """
+
+    parts: tuple[StatePart, ...]
+    num_states: dict[int, int]
+    marks: dict[int, tuple[bool, ...]]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every group of a model with its shapes. `num_layers` counts the cache's layers, of which some may hold nothing.
+
+    `blank_recurrent` are the recurrent layers that hold nothing. `unknown` says what the probe did not recognise; if there
+    is anything, there are no groups.
+    """
+
+    groups: tuple[Group, ...]
+    rows: dict[Group, RowLayout]
+    states: dict[Group, StateLayout]
+    num_layers: int
+    vocab_size: int
+    kinds: tuple[str, ...] = ()
+    blank_recurrent: frozenset[int] = frozenset()
+    unknown: str = ""

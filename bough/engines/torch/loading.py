@@ -1,0 +1,202 @@
+"""From a folder to a model that is ready to run.
+
+The fast way builds the model without allocating its weights and puts the tensors of the safetensors files in place. Where
+names, shapes or types do not line up, or the family wants more than that, transformers' own loading is used. Either way a
+weight that no file holds is an error: a model never runs with random weights. Only safetensors are read, never a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bough.config import Settings
+from bough.engines.contract import Progress
+from bough.errors import ModelError, UnsupportedModel
+
+_AUTO_MODEL: Any = AutoModelForCausalLM  # its types do not follow what it returns
+_NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
+
+
+def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> Any:
+    """The causal language model in `folder`, on the device and in the type that the settings ask for."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    config = _read_config(folder, settings.trust_remote_code)
+    _refuse_other_engines(folder, config)
+    files = _weight_files(folder)
+    (progress or _ignore)("reading weights")
+    model = _load_fast(files, config, device, dtype, settings.trust_remote_code)
+    if model is None:
+        model = _load_by_transformers(folder, device, dtype, settings.trust_remote_code)
+    return prepare(model)
+
+
+def prepare(model: Any) -> Any:
+    """A model for inference only."""
+    return model.eval().requires_grad_(False)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" takes CUDA, then MPS, then the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"there is no device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
+    is_there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not is_there.get(device.type, True) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise ModelError(f"the device {name!r} is not available here")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type of that name; "auto" takes float32 on a CPU, where half precision is slow, and bfloat16 elsewhere."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in known:
+        raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(known)}")
+    return known[name]
+
+
+def _read_config(folder: Path, trust_remote_code: bool) -> Any:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model folder")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # unknown architectures, broken files and untrusted code all come as they like
+        hint = "" if any(folder.glob("*.py")) or not trust_remote_code else f"; {_NO_CODE}"
+        raise UnsupportedModel(f"transformers cannot read the configuration in {folder}: {error}{hint}") from error
+
+
+def _refuse_other_engines(folder: Path, config: Any) -> None:
+    """What MLX packed, and a GGUF file as it came, are for the other engine."""
+    packing = getattr(config, "quantization", None)
+    if isinstance(packing, dict) and "group_size" in packing:
+        raise UnsupportedModel(
+            f"the weights in {folder} are packed for MLX, in {packing.get('bits')} bits: use the engine mlx, "
+            "or the model that they were made of"
+        )
+    if any(folder.glob("*.gguf")) and not _listed_files(folder):
+        raise UnsupportedModel(
+            f"{folder} holds a GGUF file, which only the engine mlx reads as it is: "
+            "`bough show --engine torch` with the file or the model's name converts it"
+        )
+
+
+def _load_fast(
+    files: list[Path], config: Any, device: torch.device, dtype: torch.dtype, trust_remote_code: bool
+) -> Any | None:
+    """The model, or None where the files do not match it one to one."""
+    if getattr(config, "quantization_config", None):
+        return None
+    try:
+        with _weightless():
+            model = _AUTO_MODEL.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    except Exception:  # transformers' own loading says what is wrong
+        return None
+    if dtype != torch.float32 and _keeps_float32(model):
+        return None
+    weights = _read_weights(files, device)
+    return _assign(model, weights, device) if weights is not None else None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model. Raises UnsupportedModel if there are none, or pickles among them."""
+    files = _listed_files(folder)
+    if not files or any(file.suffix != ".safetensors" for file in files):
+        raise UnsupportedModel(f"no safetensors weights in {folder}; pickles are never loaded")
+    return files
+
+
+def _listed_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} cannot be read: {error}") from error
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(f"{folder} lacks {len(missing)} of {len(names)} weight files, the first is {missing[0]}")
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else []
+
+
+def _read_weights(files: list[Path], device: torch.device) -> dict[str, Tensor] | None:
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            weights |= load_file(file, device=str(device))
+        except Exception as error:  # safetensors has an exception type of its own, and passes others through
+            raise ModelError(f"{file} cannot be read: {error}") from error
+    return weights
+
+
+def _assign(model: Any, weights: dict[str, Tensor], device: torch.device) -> Any | None:
+    wanted = model.state_dict()
+    if any(name not in wanted or wanted[name].shape != tensor.shape for name, tensor in weights.items()):
+        return None
+    typed = {name: tensor.to(wanted[name].dtype) for name, tensor in weights.items()}
+    model.load_state_dict(typed, strict=False, assign=True)
+    model.tie_weights()
+    if any(each.is_meta for each in model.parameters()) or not _buffers_of(model) <= set(weights):
+        return None
+    return model.to(device)
+
+
+def _buffers_of(model: Any) -> set[str]:
+    """The buffers that a checkpoint must hold."""
+    return set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+@contextmanager
+def _weightless() -> Iterator[None]:
+    """Parameters that modules make here have a shape and no memory; buffers are computed as always."""
+    register = nn.Module.register_parameter
+
+    def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False))
+
+    nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _keeps_float32(model: Any) -> bool:
+    names = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    return any(getattr(module, name, None) for module in model.modules() for name in names)
+
+
+def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    try:
+        model, info = _AUTO_MODEL.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # whatever transformers and the family's code may raise
+        raise UnsupportedModel(f"transformers cannot load the model in {folder}: {error}") from error
+    wrong = [*info.get("missing_keys", ()), *info.get("mismatched_keys", ())]
+    if wrong:
+        raise ModelError(
+            f"the weights in {folder} do not fill the model: {len(wrong)} are missing or misshapen, such as {wrong[0]}"
+        )
+    return model.to(device)
+
+
+def _ignore(text: str) -> None:
+    pass

@@ -1,0 +1,181 @@
+"""Choosing the next token from logits, as `SamplingParams` defines it.
+
+Rows of the same kind are computed together, on their device and in double precision, and come to the host in one copy.
+No row's result depends on the others. `tests/reference_sampler.py` is the definition in plain Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from bough.engines.shared.draws import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
+from bough.errors import EngineError
+from bough.types import Alternative, Draw, Sampled
+
+_NUM_CANDIDATES = 1024  # top-p looks at this many of the largest first: a full sort costs ten times more
+_NOT_FINITE, _NONE_ALLOWED = -1, -2  # in the place of a token id, so that failures cost no copy of their own
+_FAILURES = {_NOT_FINITE: NOT_FINITE, _NONE_ALLOWED: NONE_ALLOWED}
+
+
+def sample(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Sampled]:
+    """Choose one token for each row of logits, which stay as they are.
+
+    Raises EngineError if a row has NaN or no finite logit, or if its mask forbids every token.
+    """
+    assert len(logits) == len(draws)
+    chosen: dict[int, Sampled] = {}
+    for indices in _group(logits, draws):
+        rows = torch.stack([logits[index] for index in indices])
+        chosen.update(zip(indices, _sample_rows(rows, [draws[index] for index in indices]), strict=True))
+    return [chosen[index] for index in range(len(draws))]
+
+
+def _group(logits: Sequence[Tensor], draws: Sequence[Draw]) -> Iterable[list[int]]:
+    """The indices of rows that fit in one tensor, apart those for which the largest logit is all it takes."""
+    groups = defaultdict(list)
+    for index, (row, draw) in enumerate(zip(logits, draws, strict=True)):
+        groups[row.device, row.dtype, row.shape, is_plain(draw)].append(index)
+    return groups.values()
+
+
+def _sample_rows(rows: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    token_ids = _choose(rows, draws).tolist()
+    for token_id in token_ids:
+        if token_id < 0:
+            raise EngineError(_FAILURES[token_id])
+    return _describe(rows, token_ids, draws)
+
+
+def _choose(rows: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The chosen token id of each row, or the code of a failure."""
+    if all(map(is_plain, draws)):
+        largest = rows.argmax(dim=-1, keepdim=True)
+        return torch.where(rows.gather(-1, largest).isfinite(), largest, _NOT_FINITE).squeeze(-1)
+    scores = _mask(_penalise(rows.to(_precise(rows.device)), draws), draws)
+    token_ids = scores.argmax(dim=-1, keepdim=True)
+    best = scores.gather(-1, token_ids)
+    if any(draw.params.temperature > 0 for draw in draws):
+        is_greedy = _column([draw.params.temperature == 0 for draw in draws], scores) > 0
+        token_ids = torch.where(is_greedy, token_ids, _draw(_weigh(scores, best, draws), draws))
+    token_ids = torch.where(best.isfinite(), token_ids, _NONE_ALLOWED)
+    return torch.where(rows.amax(dim=-1, keepdim=True).isfinite(), token_ids, _NOT_FINITE).squeeze(-1)
+
+
+def _precise(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no doubles
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(-1)
+
+
+def _penalise(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Lower the scores of tokens in each history: all pairs of a row and a token in one go."""
+    rows: list[int] = []
+    token_ids: list[int] = []
+    counts: list[int] = []
+    for row, draw in enumerate(draws):
+        seen = count_penalised(draw, scores.shape[-1])  # an id beyond the vocabulary would crash a GPU for good
+        rows += [row] * len(seen)
+        token_ids += seen.keys()
+        counts += seen.values()
+    if not rows:
+        return scores
+    where = (torch.tensor(rows, device=scores.device), torch.tensor(token_ids, device=scores.device))
+    each = [(d.params.repeat_penalty, d.params.presence_penalty, d.params.frequency_penalty) for d in draws]
+    repeat, presence, frequency = torch.tensor(each, dtype=scores.dtype, device=scores.device)[where[0]].unbind(-1)
+    old = scores[where]
+    new = torch.where(old > 0, old / repeat, old * repeat) - presence - frequency * _column(counts, scores).squeeze(-1)
+    return scores.index_put(where, new)
+
+
+def _mask(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Set what a grammar forbids to -inf."""
+    if all(draw.allowed is None for draw in draws):
+        return scores
+    num_bytes = (scores.shape[-1] + 7) // 8
+    masks = [b"\xff" * num_bytes if draw.allowed is None else draw.allowed for draw in draws]
+    packed = bytearray(b"".join(mask[:num_bytes].ljust(num_bytes, b"\0") for mask in masks))
+    octets = torch.frombuffer(packed, dtype=torch.uint8).to(scores.device).view(len(draws), num_bytes, 1)
+    bits = octets >> torch.arange(8, dtype=torch.uint8, device=scores.device) & 1
+    return scores.masked_fill(bits.flatten(1)[:, : scores.shape[-1]] == 0, -torch.inf)
+
+
+def _weigh(scores: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Each token's probability relative to the likeliest, after temperature; 0 where a limit leaves the token out."""
+    temperatures = _column([draw.params.temperature or 1.0 for draw in draws], scores)
+    weights = ((scores - best) / temperatures).exp()
+    limited = [row for row, draw in enumerate(draws) if draw.params.top_k or draw.params.top_p < 1]
+    if limited:
+        weights[limited] = _keep_largest(scores[limited], weights[limited], [draws[row] for row in limited])
+    return weights * (weights >= _column([draw.params.min_p for draw in draws], weights))
+
+
+def _keep_largest(scores: Tensor, weights: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The weights of the tokens that top-k and then top-p keep, of equal ones the lowest ids; 0 for all others."""
+    vocab_size = scores.shape[-1]
+    num_candidates = min(vocab_size, max(draw.params.top_k or _NUM_CANDIDATES for draw in draws))
+    ranked = scores.topk(num_candidates, dim=-1)
+    counts = _count_kept(weights, weights.gather(-1, ranked.indices), draws)
+    if num_candidates < vocab_size and counts.max() > num_candidates:
+        ranked = scores.topk(vocab_size, dim=-1)
+        counts = _count_kept(weights, weights.gather(-1, ranked.indices), draws)
+    return weights * _find_largest(scores, ranked.values.gather(-1, counts - 1), counts)
+
+
+def _find_largest(scores: Tensor, least: Tensor, counts: Tensor | int) -> Tensor:
+    """Which tokens are the `counts` largest of each row, the last of which is `least`; of equal ones the lowest ids."""
+    is_larger, is_least = scores > least, scores == least
+    room = counts - is_larger.sum(dim=-1, keepdim=True)
+    return is_larger | (is_least & (is_least.cumsum(dim=-1) <= room))
+
+
+def _count_kept(weights: Tensor, ranked: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """How many of each row's largest weights are kept; more than `ranked` has, if those do not suffice to tell."""
+    num_ranked = ranked.shape[-1]
+    top_k = _column([min(draw.params.top_k or weights.shape[-1], weights.shape[-1]) for draw in draws], weights)
+    top_p = _column([draw.params.top_p if draw.params.top_p < 1 else math.inf for draw in draws], weights)
+    mass = (ranked * (torch.arange(num_ranked, device=ranked.device) < top_k)).cumsum(dim=-1)
+    total = torch.where(top_k <= num_ranked, mass[:, -1:], weights.sum(dim=-1, keepdim=True))
+    is_short = mass < top_p * total
+    return torch.minimum(is_short.sum(dim=-1, keepdim=True) + 1, top_k).long()
+
+
+def _draw(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The first token, in the order of ids, at which the cumulative distribution exceeds the draw's number."""
+    # A token without weight gets 0 and can never exceed; the largest sum always does, as the number is below 1.
+    cumulative = weights.cumsum(dim=-1) * (weights > 0)
+    below_one = 1 - torch.finfo(weights.dtype).eps / 2
+    uniforms = _column([min(draw.uniform, below_one) for draw in draws], weights)
+    is_beyond = cumulative > uniforms * cumulative.amax(dim=-1, keepdim=True)
+    return is_beyond.to(torch.uint8).argmax(dim=-1, keepdim=True)
+
+
+def _describe(rows: Tensor, token_ids: Sequence[int], draws: Sequence[Draw]) -> list[Sampled]:
+    """The results, with log-probabilities of the raw distribution where they were asked for."""
+    results = [Sampled(token_id) for token_id in token_ids]
+    asking = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
+    if asking:
+        raw = rows[asking]
+        ranked = _rank(raw, max(draws[row].params.logprobs or 0 for row in asking))
+        chosen = torch.tensor([token_ids[row] for row in asking], device=rows.device).unsqueeze(-1)
+        logprobs = torch.log_softmax(raw.float(), dim=-1).gather(-1, torch.cat([chosen, ranked], dim=-1)).tolist()
+        for row, own, top_ids in zip(asking, logprobs, ranked.tolist(), strict=True):
+            top = tuple(map(Alternative, top_ids, own[1:]))
+            results[row] = Sampled(token_ids[row], own[0], top[: draws[row].params.logprobs])
+    return results
+
+
+def _rank(rows: Tensor, count: int) -> Tensor:
+    """The ids of each row's `count` largest (or all), in falling order, of equal ones the lowest first."""
+    count = min(count, rows.shape[-1])
+    if count == 0:
+        return torch.empty(len(rows), 0, dtype=torch.long, device=rows.device)
+    least = rows.topk(count, dim=-1).values[:, -1:]  # `topk` does not say which of equal ones it takes
+    largest = _find_largest(rows, least, count).nonzero()[:, 1].view(len(rows), count)
+    return largest.gather(-1, rows.gather(-1, largest).sort(dim=-1, descending=True, stable=True).indices)

@@ -1,0 +1,119 @@
+"""Which groups a model has: one short forward with transformers' own cache, whose layers are read by exact type.
+
+A subclass of a known layer may behave in any way, so it counts as unknown, and the model runs without reuse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from bough.cache.tree.state import Group, Kind
+from bough.engines.shared.shapes import RowKind, aligned, group_rows
+from bough.engines.torch.forward import Forward
+from bough.engines.torch.layout import Layout, RowLayout, StateLayout, StatePart
+
+PROBE_TOKENS = 8
+
+_FULL = {DynamicLayer, LinearAttentionAndFullAttentionLayer}
+_WINDOW = {DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer}
+_RECURRENT = {LinearAttentionLayer, LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer}
+_KNOWN = _FULL | _WINDOW | _RECURRENT
+
+
+def probe(forward: Forward) -> Layout:
+    """The groups of this model and the shapes of their state."""
+    try:
+        layers, vocab_size = _run(forward)
+    except Exception as error:  # whatever a model that wants another cache may raise
+        return without_groups(f"the model does not run with transformers' DynamicCache ({type(error).__name__}: {error})")
+    strange = sorted({type(layer).__name__ for layer in layers if type(layer) not in _KNOWN})
+    if strange:
+        return without_groups(f"its cache has layers of a kind that Bough does not know: {', '.join(strange)}", vocab_size)
+    return _layout(layers, vocab_size)
+
+
+def _run(forward: Forward) -> tuple[list[Any], int]:
+    cache = DynamicCache(config=forward.model.config)
+    ids = forward.tensor_of(range(PROBE_TOKENS))
+    positions = torch.arange(PROBE_TOKENS, device=forward.device)[None]
+    logits = forward.last_logits(ids, positions, cache)
+    return list(cache.layers), logits.shape[-1]
+
+
+def without_groups(reason: str, vocab_size: int = 0) -> Layout:
+    """The layout of a model whose state is not known, and why it is not."""
+    return Layout((), {}, {}, 0, vocab_size, unknown=reason)
+
+
+def _layout(layers: list[Any], vocab_size: int) -> Layout:
+    groups: list[Group] = []
+    rows: dict[Group, RowLayout] = {}
+    states: dict[Group, StateLayout] = {}
+    for kind, indices in group_rows(map(_row_kind, layers)).items():
+        shape = RowLayout(indices, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
+        group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
+        groups.append(group)
+        rows[group] = shape
+    state = _state_layout(layers)
+    if state.parts:
+        group = Group(len(groups), Kind.RECURRENT, state_bytes=state.nbytes)
+        groups.append(group)
+        states[group] = state
+    if not groups:
+        return without_groups("the model keeps no state in transformers' cache", vocab_size)
+    kinds = tuple(map(_describe, layers))
+    blank = frozenset(i for i, layer in enumerate(layers) if type(layer) is LinearAttentionLayer and not _tensors_of(layer))
+    return Layout(tuple(groups), rows, states, len(layers), vocab_size, kinds, blank)
+
+
+def _row_kind(layer: Any) -> RowKind | None:
+    keys = getattr(layer, "keys", None)
+    if type(layer) not in _FULL | _WINDOW or keys is None or not keys.numel():
+        return None
+    kind, window = (Kind.WINDOW, layer.sliding_window) if type(layer) in _WINDOW else (Kind.FULL, 0)
+    return RowKind(kind, window, keys.shape[1], keys.shape[3], layer.values.shape[3], keys.dtype)
+
+
+def _state_layout(layers: list[Any]) -> StateLayout:
+    parts: list[StatePart] = []
+    num_states: dict[int, int] = {}
+    marks: dict[int, tuple[bool, ...]] = {}
+    nbytes = 0
+    for layer_index, layer in enumerate(layers):
+        if type(layer) not in _RECURRENT:
+            continue
+        for name, state_index, tensor in _tensors_of(layer):
+            part = StatePart(
+                layer_index, tuple(tensor.shape), tensor.dtype.itemsize, nbytes, tensor.dtype, name, state_index
+            )
+            parts.append(part)
+            nbytes += aligned(part.nbytes)
+            num_states[layer_index] = len(layer.conv_states)
+            marks[layer_index] = tuple(layer.has_previous_state.values())
+    return StateLayout(tuple(parts), num_states, marks, nbytes)
+
+
+def _tensors_of(layer: Any) -> list[tuple[str, int, torch.Tensor]]:
+    found = [
+        (name, index, tensor)
+        for name in ("conv_states", "recurrent_states")
+        for index, tensor in getattr(layer, name).items()
+    ]
+    return [each for each in found if each[2] is not None]
+
+
+def _describe(layer: Any) -> str:
+    """The kind of a layer, to choose layers of each kind by: two layers of one kind have the same text."""
+    rows = _row_kind(layer)
+    states = [(name, index) for name, index, _ in _tensors_of(layer)] if type(layer) in _RECURRENT else []
+    return f"{rows.kind.value if rows else ''} {rows.window if rows else ''} {states}"

@@ -1,0 +1,144 @@
+"""What a model can do right, found out at load: several architectures are silently wrong when chunked or restored.
+
+The model's own answer in one forward pass without a cache is the reference, with the attention that its family's own code
+defines ("eager"): others may leave things out, as transformers 5.17 does with gemma2's soft cap in "sdpa". The same prompt
+is then run in one shot, in runs, token by token, restored, rewound and branched: on the real weights, and on a small random
+copy in float32 where windows, recurrent states or rounding call for it. Each attention is tried, Bough's own first, until
+one allows everything.
+
+Tolerances. In float32 the largest logit difference may be 1e-4, or 1e-4 times the spread of the logits where that is more
+than one; on the copy always 1e-4 spreads. In half precision rounding alone moves logits: between "sdpa" and "eager" by 0.36
+spreads on a random model of 8 billion weights, and by 0.2 between one run and several with stock attention. So real weights
+need only stay within twice the former, or half a spread, which catches another prefix's state and little else. The float32
+copy judges what is finer, and a copy in half precision the kernels: it may be three times as far from the float32 copy as
+one stock forward pass is. Where no copy can be built, what only a fine check would find is not allowed.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from bough.engines.self_check.judge import (
+    COPY_TOKENS,
+    REAL_TOKENS,
+    Judge,
+    Subject,
+    longer_than_windows,
+    needs_copy,
+    without_doubt,
+)
+from bough.engines.self_check.trial import Answer, Trial, usual_ids
+from bough.engines.self_check.verdicts import Verdict
+from bough.engines.torch import attention
+from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.torch.failures import is_out_of_memory
+from bough.engines.torch.forward import Forward
+from bough.engines.torch.layout import Layout
+from bough.engines.torch.pages import Pages
+from bough.engines.torch.self_check.probe import probe
+from bough.engines.torch.self_check.small_copy import make_small_copy
+from bough.errors import UnsupportedModel
+
+_REFERENCE = "eager"
+
+
+def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:
+    """Try every way that there is, the best first. `wanted` is an attention's name or "auto"."""
+    with torch.backends.cudnn.flags(allow_tf32=False):  # convolutions of ten bits would drown what is looked for
+        return _try_all(forward, layout, wanted)
+
+
+def _try_all(forward: Forward, layout: Layout, wanted: str) -> Verdict:
+    stock = forward.model.config._attn_implementation
+    subjects, judge = _subjects(forward, layout), Judge(is_out_of_memory)
+    names = list(dict.fromkeys([attention.NAME, stock, "eager"])) if wanted == "auto" else [wanted]
+    best: Verdict | None = None
+    for name in names if layout.groups else ():
+        verdict = _judge_lanes(judge, name, subjects, layout)
+        if verdict is not None and (best is None or verdict.worth > best.worth):
+            best = verdict
+        if best is not None and best.can_reuse:
+            break
+    if best is None:
+        return _judge_plain(judge, stock if wanted == "auto" else wanted, subjects, layout)
+    return without_doubt(best, subjects)
+
+
+def _judge_lanes(judge: Judge, name: str, subjects: list[Subject], layout: Layout) -> Verdict | None:
+    """What lanes of our own can do with this attention, or None if they cannot even continue a prompt."""
+    if not all(_set_attention(subject.forward.model, name) for subject in subjects):
+        return None
+    return judge.lanes(name, subjects, can_batch=name == attention.NAME or not layout.rows)
+
+
+def _judge_plain(judge: Judge, name: str, subjects: list[Subject], layout: Layout) -> Verdict:
+    """Without groups: with the model's own cache if that is right, else with none."""
+    models = [subject.forward.model for subject in subjects]
+    if not all(_set_attention(model, name) for model in models):
+        raise UnsupportedModel(f"{type(models[0]).__name__} does not run with the attention {name!r}")
+    real = subjects[0]
+    library, recompute = LibraryCompute(real.forward), RecomputeCompute(real.forward)
+    return judge.plain(name, real, library, recompute, layout.unknown)
+
+
+def _subjects(forward: Forward, layout: Layout) -> list[Subject]:
+    """The real model first, then its copies. Leaves the attention as it was."""
+    model = forward.model
+    stock = model.config._attn_implementation
+    is_half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    wants_copy = needs_copy(layout.groups, is_half)
+    small = make_small_copy(model, layout.kinds) if wants_copy else None
+    copies = _copy_subjects(small, next(model.parameters()).dtype) if small is not None else []
+    num_tokens = longer_than_windows(layout.groups) if wants_copy and not copies else REAL_TOKENS
+    _set_attention(model, _REFERENCE)
+    found = _trial(forward, num_tokens, layout.vocab_size or model.config.get_text_config().vocab_size)
+    _set_attention(model, stock)
+    tolerance = 1e-4 * max(1.0, found.scale)
+    if is_half:
+        tolerance = max(2 * found.noise(_answer(forward)), 0.5 * found.scale)
+    return [_subject(forward, layout, found, tolerance, is_coarse=is_half), *copies]
+
+
+def _copy_subjects(small: Any, dtype: torch.dtype) -> list[Subject]:
+    """The small copy, and for half precision a copy of it in that type, judged by the float32 one's reference."""
+    forward = Forward(small)
+    layout = probe(forward)
+    if not layout.groups:
+        return []
+    _set_attention(small, _REFERENCE)
+    found = _trial(forward, COPY_TOKENS, layout.vocab_size)
+    subjects = [_subject(forward, layout, found, 1e-4 * found.scale, " (small copy)")]
+    if dtype != torch.float32:
+        half = Forward(copy.deepcopy(small).to(dtype))
+        label = f" (small copy, {str(dtype).removeprefix('torch.')})"
+        subjects.append(_subject(half, probe(half), found, 3 * found.noise(_answer(half)), label))
+    return subjects
+
+
+def _subject(
+    forward: Forward, layout: Layout, found: Trial, tolerance: float, label: str = "", is_coarse: bool = False
+) -> Subject:
+    def compute(can_batch: bool) -> LaneCompute:
+        return LaneCompute(forward, layout, Pages(layout, forward.device), len(found.ids), COPY_TOKENS, can_batch)
+
+    return Subject(forward, layout.groups, compute, found, tolerance, label, is_coarse)
+
+
+def _trial(forward: Forward, num_tokens: int, vocab_size: int) -> Trial:
+    return Trial(_answer(forward), num_tokens, usual_ids(forward.model.config.to_dict(), vocab_size))
+
+
+def _answer(forward: Forward) -> Answer:
+    return lambda ids: forward.all_logits(forward.tensor_of(ids))
+
+
+def _set_attention(model: Any, name: str) -> bool:
+    if model.config._attn_implementation != name:
+        try:
+            model.set_attn_implementation(name)
+        except (ValueError, ImportError, KeyError):
+            return False
+    return bool(model.config._attn_implementation == name)

@@ -1,0 +1,80 @@
+"""A small random copy of a model: the same code paths in float32, at a size where windows and chunks are soon passed.
+
+A short prompt on real weights never fills a window of thousands of rows, and rounding in bfloat16 hides small mistakes. The
+copy has the first layers of each kind, a window of a few rows, and weights large enough that every layer is heard in the
+logits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bough.engines.torch.failures import is_out_of_memory
+
+WINDOW = 24
+_SEED = 5
+_GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
+_MOST_PARAMETERS = 300_000_000  # or a tenth of the model's own
+_WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "attention_window_size")
+_SMALLER = {
+    "vocab_size": 512,
+    "vocab_size_per_layer_input": 512,
+    "intermediate_size": 128,
+    "chunk_size": 16,
+    "mamba_chunk_size": 16,
+}
+
+
+def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
+    """The copy on the model's device, or None where it cannot be built. `kinds` are those of the model's cache layers."""
+    try:
+        config = _small_config(model.config, kinds)
+        with torch.device("meta"):
+            num_parameters = sum(each.numel() for each in type(model)(copy.deepcopy(config)).parameters())
+        if num_parameters > max(_MOST_PARAMETERS, sum(each.numel() for each in model.parameters()) // 10):
+            return None
+        with torch.random.fork_rng(), torch.device("cpu"):
+            torch.manual_seed(_SEED)
+            small = type(model)(config)
+        device = next(model.parameters()).device
+        return small.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
+    except Exception as error:  # any family may tie its sizes together in its own way
+        if is_out_of_memory(error):
+            raise
+        return None
+
+
+def _small_config(config: Any, kinds: Sequence[str]) -> Any:
+    config = copy.deepcopy(config)
+    text = config.get_text_config(decoder=True)
+    num_before, shared = text.num_hidden_layers, getattr(text, "num_kv_shared_layers", 0) or 0
+    num_own = next(n for n in range(1, len(kinds) + 1) if set(kinds[:n]) == set(kinds))
+    num_own = min(max(num_own, 2), len(kinds))
+    num_shared = min(shared, num_own)
+    _cut_layers(text, num_before, num_own + num_shared)
+    if shared:
+        text.num_kv_shared_layers = num_shared
+    for name in _WINDOW_NAMES:
+        if getattr(text, name, None):
+            setattr(text, name, WINDOW)
+    for name, most in _SMALLER.items():
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, min(getattr(text, name), most))
+    text.pad_token_id = None
+    if hasattr(text, "initializer_range"):
+        text.initializer_range = _GAIN * text.hidden_size**-0.5
+    return config
+
+
+def _cut_layers(text: Any, num_before: int, num_after: int) -> None:
+    """The first layers only: lists with an entry a layer are cut, lists of layer numbers keep those that are left."""
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == num_before:
+            setattr(text, name, value[:num_after])
+        elif isinstance(value, list) and name.endswith(("layer_indices", "layer_ids", "layer_idx")):
+            setattr(text, name, [index for index in value if index < num_after])
+    text.num_hidden_layers = num_after

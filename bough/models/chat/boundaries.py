@@ -1,0 +1,198 @@
+"""Where the messages of a rendered chat end, in tokens.
+
+A template cannot be asked where it is; but a shorter or altered list of messages renders the same up to the point that
+matters. So each boundary is the longest common prefix of two renderings, found in the text and then carried over to tokens:
+down to the last token that ends there, and that would be the same token whatever came next. The guarantee: `ids[:offset]`
+begins every conversation that agrees up to that message. Where a template rewrites its past (it drops old thinking), the
+offset lies before the first thing rewritten, or there is none.
+
+The chat is tokenized once; each boundary costs a rendering of the messages before it, if those are new (see memo).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from bough.errors import RequestError
+from bough.models.chat.memo import Digests, RenderMemo, prefix_keys
+from bough.models.chat.messages import SYSTEM_ROLES
+from bough.models.encoder import Encoded
+from bough.types import Boundary, Mark, Message
+
+MAX_MESSAGE_ENDS = 64
+"""Of longer chats only the newest ends are looked for: the work of a new chat grows with the square of their number."""
+
+_WINDOW = 32  # tokens before a boundary that are looked at again
+_PROBES = ("", "\n\n", " x", "x", "0", "/")
+
+
+class RenderableChat(Protocol):
+    """Messages that can be rendered whole, in part and altered."""
+
+    @property
+    def messages(self) -> list[Message]: ...
+
+    @property
+    def seed(self) -> Any:
+        """All else that a rendering depends on."""
+        ...
+
+    def text(self, messages: list[Message] | None = None, add_generation_prompt: bool = False) -> str: ...
+
+
+def find_boundaries(
+    chat: RenderableChat,
+    text: str,
+    encode: Callable[[str], Encoded],
+    encoded: Encoded,
+    hard_ids: frozenset[int],
+    memo: RenderMemo,
+) -> list[Boundary]:
+    """The boundaries of `text`, which `chat` rendered to and `encode` made `encoded` of, by offset and worth.
+
+    An offset may carry two marks. `hard_ids` are tokens that nothing merges across.
+    """
+    cuts = _Cuts(chat, text, memo)
+    ruler = _Ruler(text, encode, encoded, hard_ids)
+    found = {Boundary(offset, mark) for position, mark in cuts.all() if (offset := ruler.offset_of(position))}
+    worth = list(Mark)
+    return sorted(found, key=lambda boundary: (boundary.offset, worth.index(boundary.mark)))
+
+
+class _Cuts:
+    """The boundaries of a chat as positions in its text."""
+
+    def __init__(self, chat: RenderableChat, text: str, memo: RenderMemo) -> None:
+        self._chat = chat
+        self._text = text
+        self._memo = memo
+        self._keys = prefix_keys(chat.seed, chat.messages)
+        self._digests = Digests(text)
+        self._roles = [message["role"] for message in chat.messages]
+        self._first = next((i for i, role in enumerate(self._roles) if role not in SYSTEM_ROLES), len(self._roles))
+
+    def all(self) -> Iterable[tuple[int, Mark]]:
+        yield self._system_end(), Mark.SYSTEM_END
+        if "user" in self._roles:
+            yield self._last_user_start(), Mark.LAST_USER_START
+        for position in self._message_ends():
+            yield position, Mark.MESSAGE_END
+
+    def _system_end(self) -> int:
+        """Where the system part ends by itself; else up to where chats with another first message agree."""
+        system = self._chat.messages[: self._first]
+        alone = self._render(system) if system else None
+        if alone and self._text.startswith(alone) and all(_said(message) in alone for message in system):
+            return len(alone)
+        return self._agreement(self._first, ("user", "assistant"))
+
+    def _last_user_start(self) -> int:
+        last = len(self._roles) - 1 - self._roles[::-1].index("user")
+        if last == self._first:
+            return self._system_end()
+        before = self._known_length(last)
+        if before is None:
+            text = self._render_first(last)
+            before = len(text) if text and self._text.startswith(text) else None
+        if before is not None:
+            return before
+        return self._agreement(last, ("user",))  # the past is rewritten for a new user message: behind its header
+
+    def _message_ends(self) -> Iterable[int]:
+        spoken = [i for i, role in enumerate(self._roles) if role in ("user", "tool")]
+        reached = 0
+        for i in spoken[-MAX_MESSAGE_ENDS:]:
+            position = self._known_length(i + 1) or self._message_end(i, reached)
+            if position:
+                reached = position
+                yield position
+
+    def _message_end(self, i: int, reached: int) -> int:
+        """How far the text agrees with the first messages up to `i` alone; 0 if that is not as far as what `i` says."""
+        until = self._render_first(i + 1)
+        if until is None:
+            return 0
+        position = _common_length(until, self._text)
+        said = _said(self._chat.messages[i])
+        is_whole = position == len(until) or (bool(said) and said in self._text[reached:position])
+        return position if is_whole else 0
+
+    def _known_length(self, count: int) -> int | None:
+        """The length of the first `count` messages if their rendering was seen before and begins this text, too."""
+        seen = self._memo.find(self._keys[count])
+        is_here = seen is not None and seen.length <= len(self._text) and self._digests.at(seen.length) == seen.digest
+        return seen.length if seen is not None and is_here else None
+
+    def _render_first(self, count: int) -> str | None:
+        text = self._render(self._chat.messages[:count])
+        if text is not None:
+            self._memo.add(self._keys[count], text)
+        return text
+
+    def _agreement(self, i: int, roles: tuple[str, ...]) -> int:
+        """How far the text agrees with chats in which another message stands at `i`; 0 if no such chat can be rendered."""
+        kept = self._chat.messages[:i]
+        real = _said(self._chat.messages[i]) if i < len(self._roles) else ""
+        other = "y" if real.startswith("x") else "x"
+        texts = [self._render([*kept, {"role": role, "content": other}]) for role in roles]
+        return min((_common_length(each, self._text) for each in texts if each is not None), default=0)
+
+    def _render(self, messages: list[Message]) -> str | None:
+        try:
+            return self._chat.text(messages)
+        except RequestError:
+            return None  # this template wants more, or other, messages
+
+
+class _Ruler:
+    """Carries positions in a text over to its tokens."""
+
+    def __init__(self, text: str, encode: Callable[[str], Encoded], encoded: Encoded, hard_ids: frozenset[int]) -> None:
+        self._text = text
+        self._encode = encode
+        self._ids = encoded.ids
+        self._ends = encoded.ends
+        self._hard_ids = hard_ids
+
+    def offset_of(self, position: int) -> int:
+        """The number of tokens before `position` that do not depend on what follows it; 0 if they say nothing."""
+        offset = bisect_right(self._ends, position)
+        if not self._is_hard(offset):
+            position = len(self._text[:position].rstrip(" "))  # a word that follows takes its space along
+            offset = self._settled(bisect_right(self._ends, position), position)
+        says_something = any(index not in self._hard_ids for index in self._ids[: min(offset, _WINDOW)])
+        return offset if says_something else 0
+
+    def _is_hard(self, offset: int) -> bool:
+        return any(index in self._hard_ids for index in self._ids[max(0, offset - 1) : offset + 1])
+
+    def _settled(self, offset: int, position: int) -> int:
+        """Encode the last tokens again with other things behind them, and go back to the last that stays as it is."""
+        lowest = max(0, offset - _WINDOW)
+        start = self._ends[lowest - 1] if lowest else 0
+        for probe in _PROBES:
+            again = self._encode(self._text[start:position] + probe)
+            same = set(zip(again.ids, again.ends, strict=True))
+            while offset > lowest and (self._ids[offset - 1], self._ends[offset - 1] - start) not in same:
+                offset -= 1
+        return offset if offset > lowest else 0
+
+
+def _said(message: Message) -> str:
+    return str(message["content"]).strip()
+
+
+def _common_length(a: str, b: str) -> int:
+    """The length of the longest common prefix, by halving: comparing slices runs at the speed of memory."""
+    if b.startswith(a):
+        return len(a)
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

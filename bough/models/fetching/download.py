@@ -1,0 +1,189 @@
+"""Downloads: one URL to one file, resumed where it broke off, and in place only when its SHA-256 is right.
+
+What has arrived lies beside the target in a `.part` file, which a later call goes on from. Always true:
+- the target is either absent or whole: it appears by a rename, after the hash was checked and the bytes were synced;
+- bytes that were proved wrong are deleted, never kept for another try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from bough.errors import DownloadError
+from bough.models.fetching.progress import Progress, SilentProgress
+
+_TIMEOUT_S = 30.0
+
+
+def make_client(timeout_s: float = _TIMEOUT_S) -> httpx.Client:
+    """An HTTP client that honours SSL_CERT_FILE and the system's certificates. The caller closes it."""
+    return httpx.Client(verify=ssl.create_default_context(), follow_redirects=True, timeout=timeout_s)
+
+
+def hash_file(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync_file(file: Path) -> None:
+    """Return once the file's bytes are on the disk."""
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+@dataclass(frozen=True)
+class Download:
+    """What to fetch, where to, and how stubbornly.
+
+    A connection that drops is taken up again where it broke, up to `num_attempts` times in all, with a growing pause.
+    """
+
+    url: str
+    target: Path
+    sha256: str
+    num_attempts: int = 5
+    pause: Callable[[float], None] = time.sleep
+
+    @property
+    def part(self) -> Path:
+        return self.target.with_name(self.target.name + ".part")
+
+    @property
+    def part_bytes(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+
+def download(wanted: Download, client: httpx.Client, progress: Progress | None = None) -> Path:
+    """Fetch the file and return its path. Nothing is fetched if the target is there and has the right hash.
+
+    Raises DownloadError when there is no network, the server refuses, the connection drops too often or the bytes are not
+    those that were asked for.
+    """
+    if wanted.target.exists():
+        if hash_file(wanted.target) == wanted.sha256:
+            return wanted.target
+        wanted.target.unlink()
+    was_resumed = wanted.part_bytes > 0
+    _fetch(wanted, client, progress or SilentProgress())
+    if was_resumed and hash_file(wanted.part) != wanted.sha256:
+        wanted.part.unlink()  # the old part was of another file, or damaged: once more from the start
+        _fetch(wanted, client, progress or SilentProgress())
+    _put_in_place(wanted)
+    return wanted.target
+
+
+def _put_in_place(wanted: Download) -> None:
+    found = hash_file(wanted.part)
+    if found != wanted.sha256:
+        num_bytes = wanted.part_bytes
+        wanted.part.unlink()
+        raise DownloadError(
+            f"{wanted.url} arrived damaged: the SHA-256 of its {num_bytes:,} bytes is {found}, "
+            f"and should be {wanted.sha256}; the file was deleted"
+        )
+    sync_file(wanted.part)
+    wanted.part.replace(wanted.target)
+
+
+def _fetch(wanted: Download, client: httpx.Client, progress: Progress) -> None:
+    """Fill the part file up to the end of the answer, going on after each dropped connection."""
+    meter = _Meter(wanted.target.name, progress)
+    try:
+        for attempt in range(1, wanted.num_attempts + 1):
+            try:
+                return _receive(wanted, client, meter)
+            except httpx.HTTPStatusError as error:
+                raise DownloadError(f"{wanted.url} answered {error.response.status_code}") from error
+            except (httpx.TransportError, _Restart) as error:
+                if attempt == wanted.num_attempts or (attempt == 1 and isinstance(error, httpx.ConnectError)):
+                    raise _give_up(wanted, attempt, error) from error
+                wanted.pause(0.0 if isinstance(error, _Restart) else 0.25 * 2**attempt)
+            except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+                raise DownloadError(f"cannot fetch {wanted.url}: {error}") from error
+    finally:
+        meter.finish()
+
+
+def _give_up(wanted: Download, attempt: int, error: Exception) -> DownloadError:
+    if isinstance(error, httpx.ConnectError):
+        return DownloadError(f"cannot reach {httpx.URL(wanted.url).host}: {error}; is there a network?")
+    return DownloadError(
+        f"{wanted.url} broke off {attempt} times; {wanted.part_bytes:,} bytes are kept, and another try goes on from there "
+        f"({type(error).__name__}: {error})"
+    )
+
+
+def _receive(wanted: Download, client: httpx.Client, meter: _Meter) -> None:
+    """One request, from the end of the part to the end of the file. Raises _Restart if the part had to be thrown away."""
+    wanted.target.parent.mkdir(parents=True, exist_ok=True)
+    have = wanted.part_bytes
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with client.stream("GET", wanted.url, headers=headers) as answer:
+        if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+            if _total_bytes(answer) == have:
+                return  # nothing was missing
+            raise _discard(wanted, f"a part of {have:,} bytes does not fit the file")
+        answer.raise_for_status()
+        if answer.status_code != httpx.codes.PARTIAL_CONTENT:
+            have = 0  # the server sends everything
+        elif not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            raise _discard(wanted, f"the server sent another range than {have:,}-")
+        meter.begin(have, _total_bytes(answer))
+        with wanted.part.open("r+b" if have else "wb") as stream:
+            stream.seek(have)
+            for block in answer.iter_raw():  # as it comes: a chunk size would hold back what a drop then loses
+                stream.write(block)
+                meter.advance(len(block))
+
+
+def _discard(wanted: Download, reason: str) -> _Restart:
+    wanted.part.unlink(missing_ok=True)
+    return _Restart(reason)
+
+
+def _total_bytes(answer: httpx.Response) -> int | None:
+    found = re.search(r"/(\d+)$", answer.headers.get("Content-Range", ""))
+    if found:
+        return int(found[1])
+    length = answer.headers.get("Content-Length")
+    return int(length) if length else None
+
+
+class _Restart(Exception):
+    """The part is of no use and was thrown away."""
+
+
+class _Meter:
+    """Keeps a progress in step with one file over several connections."""
+
+    def __init__(self, label: str, progress: Progress) -> None:
+        self._label = label
+        self._progress = progress
+        self._done: int | None = None
+
+    def begin(self, have: int, total_bytes: int | None) -> None:
+        """A connection delivers from byte `have` on."""
+        if self._done is None:
+            self._progress.start(self._label, total_bytes)
+            self._done = 0
+        self._progress.advance(have - self._done)
+        self._done = have
+
+    def advance(self, num_bytes: int) -> None:
+        assert self._done is not None, "begin comes first"
+        self._progress.advance(num_bytes)
+        self._done += num_bytes
+
+    def finish(self) -> None:
+        if self._done is not None:
+            self._progress.finish()

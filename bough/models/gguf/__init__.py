@@ -1,0 +1,1 @@
+"""GGUF files: converted to Hugging Face folders, or kept as they are."""

@@ -1,0 +1,141 @@
+"""GGUF files to Hugging Face folders: weights, configuration, tokenizer and chat template.
+
+The reading is transformers' own. It goes through `load_gguf_checkpoint` and a model without memory instead of
+`from_pretrained(gguf_file=…)`, which wants one more package installed and leaves marks of a quantized model behind.
+Quantized weights become float32; weights that the file holds in 16 bits stay as they are. The result has one weights file.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from bough.errors import ModelError, UnsupportedModel
+from bough.models.fetching.progress import Progress
+from bough.models.gguf.tokenizer import save_tokenizer
+
+_PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was converted: how many weights, and how the GGUF file held most of them (`Q4_1`, `BF16`, …)."""
+
+    num_parameters: int
+    quantization: str
+
+
+def convert(file: Path, folder: Path, progress: Progress) -> Converted:
+    """Write the model in `file` to `folder` as safetensors, with tokenizer and chat template.
+
+    Raises UnsupportedModel if the file cannot be read, the architecture is not known or a weight is missing, and ModelError
+    before anything is written if the disk has no room for the result.
+    """
+    try:
+        with quiet():
+            return _convert(file, folder, progress)
+    except ModelError:
+        raise
+    except ImportError as error:
+        raise UnsupportedModel(f"converting {file.name} needs torch: pip install 'bough[torch]' ({error})") from error
+    except Exception as error:  # readers of foreign files fail in as many ways as files are broken
+        raise UnsupportedModel(f"cannot convert {file.name}: {type(error).__name__}: {error}") from error
+    finally:
+        progress.finish()
+
+
+def _convert(file: Path, folder: Path, progress: Progress) -> Converted:
+    import gguf
+    from transformers import AutoTokenizer
+
+    progress.start(f"Converting {file.name}, once", file.stat().st_size)
+    reader = gguf.GGUFReader(file)
+    quantization = main_type(reader)
+    dtype = _PLAIN_TYPES.get(quantization, "float32")
+    _require_room(file, folder, _WEIGHT_BYTES[dtype] * sum(int(tensor.n_elements) for tensor in reader.tensors))
+    with _counted(progress):
+        model = _read_model(file, dtype)
+    model.save_pretrained(folder, max_shard_size="1000TB")
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(0o644)
+    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    save_tokenizer(tokenizer, reader, folder)
+    return Converted(sum(each.numel() for each in model.parameters()), quantization)
+
+
+def _require_room(file: Path, folder: Path, needed_bytes: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise ModelError(
+            f"converting {file.name} needs about {needed_bytes:,} bytes in {folder.parent}, "
+            f"and the disk has {free_bytes:,} bytes free"
+        )
+
+
+def main_type(reader: Any) -> str:
+    """The type that holds most of the weights."""
+    counts: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    return counts.most_common(1)[0][0]
+
+
+def _read_model(file: Path, dtype: str) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
+
+    auto: Any = AutoModelForCausalLM
+    library: Any = modeling_gguf_pytorch_utils
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    with torch.device("meta"):
+        model = auto.from_config(config, dtype=getattr(torch, dtype))
+    tensors = library.load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict(
+        {name: each.to(getattr(torch, dtype)) for name, each in tensors.items()}, strict=False, assign=True
+    )
+    model.tie_weights()
+    missing = [name for name, each in model.named_parameters() if each.is_meta]
+    if missing:
+        raise UnsupportedModel(f"{file.name} lacks {len(missing)} weights, among them {missing[0]}")
+    return model
+
+
+@contextmanager
+def _counted(progress: Progress) -> Iterator[None]:
+    """Hear of each tensor as the library reads it: it shows a bar of its own, in whose place we stand."""
+    from transformers import modeling_gguf_pytorch_utils as library
+
+    def count(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
+        for tensor in tensors:
+            yield tensor
+            progress.advance(int(tensor.n_bytes))
+
+    with patch.object(library, "tqdm", count, create=True):
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and log lines to itself, and leave its settings as they were."""
+    from transformers.utils import logging as library_logging
+
+    library: Any = library_logging
+    had_bars = library.is_progress_bar_enabled()
+    level = library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bars:
+            library.enable_progress_bar()

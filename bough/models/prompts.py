@@ -1,0 +1,98 @@
+"""Prompts: a text, messages or token ids, as the ids that a model is given, with the boundaries of the messages."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bough.cache.tree.tokens import common_prefix, pack
+from bough.errors import RequestError
+from bough.models.encoder import UNLIMITED, PromptLimit
+from bough.models.tokenizer import Tokenizer
+from bough.types import Boundary, Prompt
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as ids, with the boundaries of its messages if it was made of some."""
+
+    ids: Sequence[int]
+    boundaries: Sequence[Boundary] = ()
+    is_chat: bool = False
+
+
+class Prompts:
+    """Encodes prompts for one model: its tokenizer, and the number of ids that it knows."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self._vocab_size = vocab_size
+
+    def encode(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        tools: Any = None,
+        limit: PromptLimit = UNLIMITED,
+        **template_kwargs: Any,
+    ) -> Encoded:
+        """A prompt as ids: messages through the chat template, ids as they are, checked.
+
+        A text is what a user says, if the model has a chat template; with `raw`, or without one, it is taken as it stands.
+        Raises PromptTooLong and RequestCancelled, as the limit says.
+        """
+        if isinstance(prompt, str):
+            if raw or not (self.tokenizer.has_text and self.tokenizer.template.is_present):
+                return Encoded(self.tokenizer.encode(prompt, limit))
+            prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            prompt = _listed(prompt)
+        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            messages: Any = prompt
+            rendered = self.tokenizer.render(messages, tools=tools, limit=limit, **template_kwargs)
+            return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
+        limit.check(len(prompt))
+        return Encoded(self._checked_ids(prompt))
+
+    def count(
+        self, messages: Sequence[Any], *, tools: Any = None, limit: PromptLimit = UNLIMITED, **template_kwargs: Any
+    ) -> int:
+        """How many tokens a chat has, without looking for its boundaries."""
+        return self.tokenizer.count(messages, tools=tools, limit=limit, **template_kwargs)
+
+    def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> Encoded:
+        """The part of a prompt that stays the same when a text goes on, or when another message follows."""
+        encoded = self.encode(prompt, raw=raw, **template)
+        if not encoded.is_chat:
+            return encoded
+        if isinstance(prompt, str):
+            other = self.encode(f"{prompt} and so on", **template)
+        else:
+            other = self.encode(prompt, **{**template, "add_generation_prompt": False})
+        shared = common_prefix(pack(encoded.ids), pack(other.ids)) or len(encoded.ids)
+        boundaries = [each for each in encoded.boundaries if each.offset <= shared]
+        return Encoded(encoded.ids[:shared], boundaries, is_chat=True)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
+        try:
+            ids = [operator.index(each) for each in prompt]
+        except TypeError as error:
+            raise RequestError(f"a prompt is a text, messages, or a flat list of token ids: {error}") from error
+        wrong = next((each for each in ids if not 0 <= each < self._vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"token id {wrong} is outside the vocabulary of {self._vocab_size}")
+        return ids
+
+
+def _listed(prompt: Any) -> list[Any]:
+    """The elements of an array or tensor of ids; anything else that is no sequence is refused."""
+    if not hasattr(prompt, "tolist") or isinstance(listed := prompt.tolist(), int | float):
+        raise RequestError(f"a prompt is a text, messages, or token ids, not {type(prompt).__name__}")
+    return list(listed)

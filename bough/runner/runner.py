@@ -1,0 +1,383 @@
+"""The composition root: picks the engine, loads the model, and wires cache and generation together.
+
+Nothing else imports an engine. A runner may be used from several threads: one of them at a time runs the engine, and
+streams take turns between their pieces.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bough import models
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency.memory import Tiers
+from bough.cache.restore import restore
+from bough.cache.session import Reuse
+from bough.config import Settings, let_threads_sleep, load_settings
+from bough.engines.choice import choose_engine, install_command
+from bough.engines.contract import Engine, EngineMaker
+from bough.errors import ModelNotFound, RequestError, UnsupportedModel
+from bough.generate.chunk_size import ChunkSize
+from bough.generate.constraints import ConstraintFactory
+from bough.generate.generation import Generation
+from bough.generate.pipeline import run_alone
+from bough.generate.randomness import choose_seed
+from bough.generate.request import Request
+from bough.generate.scheduler import Scheduler
+from bough.generate.verifier import Verifier
+from bough.generate.worker import Limits, Worker
+from bough.models.fetching.progress import Progress
+from bough.models.files import ModelFiles
+from bough.models.prompts import Encoded, Prompts
+from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.runner.cache_handle import CacheHandle
+from bough.runner.engine_lock import Turns
+from bough.runner.tiers import open_tiers
+from bough.system.resources import give_memory_back
+from bough.types import Chunk, Completion, Prompt, SamplingParams
+
+_FEWEST_LANES = 4
+_TRIM_EVERY_S = 60.0
+_LANE_TOKENS = 4_096  # a lane that is meant to be useful holds so many
+
+_SAMPLING = {each.name for each in fields(SamplingParams)}
+
+
+def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
+    """A runner for a model: a name, a hub id, a Hugging Face folder or a GGUF file; without one, the default model.
+
+    A known name or hub id that is not on this machine yet is fetched first. `cache=False` runs without reuse.
+    """
+    chosen = load_settings(settings)
+    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
+
+
+def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
+    """A runner for a model that is on this machine, by settings that are chosen already."""
+    files = models.fit(files, chosen, progress)
+    engine = make_engine(files, chosen, progress)
+    tokenizer = load_tokenizer(files, chosen.trust_remote_code)
+    return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
+
+
+def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+    """The model's files, fetched first if they are not here and we know where to get them."""
+    try:
+        return models.resolve(name, settings, progress)
+    except ModelNotFound:
+        if not models.can_pull(name):
+            raise
+        return models.pull(name, settings, progress)
+
+
+def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
+    """The engine that the settings ask for, with the model loaded."""
+    engine = _import_engine(settings)
+    if progress is None:
+        return engine.load(files.folder, settings)
+    try:
+        return engine.load(files.folder, settings, lambda text: progress.start(text, None))
+    finally:
+        progress.finish()
+
+
+def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
+    """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
+    chosen = load_settings(settings)
+    engine = _import_engine(chosen).load_shape(config, chosen)
+    return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
+
+
+def _import_engine(settings: Settings) -> EngineMaker:
+    """The class of the engine that the settings ask for. Only here one is imported."""
+    name = choose_engine(settings)
+    let_threads_sleep()
+    try:
+        if name == "mlx":
+            from bough.engines.mlx import MlxEngine
+
+            return MlxEngine
+        from bough.engines.torch import TorchEngine
+
+        return TorchEngine
+    except ImportError as error:  # packages that are there, but not whole; a mistake of ours is told apart
+        if (error.name or "").startswith("bough"):
+            raise
+        raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error
+
+
+class _Vocabulary:
+    """A tokenizer as generation sees it: special tokens have no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_ids = tokenizer.eos_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._tokenizer.special_ids else self._tokenizer.token_bytes(token_id)
+
+
+class Runner:
+    """A loaded model with its tree. Use it in a `with` statement, or call `close`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        files: ModelFiles | None = None,
+        tiers: Tiers | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.files = files
+        self._tiers = tiers
+        self.prompts = Prompts(tokenizer, engine.vocab_size)
+        self._turns = Turns()
+        self.prefix_cache = self._make_cache()
+        self.cache = CacheHandle(self.prefix_cache, self._turns, self.prompts)
+        self.reuse: Reuse = self.prefix_cache
+        self._vocabulary = _Vocabulary(tokenizer)
+        self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
+        self._chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
+        self._worker: Worker | None = None
+        self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
+        self._running: set[Generator[Chunk | Completion, None, None]] = set()
+        self._is_closed = False
+
+    def _make_cache(self) -> PrefixCache:
+        can = self.engine.capabilities
+        budget_bytes = self.settings.device_bytes or self.engine.default_budget_bytes()
+        cache = PrefixCache(
+            self.engine,
+            [self.engine.make_lane() for _ in range(self.settings.lanes or _num_lanes(self.engine, budget_bytes))],
+            budget_bytes=budget_bytes,
+            keeps_on_device=self.settings.device_bytes != 0,
+            is_enabled=self.settings.cache and can.can_reuse,
+            can_chunk=can.can_chunk,
+            reuse_limit=can.reuse_limit,
+            tiers=self._tiers,
+            salt_share=self.settings.salt_share,
+            ttl_s=self.settings.disk_ttl_s,
+        )
+        if cache.memory.disk is not None:
+            restore(cache)
+        return cache
+
+    def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
+        """A prompt as ids, as `Prompts.encode` says."""
+        return self.prompts.encode(prompt, raw=raw, tools=tools, **template_kwargs)
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer. Options are those of `SamplingParams` and of `stream`."""
+        return _last(self.stream(prompt, params, **options))
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        salt: str = "",
+        store: bool = True,
+        choice: int = 0,
+        tools: Any = None,
+        template_kwargs: dict[str, Any] | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        **sampling: Any,
+    ) -> Iterator[Chunk | Completion]:
+        """Pieces of the answer as they come, then the same `Completion` that `generate` returns.
+
+        Errors in prompt and options are raised here; what depends on lanes and memory (LanesBusy, DoesNotFit) at the first
+        piece. Stop iterating (or close the iterator) to cancel: the work done is kept.
+        """
+        encoded = self.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {}))
+        generation = self.prepare(
+            encoded,
+            self._params(params, sampling),
+            salt=salt,
+            store=store,
+            choice=choice,
+            is_cancelled=is_cancelled,
+            on_progress=on_progress,
+        )
+        return self._stream(generation)
+
+    def prepare(
+        self,
+        encoded: Encoded,
+        params: SamplingParams,
+        *,
+        salt: str = "",
+        store: bool = True,
+        keep: bool = False,
+        choice: int = 0,
+        is_cancelled: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """A request, checked, as steps that somebody drives. Raises RequestError, or PromptTooLong."""
+        hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
+        request = Request(
+            encoded.ids,
+            params,
+            encoded.boundaries,
+            salt=salt,
+            seed=choose_seed(params.seed, secrets.randbits),
+            choice=choice,
+            store=store,
+            keep=keep,
+            strip_leading_space=encoded.is_chat and self.tokenizer.strips_leading_space,
+            **{name: hook for name, hook in hooks.items() if hook is not None},
+        )
+        return self._generation(request)
+
+    def warm(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        salt: str = "",
+        tools: Any = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> Completion:
+        """Compute a prefix and keep it: it outlives what was not asked to be kept.
+
+        Messages are kept up to where the next one would begin; a text up to its own end, whatever follows it.
+        """
+        template = {"tools": tools, **(template_kwargs or {})}
+        encoded = self.prompts.encode_prefix(prompt, raw=raw, **template)
+        generation = self.prepare(encoded, SamplingParams(max_tokens=0), salt=salt, keep=True)
+        completion = _last(self._stream(generation))
+        self.require_kept(encoded.ids, salt)
+        return completion
+
+    def require_kept(self, ids: Sequence[int], salt: str) -> None:
+        """Raise if a prefix that was asked to be kept found no room."""
+        cache = self.prefix_cache
+        with self._turns:
+            if cache.is_enabled and not cache.is_kept(ids, salt):
+                raise cache.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
+
+    def _params(self, params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
+        unknown = sorted(set(sampling) - _SAMPLING)
+        if unknown:
+            raise RequestError(f"unknown option {', '.join(unknown)}; there are {', '.join(sorted(_SAMPLING))}")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestError(f"params is a {type(params).__name__}, and must be SamplingParams")
+        if params is not None and sampling:
+            raise RequestError("give either SamplingParams or single options, not both")
+        return params or SamplingParams(**sampling)
+
+    def _generation(self, request: Request) -> Generation:
+        if not request.ids:
+            raise RequestError("the prompt has 0 tokens, and needs at least 1")
+        if not isinstance(request.salt, str):
+            raise RequestError(f"salt is {request.salt!r}, and must be a text")
+        if not request.salt.isprintable() and not _is_text(request.salt):
+            raise RequestError(f"salt is {request.salt!r}, and must be valid Unicode")
+        if request.params.format is not None and not self.tokenizer.has_text:
+            raise RequestError("structured output needs a tokenizer, and this model has none")
+        constraint = self._constraints.make(request.params.format)
+        return Generation(self.engine, request, self._vocabulary, constraint, time.perf_counter)
+
+    def _stream(self, generation: Generation) -> Iterator[Chunk | Completion]:
+        steps = run_alone(self.engine, self.reuse, generation, self._chunk_size)
+        self._running.add(steps)
+        try:
+            piece: Chunk | Completion = Chunk("")
+            while isinstance(piece, Chunk):
+                with self._turns:
+                    piece = self._next_piece(steps)
+                if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
+                    yield piece
+        finally:
+            self._running.discard(steps)
+            self._turns.close(steps)
+
+    def _next_piece(self, steps: Iterator[Chunk | Completion]) -> Chunk | Completion:
+        piece = None if self._is_closed else next(steps, None)
+        if piece is None:
+            raise RequestError("the runner is closed")
+        return piece
+
+    def start_worker(self, limits: Limits | None = None, verify_share: float = 0.0) -> Worker:
+        """A thread that runs many requests together on this runner, until the runner is closed."""
+        assert self._worker is None, "there is one engine thread"
+        verifier = Verifier(self.engine, verify_share, random.random, self._generation) if verify_share else None
+        scheduler = Scheduler(self.engine, self.prefix_cache, self._chunk_size, time.monotonic, verifier)
+        self._worker = Worker(
+            scheduler,
+            self._turns,
+            limits or Limits(),
+            take_stats=lambda: {**self.prefix_cache.stats(), **(verifier.stats() if verifier else {})},
+            on_idle=self._tidy,
+        )
+        return self._worker
+
+    def _tidy(self) -> None:
+        """What an idle engine's thread does: let go of what has expired, and once in a while of memory that is not used."""
+        self.prefix_cache.expire()
+        if time.monotonic() >= self._trim_at_s:
+            self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
+            give_memory_back()
+
+    @contextmanager
+    def remembering(self, reuse: Reuse) -> Iterator[None]:
+        """Let another way of remembering serve the requests inside this context; for benchmarks."""
+        before, self.reuse = self.reuse, reuse
+        try:
+            yield
+        finally:
+            self.reuse = before
+
+    def close(self) -> None:
+        """End what is running and give the model's memory back. A second call does nothing."""
+        if self._worker is not None:
+            self._worker.close()
+        with self._turns:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for steps in list(self._running):
+                steps.close()
+            self.prefix_cache.close()
+            self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _num_lanes(engine: Engine, budget_bytes: int) -> int:
+    """How many requests may run together: as many as have room for a conversation each, within reason."""
+    most = 8 if engine.describe().get("device") == "cpu" else 32
+    lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
+    return max(_FEWEST_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _FEWEST_LANES
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _last(pieces: Iterator[Chunk | Completion]) -> Completion:
+    """The completion that ends a stream."""
+    for piece in pieces:
+        if isinstance(piece, Completion):
+            return piece
+    raise AssertionError("a stream ends with its completion")

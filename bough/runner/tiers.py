@@ -1,0 +1,74 @@
+"""The places below the device, opened for one model: host memory, and the tree's folder on disk.
+
+A disk that cannot be had is no reason not to run: it is said, counted, and done without.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from bough.cache.admin.trees import list_trees, make_room
+from bough.cache.disk import Disk, DiskError
+from bough.cache.residency.memory import Tiers
+from bough.cache.tree.state import PAGE_TOKENS
+from bough.config import Settings
+from bough.engines.contract import Engine
+from bough.errors import ModelError
+from bough.models.fetching.progress import Progress
+from bough.models.files import ModelFiles
+from bough.models.fingerprint import fingerprint, tree_folder
+from bough.system.resources import default_disk_bytes, default_host_bytes
+
+log = logging.getLogger(__name__)
+
+
+def open_tiers(
+    engine: Engine, files: ModelFiles | None, settings: Settings, progress: Progress | None = None
+) -> Tiers | None:
+    """What lies below the device for this model, by the settings; None if nothing does."""
+    if not settings.cache or not engine.capabilities.can_reuse or not engine.groups:
+        return None
+    host_bytes = 0
+    if engine.has_host:
+        host_bytes = default_host_bytes() if settings.host_bytes is None else settings.host_bytes
+        engine.limit_host(host_bytes)
+    try:
+        disk = None if files is None else _open_disk(engine, files, settings, progress)
+    except (DiskError, ModelError) as error:
+        log.warning("nothing is kept on disk: %s", error)
+        return Tiers(engine, host_bytes, problem=str(error))
+    return Tiers(engine, host_bytes, disk) if host_bytes or disk is not None else None
+
+
+def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None) -> Disk | None:
+    """The model's tree on disk; None if the settings want none. Raises DiskError or ModelError if it cannot be had."""
+    budget_bytes = disk_budget_bytes(settings)
+    if not budget_bytes:
+        return None
+    mark = fingerprint(files, settings, progress, **_facts(engine))
+    folder = tree_folder(settings, files.name, mark)
+    others_bytes = make_room(settings.trees_folder, folder, budget_bytes)
+    return Disk.open(
+        folder,
+        fingerprint=mark,
+        model=files.name,
+        page_tokens=PAGE_TOKENS,
+        budget_bytes=max(0, budget_bytes - others_bytes),
+        floor_bytes=settings.disk_free_bytes,
+        ttl_s=settings.disk_ttl_s,
+    )
+
+
+def disk_budget_bytes(settings: Settings) -> int:
+    """What all trees on disk may take together; what they take already does not shrink what is derived from the machine."""
+    if settings.disk_bytes is not None:
+        return settings.disk_bytes
+    held_bytes = sum(tree.nbytes + tree.index_bytes for tree in list_trees(settings.trees_folder))
+    return default_disk_bytes(settings.trees_folder, settings.disk_free_bytes, held_bytes)
+
+
+def _facts(engine: Engine) -> dict[str, str]:
+    """What of the engine the content of pages depends on."""
+    groups = [f"{g.kind.value} {g.bytes_per_token} {g.state_bytes} {g.window}" for g in engine.groups]
+    about = {name: engine.describe()[name] for name in ("engine", "dtype")}
+    return {**about, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}

@@ -1,0 +1,1 @@
+"""The APIs: each a thin translation between its wire format and what the server serves."""

@@ -1,0 +1,203 @@
+"""Anthropic's API: messages in, one message of content blocks out, whole or as server-sent events.
+
+Always true of a stream: the name of an event is the type of its data; blocks do not overlap, each is started, filled and
+stopped; `message_stop` ends it, unless it failed half-way: then the last event is the error. Always true of usage: input,
+cache read and cache creation together are the prompt, the same number that `count_tokens` gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
+from bough.server.http.errors import Fault
+from bough.server.http.streaming import sse, sse_comment, sse_stream, to_json, unless_gone
+from bough.server.http.wire import SaltOf, ServiceOf, find_fault, route_class
+from bough.server.serving.answer import Answer
+from bough.server.serving.ask import Ask, Delta, Finished, Progress, ToolCall
+from bough.server.serving.service import Answered, Service
+from bough.server.serving.trace import current_trace
+from bough.types import Usage
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+Json = dict[str, Any]
+
+
+def shape(fault: Fault) -> Json:
+    """An error as Anthropic's clients read it. Coding agents shorten a chat when they find these words about its length."""
+    kind = _KINDS.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
+    trace = current_trace.get()
+    text = f"prompt is too long: {fault.text}" if fault.code == "context_length_exceeded" else fault.text
+    error = {"type": "error", "error": {"type": kind, "message": text}}
+    return {**error, "request_id": trace.request_id} if trace else error
+
+
+router = APIRouter(route_class=route_class(shape), tags=["Anthropic"])
+
+
+@router.post("/v1/messages")
+async def create_message(body: MessagesRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """Answer a conversation."""
+    ask = await _ask_of(body, service, salt)
+    if not body.stream:
+        answered = await unless_gone(request, service.complete(ask))
+        return JSONResponse(write_whole(answered, body))
+    answer = await unless_gone(request, service.open(ask))
+    return sse_stream(answer, write_events(answer, body))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """Tell how many tokens a prompt has, without answering it."""
+    count = await unless_gone(request, service.count_tokens(await _ask_of(body, service, salt)))
+    return JSONResponse({"input_tokens": count})
+
+
+async def _ask_of(body: CountRequest, service: Service, salt: str) -> Ask:
+    """What the body asks for: thinking only of a model that has it, because others are not to refuse the request."""
+    if not body.shows_thinking:
+        return await asyncio.to_thread(to_ask, body, salt, think=False)
+    facts = await asyncio.to_thread(service.catalog.find, body.model)
+    thinks = True if "thinking" in facts.capabilities else None
+    return await asyncio.to_thread(to_ask, body, salt, think=thinks)
+
+
+def write_whole(answered: Answered, body: MessagesRequest) -> Json:
+    """The whole answer as one message."""
+    finished = answered.choices[0]
+    return _write_message(
+        body.model,
+        write_usage(answered.started.usage, finished.completion.usage.completion_tokens),
+        content=list(_write_blocks(finished, body.shows_thinking)),
+        **_write_end(finished),
+    )
+
+
+def _write_message(model: str, usage: Json, **more: Any) -> Json:
+    empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
+    head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+    return {**head, **empty, **more, "usage": usage}
+
+
+def write_usage(usage: Usage, output_tokens: int) -> Json:
+    """Token counts: what was cached is no part of the input, and storing is counted as nothing apart."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": output_tokens,
+    }
+
+
+def _write_blocks(finished: Finished, shows_thinking: bool) -> Iterator[Json]:
+    """The content; an answer of nothing is an empty text, which clients expect to be there."""
+    if finished.thinking and shows_thinking:
+        yield {"type": "thinking", "thinking": finished.thinking, "signature": ""}
+    if finished.text or not finished.tool_calls:
+        yield {"type": "text", "text": finished.text}
+    for call in finished.tool_calls:
+        yield _write_call(call, call.arguments)
+
+
+def _write_call(call: ToolCall, arguments: Json) -> Json:
+    call_id = f"toolu_{call.id.removeprefix('call_')}"
+    return {"type": "tool_use", "id": call_id, "name": call.name, "input": arguments}
+
+
+def _write_end(finished: Finished) -> Json:
+    """Why the answer ended, and by which stop sequence."""
+    stop = finished.completion.stop
+    if stop is not None and finished.finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": _REASONS[finished.finish_reason], "stop_sequence": None}
+
+
+async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[str]:
+    """The answer as server-sent events, in the order in which its pieces come."""
+    stream = MessageStream(shows_thinking=body.shows_thinking)
+    usage = answer.started.usage
+    yield _event("message_start", message=_write_message(body.model, write_usage(usage, 0)))
+    try:
+        async for event in answer:
+            if isinstance(event, Progress):
+                if event.done_tokens < event.total_tokens:  # of the end of the prompt the answer tells
+                    yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
+            else:
+                for piece in stream.add(event) if isinstance(event, Delta) else stream.finish(event, usage):
+                    yield piece
+    except Exception as error:  # the status is sent already: the stream itself must tell
+        yield sse(shape(find_fault(error)), "error")
+
+
+class MessageStream:
+    """Writes the content of one streamed message: which block is open, and how many there were."""
+
+    def __init__(self, *, shows_thinking: bool) -> None:
+        self._shows_thinking = shows_thinking
+        self._open: str | None = None
+        self._num_blocks = 0
+
+    def add(self, delta: Delta) -> Iterator[str]:
+        """The events for a piece of the answer; none if there is nothing to see in it."""
+        if delta.thinking and self._shows_thinking:
+            yield from self._enter({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._fill({"type": "thinking_delta", "thinking": delta.thinking})
+        if delta.text:
+            yield from self._enter({"type": "text", "text": ""})
+            yield self._fill({"type": "text_delta", "text": delta.text})
+        for call in delta.tool_calls:
+            yield from self._leave()
+            yield from self._enter(_write_call(call, {}))
+            yield self._fill({"type": "input_json_delta", "partial_json": to_json(call.arguments)})
+            yield from self._leave()
+
+    def finish(self, finished: Finished, usage: Usage) -> Iterator[str]:
+        """The last events. A message without any content has one empty text."""
+        if not self._num_blocks:
+            yield from self._enter({"type": "text", "text": ""})
+        yield from self._leave()
+        output_tokens = finished.completion.usage.completion_tokens
+        yield _event("message_delta", delta=_write_end(finished), usage=write_usage(usage, output_tokens))
+        yield _event("message_stop")
+
+    def _enter(self, block: Json) -> Iterator[str]:
+        """Start this block, unless one of its type is open."""
+        if self._open == block["type"]:
+            return
+        yield from self._leave()
+        self._open = block["type"]
+        self._num_blocks += 1
+        yield _event("content_block_start", index=self._num_blocks - 1, content_block=block)
+
+    def _fill(self, delta: Json) -> str:
+        return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
+
+    def _leave(self) -> Iterator[str]:
+        """Stop the block that is open, if one is; a thought ends with a signature, which nobody checks."""
+        if self._open == "thinking":
+            yield self._fill({"type": "signature_delta", "signature": ""})
+        if self._open is not None:
+            self._open = None
+            yield _event("content_block_stop", index=self._num_blocks - 1)
+
+
+def _event(kind: str, **data: Any) -> str:
+    return sse({"type": kind, **data}, kind)

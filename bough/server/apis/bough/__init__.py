@@ -1,0 +1,1 @@
+"""Bough's own API: the cache over HTTP, and health."""

@@ -1,0 +1,67 @@
+"""Whether the server is there, and whether it is ready: for people, load balancers and whoever restarts processes.
+
+`/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. Where clients have keys,
+who has none hears the status, and whether the disk takes writes, alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from bough.server.http.wire import ServiceOf
+from bough.server.serving.service import Service
+
+router = APIRouter()
+
+
+@router.api_route("/health/live", methods=["GET", "HEAD"], include_in_schema=False)
+async def read_live() -> JSONResponse:
+    """The process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.api_route("/health/ready", methods=["GET", "HEAD"], include_in_schema=False)
+@router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
+    """Whether requests are taken now (200) or not (503); for who may know, the models and what checking the cache found."""
+    status = status_of(request.app.state, service)
+    details = _describe_models(service) if getattr(request.state, "is_known", False) else {}
+    headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
+    body = {"status": status, "disk": _describe_disk(service)} | details
+    return JSONResponse(body, 200 if status == "ok" else 503, headers)
+
+
+def status_of(state: Any, service: Service) -> str:
+    """One word or two on how the server does."""
+    if getattr(state, "is_draining", False):
+        return "shutting down"
+    if getattr(state, "is_starting", False):
+        return "starting"
+    return "stuck" if service.is_stuck else "ok"
+
+
+def _describe_disk(service: Service) -> str:
+    """Whether what is computed reaches the disk. If it does not, answers go on: only a restart would lose more."""
+    figures = [each.worker.snapshot() for each in service.models.list()]
+    if any(figure.get("disk_is_failing") for figure in figures):
+        return "failing"
+    if any(figure.get("disk_problem") for figure in figures):
+        return "unavailable"
+    return "ok" if any("disk_bytes" in figure for figure in figures) else "off"
+
+
+def _describe_models(service: Service) -> dict[str, Any]:
+    names = [each.name for each in service.models.list()]
+    return {"model": service.settings.model, "models": names} | _describe_checks(service)
+
+
+def _describe_checks(service: Service) -> dict[str, Any]:
+    """How many answers were computed again without reuse, and how many came out different: none should."""
+    if not service.settings.verify_cache:
+        return {}
+    figures = [each.worker.snapshot() for each in service.models.list()]
+    verified, different = (sum(figure.get(name, 0) for figure in figures) for name in ("verified", "different"))
+    return {"verified": verified, "different": different, "alarm": different > 0}

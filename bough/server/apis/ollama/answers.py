@@ -1,0 +1,205 @@
+"""Ollama's API for answers: /api/chat and /api/generate.
+
+Always true of an answer here: it streams unless it was told not to, one JSON object a line; what was counted and measured
+is in the last object alone, in whole numbers and nanoseconds; a request that is refused is refused before the first line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from bough.errors import RequestError
+from bough.models.encoder import PromptLimit
+from bough.server.apis.ollama.context import follow
+from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, shape, write_time
+from bough.server.http.streaming import json_line, ndjson_stream, unless_gone
+from bough.server.http.wire import SaltOf, ServiceOf, find_fault, route_class
+from bough.server.serving.answer import Answer
+from bough.server.serving.ask import Ask, Delta, Finished, ToolCall
+from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.service import Service
+from bough.types import Message, TokenLogprob
+
+router = APIRouter(route_class=route_class(shape), tags=["Ollama"])
+
+
+@router.post("/api/chat")
+async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """The next message of a conversation."""
+    wording = Wording(body.model, write_chat)
+    if not body.messages:
+        return await _load(body, service, wording)
+    for number, message in enumerate(body.messages):
+        body.refuse_images(message.images, f"messages[{number}]")
+    messages = [message.to_message() for message in body.messages]
+    tools = body.tools or ()
+    ask = replace(body.to_ask(salt), messages=messages, tools=tools, needs_tool_template=bool(tools))
+    return await _answer(body, ask, wording, request, service)
+
+
+@router.post("/api/generate")
+async def generate(body: GenerateRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """What follows a prompt."""
+    body.check()
+    wording = Wording(body.model, write_response)
+    if not body.prompt:
+        return await _load(body, service, wording)
+    ask = body.to_ask(salt)
+    await _check_thinking(ask, service)
+    if body.raw:
+        return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
+    async with service.models.using(ask.model, ask.keep_alive_s) as loaded:
+        load_s = time.perf_counter() - wording.began_s
+        work = partial(_as_turn, ask, body, loaded)
+        ask = await loaded.threads.run(work, len(body.prompt) + len(body.system or ""))
+        wording = replace(wording, gives_context=True, load_s=load_s)
+        return await _answer(body, ask, wording, request, service)
+
+
+def _as_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel, is_cancelled: Callable[[], bool]) -> Ask:
+    """The prompt as a turn of a chat: the first, or one that goes on from the context of an earlier answer."""
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    messages: list[Message] = [*system, {"role": "user", "content": body.prompt}]
+    if not loaded.info.template:
+        return replace(ask, text="\n\n".join(message["content"] for message in messages))
+    if not body.context:
+        return replace(ask, messages=messages)
+    options = {} if ask.think is None else {"enable_thinking": ask.think}
+    prompts, context_tokens = loaded.runner.prompts, loaded.runner.engine.context_tokens
+    limit = PromptLimit(context_tokens, is_cancelled)
+    if ask.truncates:  # of what is longer, only the end is used
+        longest = context_tokens * prompts.tokenizer.encoder.token_bytes
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"][-longest:]}
+        limit = replace(limit, max_tokens=None)
+    return replace(ask, ids=follow(prompts, body.context, messages, limit, **options), is_chat=True)
+
+
+async def _check_thinking(ask: Ask, service: Service) -> None:
+    """Raise RequestError for a model that does not think, whatever kind of prompt it gets."""
+    if ask.think:
+        facts = await asyncio.to_thread(service.catalog.find, ask.model)
+        if "thinking" not in facts.capabilities:
+            raise RequestError(f'"{ask.model}" does not support thinking')
+
+
+async def _load(body: AnswerRequest, service: Service, wording: Wording) -> Response:
+    """What a request without a prompt is for: the model is loaded, or with a keep_alive of 0 it goes."""
+    if body.unloads:
+        await service.unload(body.model)
+    else:
+        await service.load(body.model, body.keep_alive)
+    reason = "unload" if body.unloads else "load"
+    return JSONResponse({**wording.write(), "done": True, "done_reason": reason})
+
+
+async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Request, service: Service) -> Response:
+    if body.streams:
+        answer = await unless_gone(request, service.open(ask))
+        return ndjson_stream(answer, write_lines(answer, wording))
+    answered = await unless_gone(request, service.complete(ask))
+    (finished,) = answered.choices
+    said = wording.write(
+        finished.text, finished.thinking, finished.tool_calls, finished.completion.logprobs, answered.loaded
+    )
+    return JSONResponse({**said, **wording.end(finished, answered.started.load_s, answered.prompt_ids)})
+
+
+async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
+    """The lines of a stream; what goes wrong on the way is the last of them."""
+    try:
+        async for event in answer:
+            if isinstance(event, Delta) and _is_worth_a_line(event):
+                said = wording.write(event.text, event.thinking, event.tool_calls, event.logprobs, answer.loaded)
+                yield json_line({**said, "done": False})
+            elif isinstance(event, Finished):
+                yield json_line({**wording.write(), **wording.end(event, answer.started.load_s, answer.prompt_ids)})
+    except Exception as error:
+        yield json_line(shape(find_fault(error)))
+
+
+def _is_worth_a_line(delta: Delta) -> bool:
+    return bool(delta.text or delta.thinking or delta.tool_calls or delta.logprobs)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How one answer is put into Ollama's words. It is made when the request comes, and measures from then on."""
+
+    model: str
+    place: Callable[[dict[str, Any]], dict[str, Any]]  # where an endpoint has what is said
+    gives_context: bool = False  # the ids of prompt and answer, for the client to send back
+    load_s: float = 0.0  # before the answer was asked for
+    began_s: float = field(default_factory=time.perf_counter)
+
+    def write(
+        self,
+        text: str = "",
+        thinking: str = "",
+        tool_calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[TokenLogprob] = (),
+        loaded: LoadedModel | None = None,
+    ) -> dict[str, Any]:
+        """An object with a piece of the answer, or with all of it."""
+        said: dict[str, Any] = {"content": text}
+        if thinking:
+            said["thinking"] = thinking
+        if tool_calls:
+            said["tool_calls"] = [_write_call(number, call) for number, call in enumerate(tool_calls)]
+        written = {"model": self.model, "created_at": write_time(datetime.now(UTC)), **self.place(said)}
+        if logprobs and loaded is not None:
+            written["logprobs"] = [_write_logprob(each, loaded) for each in logprobs]
+        return written
+
+    def end(self, finished: Finished, load_s: float, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """What the last object has besides: why the answer ended, what was counted and how long it took."""
+        usage, timings = finished.completion.usage, finished.completion.timings
+        reason = "length" if finished.finish_reason == "length" else "stop"
+        context = {"context": [*prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}
+        return {
+            **context,
+            "done": True,
+            "done_reason": reason,
+            "total_duration": _nanoseconds(time.perf_counter() - self.began_s),
+            "load_duration": _nanoseconds(self.load_s + load_s),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_cached_count": usage.cached_tokens,
+            "prompt_eval_duration": _nanoseconds(timings.prefill_s),
+            "eval_count": usage.completion_tokens or int(reason == "stop"),  # at least the token that ended it
+            "eval_duration": _nanoseconds(timings.decode_s),
+        }
+
+
+def write_chat(said: dict[str, Any]) -> dict[str, Any]:
+    return {"message": {"role": "assistant", **said}}
+
+
+def write_response(said: dict[str, Any]) -> dict[str, Any]:
+    content = said.pop("content")
+    return {"response": content, **said}
+
+
+def _write_call(number: int, call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"index": number, "name": call.name, "arguments": call.arguments}}
+
+
+def _write_logprob(found: TokenLogprob, loaded: LoadedModel) -> dict[str, Any]:
+    top = [_write_token(each.token_id, each.logprob, loaded) for each in found.top]
+    return {**_write_token(found.token_id, found.logprob, loaded), "top_logprobs": top}
+
+
+def _write_token(token_id: int, logprob: float, loaded: LoadedModel) -> dict[str, Any]:
+    exact = loaded.runner.tokenizer.token_bytes(token_id)
+    return {"token": exact.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(exact)}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1e9))

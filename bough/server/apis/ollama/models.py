@@ -1,0 +1,212 @@
+"""Ollama's API for models: what there is, what is loaded, and fetching, copying and deleting.
+
+What Bough does not do (embeddings, making and publishing models) is refused here with a status below 500, so that clients
+hear why. Everything that touches files runs in a thread: answers that stream do not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from bough import models
+from bough.errors import ModelNotFound, RequestError, Unavailable
+from bough.models.store import plain_name
+from bough.server.apis.ollama.pull import fetch, pull_lines
+from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, shape, write_time
+from bough.server.http.streaming import unless_gone
+from bough.server.http.wire import ServiceOf, route_class
+from bough.server.serving.catalog import Facts
+from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.service import Service
+
+router = APIRouter(route_class=route_class(shape), tags=["Ollama"])
+
+FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
+"""When a model that stays for ever expires, for clients that want a date."""
+
+
+@router.get("/", response_class=PlainTextResponse)
+@router.head("/", include_in_schema=False)
+async def greet() -> Response:
+    """What tells clients that there is a server."""
+    return PlainTextResponse("Ollama is running")
+
+
+@router.get("/api/version")
+@router.head("/api/version", include_in_schema=False)
+async def tell_version() -> Response:
+    """The version of Bough."""
+    return JSONResponse({"version": version("bough")})
+
+
+@router.get("/api/tags")
+@router.head("/api/tags", include_in_schema=False)
+async def list_models(service: ServiceOf) -> Response:
+    """The models on this machine."""
+    found = await asyncio.to_thread(service.catalog.list)
+    return JSONResponse({"models": [{**_write(facts), "modified_at": write_time(facts.modified)} for facts in found]})
+
+
+@router.get("/api/ps")
+async def list_loaded(service: ServiceOf) -> Response:
+    """The models that are loaded."""
+    return JSONResponse(
+        {"models": [_write_loaded(each, service.models.expires_at(each)) for each in service.models.list()]}
+    )
+
+
+@router.post("/api/show")
+async def show(body: NamedRequest, service: ServiceOf) -> Response:
+    """What there is to know about one model."""
+    facts = await _find(service, body.wanted)
+    return JSONResponse(
+        {
+            "modelfile": _write_modelfile(facts),
+            "parameters": _write_parameters(facts),
+            "template": facts.template,
+            "license": facts.license,
+            "details": _write_details(facts),
+            "model_info": _write_info(facts),
+            "capabilities": list(facts.capabilities),
+            "modified_at": write_time(facts.modified),
+        }
+    )
+
+
+@router.post("/api/pull")
+async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Response:
+    """Bring a model here, telling how far it is. One that is here already is not fetched again."""
+    name = body.wanted
+    is_here = await _is_here(service, name)
+    if not is_here and not models.can_pull(name):
+        raise ModelNotFound(f"pull model manifest: file does not exist: nothing is known of {name!r}")
+    if body.stream is not False:
+        return StreamingResponse(pull_lines(name, service.settings, is_here), media_type="application/x-ndjson")
+    if not is_here:
+        await unless_gone(request, fetch(name, service.settings))
+    return JSONResponse({"status": "success"})
+
+
+@router.post("/api/copy")
+async def copy(body: CopyRequest, service: ServiceOf) -> Response:
+    """Let a model have another name, too."""
+    source = await _find(service, body.source)
+    try:
+        target = plain_name(body.destination)
+    except ModelNotFound as error:
+        raise RequestError(f"destination: {error}") from error
+    if target != source.name:
+        await asyncio.to_thread(service.catalog.copy, source.name, target)
+    return Response()
+
+
+@router.delete("/api/delete")
+async def delete(body: NamedRequest, service: ServiceOf) -> Response:
+    """Delete a model for good. If it is loaded, it is unloaded first."""
+    facts = await _find(service, body.wanted)
+    await service.unload(facts.name)
+    if service.models.find(facts.name) is not None:
+        raise Unavailable(f"model '{facts.name}' is in use: it can be deleted when its answers have ended")
+    await asyncio.to_thread(service.catalog.remove, facts.name)
+    return Response()
+
+
+@router.post("/api/embed")
+@router.post("/api/embeddings")
+async def embed(body: NamedRequest, service: ServiceOf) -> Response:
+    """Refused: no model here makes embeddings."""
+    facts = await _find(service, body.wanted)
+    raise RequestError(f"{facts.name} does not support embeddings")
+
+
+@router.post("/api/create")
+@router.post("/api/push")
+async def refuse_publishing() -> Response:
+    """Refused: models are fetched with /api/pull, or put into the folder of models."""
+    raise RequestError("making and publishing models is not supported: use /api/pull and /api/copy")
+
+
+@router.post("/api/blobs/{digest}")
+async def refuse_blob(digest: str) -> Response:
+    """Refused: there is nothing to make a model of."""
+    raise RequestError("making models is not supported, so no files are taken")
+
+
+@router.head("/api/blobs/{digest}", include_in_schema=False)
+async def find_blob(digest: str) -> Response:
+    return Response(status_code=404)
+
+
+async def _find(service: Service, name: str) -> Facts:
+    return await asyncio.to_thread(service.catalog.find, name)
+
+
+async def _is_here(service: Service, name: str) -> bool:
+    try:
+        await _find(service, name)
+    except ModelNotFound:
+        return False
+    return True
+
+
+def _write(facts: Facts) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "model": facts.name,
+        "size": facts.size_bytes,
+        "digest": facts.digest,
+        "details": _write_details(facts),
+    }
+
+
+def _write_details(facts: Facts) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": facts.format,
+        "family": facts.family,
+        "families": list(facts.families),
+        "parameter_size": facts.parameter_size,
+        "quantization_level": facts.quantization,
+    }
+
+
+def _write_loaded(loaded: LoadedModel, expires_at: datetime | None) -> dict[str, Any]:
+    engine = loaded.runner.engine
+    about = engine.describe()
+    return {
+        **_write(loaded.info),
+        "size": loaded.num_bytes,
+        "size_vram": 0 if about["device"] == "cpu" else loaded.num_bytes,
+        "expires_at": write_time(expires_at or FOR_EVER),
+        "context_length": engine.context_tokens,
+        "engine": about["engine"],
+    }
+
+
+def _write_info(facts: Facts) -> dict[str, Any]:
+    """The keys of a GGUF file, which clients look for."""
+    family = facts.family
+    return {
+        "general.architecture": family,
+        "general.basename": facts.name,
+        "general.parameter_count": facts.num_parameters,
+        f"{family}.context_length": facts.context_tokens,
+        f"{family}.embedding_length": facts.embedding_length,
+    }
+
+
+def _write_parameters(facts: Facts) -> str:
+    """What holds unless a request says otherwise, a line each."""
+    values = {"num_ctx": facts.context_tokens, **DEFAULTS}
+    return "\n".join(f"{name:<30} {value}" for name, value in values.items())
+
+
+def _write_modelfile(facts: Facts) -> str:
+    lines = [f"PARAMETER {line}" for line in _write_parameters(facts).splitlines()]
+    return "\n".join([f"FROM {facts.name}", f'TEMPLATE """{facts.template}"""', *lines, ""])

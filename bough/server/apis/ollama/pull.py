@@ -1,0 +1,112 @@
+"""Fetching a model for one of Ollama's clients, which hears how far it is, line by line.
+
+The work runs in a thread. If the client goes, it ends at its next step; what has arrived is kept for another try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from bough import models
+from bough.config import Settings
+from bough.errors import DownloadError
+from bough.models.fetching.progress import Progress
+from bough.models.fetching.registry import KNOWN
+from bough.models.store import plain_name
+from bough.server.apis.ollama.wire import shape
+from bough.server.http.streaming import json_line
+from bough.server.http.wire import find_fault
+
+_LINE_EVERY_S = 0.1
+
+
+class PullProgress:
+    """Hears of the work in its thread, and hands lines to the event loop's `lines`; None is the last."""
+
+    def __init__(self, digest: str | None) -> None:
+        self.lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.is_unwanted = False
+        self._digest = {"digest": digest} if digest else {}
+        self._loop = asyncio.get_running_loop()
+        self._line: dict[str, Any] = {}
+        self._told_s = 0.0
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        self._require_wanted()
+        counted = {} if total_bytes is None else {**self._digest, "total": total_bytes, "completed": 0}
+        self._line = {"status": label, **counted}
+        self._tell(dict(self._line))
+
+    def advance(self, num_bytes: int) -> None:
+        self._require_wanted()
+        if "total" in self._line:
+            self._line["completed"] += num_bytes
+        if time.monotonic() - self._told_s >= _LINE_EVERY_S:
+            self._tell(dict(self._line))
+
+    def finish(self) -> None:
+        self._tell(dict(self._line))
+
+    def end(self) -> None:
+        """There is nothing more to come."""
+        self._tell(None)
+
+    def _require_wanted(self) -> None:
+        if self.is_unwanted:
+            raise DownloadError("nobody waits for this model any more")
+
+    def _tell(self, line: dict[str, Any] | None) -> None:
+        self._told_s = time.monotonic()
+        with suppress(RuntimeError):  # the loop has ended, and nobody listens
+            self._loop.call_soon_threadsafe(self.lines.put_nowait, line)
+
+
+async def pull_lines(name: str, settings: Settings, is_here: bool) -> AsyncIterator[str]:
+    """What a client hears while a model is brought here; an error is the last line."""
+    yield json_line({"status": "pulling manifest"})
+    if not is_here:
+        try:
+            async with aclosing(_fetch_lines(name, settings)) as lines:
+                async for line in lines:
+                    yield json_line(line)
+        except Exception as error:
+            yield json_line(shape(find_fault(error)))
+            return
+    yield json_line({"status": "success"})
+
+
+async def fetch(name: str, settings: Settings) -> None:
+    """Bring a model here. Raises what `models.pull` raises."""
+    async with aclosing(_fetch_lines(name, settings)) as lines:
+        async for _ in lines:
+            pass
+
+
+async def _fetch_lines(name: str, settings: Settings) -> AsyncGenerator[dict[str, Any], None]:
+    progress = PullProgress(_digest(name))
+    work = asyncio.create_task(asyncio.to_thread(_pull, name, settings, progress))
+    try:
+        while (line := await progress.lines.get()) is not None:
+            yield line
+        await work
+    finally:
+        progress.is_unwanted = True
+        work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # somebody has to look at it
+
+
+def _digest(name: str) -> str | None:
+    """What clients tell one download from another by, if we know it beforehand."""
+    known = KNOWN.get(plain_name(name))
+    return f"sha256:{known.gguf_sha256}" if known else None
+
+
+def _pull(name: str, settings: Settings, progress: PullProgress) -> None:
+    told: Progress = progress
+    try:
+        models.pull(name, settings, told)
+    finally:
+        progress.end()

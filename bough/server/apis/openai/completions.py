@@ -1,0 +1,252 @@
+"""OpenAI's plain completions: prompts as texts or token ids, continued as they stand.
+
+Several prompts are answered as if each had come alone; the choices of prompt p are those with the index p * n and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from bough.errors import PromptTooLong, RequestError
+from bough.models.tokenizer import Tokenizer
+from bough.server.apis.openai.wire import (
+    DONE,
+    Counts,
+    Head,
+    NumAlternatives,
+    NumTokens,
+    Sampling,
+    count,
+    error_event,
+    finite,
+    progress_comment,
+    shape,
+)
+from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
+from bough.server.http.streaming import sse, sse_stream, unless_gone
+from bough.server.http.wire import SaltOf, ServiceOf, route_class
+from bough.server.serving.answer import Answer
+from bough.server.serving.ask import Ask, Finished, Progress
+from bough.server.serving.service import Answered, Service
+from bough.types import Alternative, TokenLogprob
+
+router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+
+KIND = "text_completion"
+DEFAULT_MAX_TOKENS = 16
+PROMPTS_AT_ONCE = 4  # of one request, so that it does not fill the queue for the others
+
+
+class CompletionRequest(Sampling):
+    """The body of a completion. What is not listed is accepted and changes nothing."""
+
+    prompt: Any
+    max_tokens: NumTokens | None = None
+    logprobs: NumAlternatives | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+@router.post("/v1/completions")
+async def complete(body: CompletionRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """Continue one prompt, or several."""
+    asks = await asyncio.to_thread(to_asks, body, salt)
+    if not body.stream:
+        answers = await unless_gone(request, _complete_all(asks, service))
+        return JSONResponse(write_whole(answers, body))
+    first = await unless_gone(request, _open_first(asks, service))
+    return sse_stream(first, write_events(first, asks[1:], body, service))
+
+
+def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
+    """One request for each prompt. Raises RequestError for what cannot be done."""
+    _refuse_unsupported(body)
+    params = body.params(body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+    prompts = read_prompts(body.prompt)
+    num_answers = len(prompts) * (body.n or 1)
+    if num_answers > MAX_ANSWERS:
+        asked = f"n is {body.n} for {len(prompts):,} prompts, so that the request has {num_answers:,} answers"
+        raise RequestError(f"{asked}, and may have {MAX_ANSWERS:,}")
+    return [
+        Ask(
+            model=body.model,
+            text=prompt if isinstance(prompt, str) else None,
+            ids=None if isinstance(prompt, str) else prompt,
+            params=params,
+            num_choices=body.n or 1,
+            salt=salt,
+        )
+        for prompt in prompts
+    ]
+
+
+def _refuse_unsupported(body: CompletionRequest) -> None:
+    if body.echo:
+        raise RequestError("echo is not supported: the answer has the completion alone")
+    if body.suffix:
+        raise RequestError(f"suffix is not supported, and has {len(body.suffix)} characters")
+    if body.best_of is not None and body.best_of > 1:
+        raise RequestError(f"best_of is {body.best_of}, and only 1 is supported")
+
+
+def read_prompts(prompt: Any) -> Sequence[str | list[int]]:
+    """The prompts in a body: a text, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise RequestError("prompt is neither a text nor a list of texts or token ids with at least 1 entry")
+    if _is_ids(prompt):
+        _check_num_ids(len(prompt))
+        return [prompt]
+    check_length(prompt, "prompt", MAX_PROMPTS)
+    if not all(isinstance(each, str) for each in prompt) and not all(_is_ids(each) for each in prompt):
+        raise RequestError("prompt is a list of mixed things, and must be texts, token ids, or lists of token ids")
+    _check_num_ids(sum(len(each) for each in prompt if isinstance(each, list)))
+    return prompt
+
+
+def _is_ids(value: Any) -> bool:
+    """Whether this is a list of integers, and of nothing else; there may be a million of them."""
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def _check_num_ids(num_ids: int) -> None:
+    if num_ids > MAX_IDS:
+        raise RequestError(f"prompt has {num_ids:,} token ids, and may have {MAX_IDS:,}")
+
+
+async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
+    """The answer to the first prompt. Raises for any that does not fit: when its turn comes, the status is long sent."""
+    for ask in asks[1:]:
+        async with service.models.using(ask.model) as loaded:
+            num_tokens, context = await service.count_tokens(ask), loaded.runner.engine.context_tokens
+        if num_tokens >= context:
+            raise PromptTooLong(num_tokens, context)
+    return await service.open(asks[0])
+
+
+async def _complete_all(asks: Sequence[Ask], service: Service) -> list[Answered]:
+    """All answers. The first failure ends all of them."""
+    free = asyncio.Semaphore(PROMPTS_AT_ONCE)
+
+    async def complete_one(ask: Ask) -> Answered:
+        async with free:
+            return await service.complete(ask)
+
+    tasks = [asyncio.ensure_future(complete_one(ask)) for ask in asks]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[str, Any]:
+    """All answers as one object."""
+    first, *others = (count(each.started, each.choices, each.loaded) for each in answers)
+    choices = [
+        _write_choice(number * (body.n or 1) + finished.choice, finished, body, each.loaded.runner.tokenizer)
+        for number, each in enumerate(answers)
+        for finished in each.choices
+    ]
+    head = Head.make("cmpl-", body.model, answers[0].loaded)
+    return head.write(KIND, choices, usage=sum(others, start=first).write())
+
+
+def _write_choice(index: int, finished: Finished, body: CompletionRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+    logprobs = None if body.logprobs is None else LogprobList(tokenizer).write(finished.completion.logprobs)
+    text = finished.thinking + finished.text
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished.finish_reason}
+
+
+class LogprobList:
+    """Writes the log-probabilities of one choice as completions do: side by side, with where in the text each begins."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0  # of the characters that are complete
+
+    def write(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {
+            "tokens": [self._name(each) for each in logprobs],
+            "token_logprobs": [finite(each.logprob) for each in logprobs],
+            "top_logprobs": [self._rivals(each) for each in logprobs],
+            "text_offset": [self._step(each) for each in logprobs],
+        }
+
+    def _rivals(self, token: TokenLogprob) -> dict[str, float]:
+        """The strongest tokens, and always the one that was chosen."""
+        found = {self._name(rival): finite(rival.logprob) for rival in token.top}
+        return {**found, self._name(token): finite(token.logprob)}
+
+    def _name(self, token: TokenLogprob | Alternative) -> str:
+        """A token's text; one that is a part of a character is told by its bytes, so that no two look alike."""
+        data = self._tokenizer.token_bytes(token.token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _step(self, token: TokenLogprob) -> int:
+        """Where the token begins; one within a character begins where the character does."""
+        offset = self._offset
+        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token.token_id)))
+        return offset
+
+
+async def write_events(
+    first: Answer, others: Sequence[Ask], body: CompletionRequest, service: Service
+) -> AsyncIterator[str]:
+    """The answers as server-sent events, one prompt after the other."""
+    head = Head.make("cmpl-", body.model, first.loaded)
+    usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
+    counts: list[Counts] = []
+    try:
+        for number in range(1 + len(others)):
+            answer = first if number == 0 else await service.open(others[number - 1])
+            try:
+                async for written in _write_pieces(answer, number * (body.n or 1), body, counts):
+                    if written:
+                        yield written if isinstance(written, str) else sse(head.write(KIND, [written], **usage))
+            finally:
+                answer.close()
+    except Exception as error:  # the status is sent already: the stream itself must tell
+        yield error_event(error)
+        return
+    if body.has_usage_chunk:
+        yield sse(head.write(KIND, [], usage=sum(counts[1:], start=counts[0]).write()))
+    yield DONE
+
+
+async def _write_pieces(
+    answer: Answer, first_index: int, body: CompletionRequest, counts: list[Counts]
+) -> AsyncIterator[dict[str, Any] | str]:
+    """The choices of one answer piece by piece, with comments in between; its counts are added to `counts` at its end."""
+    tokenizer = answer.loaded.runner.tokenizer
+    logprobs = [LogprobList(tokenizer) for _ in range(answer.ask.num_choices)]
+    finished: list[Finished] = []
+    async for event in answer:
+        if isinstance(event, Progress):
+            yield progress_comment(event)
+        elif isinstance(event, Finished):
+            finished.append(event)
+            yield _write_piece(first_index + event.choice, "", finish_reason=event.finish_reason)
+        elif (text := event.thinking + event.text) or event.logprobs:
+            written = logprobs[event.choice].write(event.logprobs) if event.logprobs else None
+            yield _write_piece(first_index + event.choice, text, written)
+    counts.append(count(answer.started, finished, answer.loaded))
+
+
+def _write_piece(
+    index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

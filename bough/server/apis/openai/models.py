@@ -1,0 +1,45 @@
+"""OpenAI's list of models, and a clear no to what no model here can do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from bough.errors import RequestError
+from bough.server.apis.openai.wire import shape
+from bough.server.http.wire import ServiceOf, Wire, route_class
+from bough.server.serving.catalog import Facts
+
+router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+
+
+class EmbeddingsRequest(Wire):
+    """As much of the body as it takes to say no."""
+
+    model: str
+
+
+@router.get("/v1/models")
+async def list_models(service: ServiceOf) -> dict[str, Any]:
+    """Every local model."""
+    return {"object": "list", "data": [write_model(facts) for facts in await asyncio.to_thread(service.catalog.list)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def retrieve_model(name: str, service: ServiceOf) -> dict[str, Any]:
+    """One local model."""
+    return write_model(await asyncio.to_thread(service.catalog.find, name))
+
+
+@router.post("/v1/embeddings")
+async def embed(body: EmbeddingsRequest, service: ServiceOf) -> dict[str, Any]:
+    """Refused: the models here are for generating text."""
+    facts = await asyncio.to_thread(service.catalog.find, body.model)
+    raise RequestError(f"model {facts.name!r} does not support embeddings")
+
+
+def write_model(facts: Facts) -> dict[str, Any]:
+    """A model as OpenAI's clients read it."""
+    return {"id": facts.name, "object": "model", "created": int(facts.modified.timestamp()), "owned_by": "bough"}

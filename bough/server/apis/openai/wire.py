@@ -1,0 +1,281 @@
+"""What OpenAI's endpoints share: sampling fields and tools on the way in; usage, logprobs and errors on the way out.
+
+Every error of ours names the field that is wrong at its beginning; that is what a client finds as `param`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import Field
+
+from bough.errors import RequestError
+from bough.models.tokenizer import Tokenizer
+from bough.server.http.bounds import (
+    MAX_ARGUMENTS_CHARACTERS,
+    MAX_CHOICES,
+    MAX_DEPTH,
+    MAX_NAME_CHARACTERS,
+    SHORT_NAME,
+    SMALL_SCHEMA,
+    check_schema,
+    check_text,
+    check_tools_size,
+    show,
+)
+from bough.server.http.errors import Fault
+from bough.server.http.streaming import sse, sse_comment
+from bough.server.http.wire import Wire, find_fault, read_json
+from bough.server.serving.ask import Finished, Progress, Started, ToolChoice, ToolMode
+from bough.server.serving.loaded import LoadedModel
+from bough.types import Alternative, SamplingParams, TokenLogprob, Usage
+
+DONE = sse("[DONE]")
+LEAST_LOGPROB = -9999.0  # what OpenAI writes for "as good as never"; JSON has no infinity
+TOO_LONG = "context_length_exceeded"
+MODES: dict[str, ToolMode] = {"auto": "auto", "none": "none", "required": "required"}
+
+_PARAM = re.compile(r"([a-z]\w*(?:\.\w+|\[\d+\])*)(?=:| is | has | needs | cannot | \()")
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+TopP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+NumTokens = Annotated[int, Field(ge=1)]
+NumAlternatives = Annotated[int, Field(ge=0, le=20)]
+Name = Annotated[str, Field(min_length=1), SHORT_NAME]
+
+
+def shape(fault: Fault) -> dict[str, Any]:
+    """An error as OpenAI's clients read it. Some know a prompt that is too long by these words alone."""
+    kind = _TYPES.get(fault.status, "server_error" if fault.status >= 500 else "invalid_request_error")
+    code = fault.code or _CODES.get(fault.status)
+    text = f"This model's maximum context length is exceeded: {fault.text}" if code == TOO_LONG else fault.text
+    return {"error": {"message": text, "type": kind, "param": _param_of(fault), "code": code}}
+
+
+def _param_of(fault: Fault) -> str | None:
+    if fault.code is not None:
+        return "model" if fault.code == "model_not_found" else None
+    found = _PARAM.match(fault.text) if fault.status == 400 else None
+    return found[1] if found and found[1] != "body" else None
+
+
+def error_event(error: Exception) -> str:
+    """What a stream that fails half-way ends with."""
+    return sse(shape(find_fault(error)))
+
+
+def progress_comment(progress: Progress) -> str:
+    """What a stream says while a long prompt is read; nothing at its end, of which the answer itself tells."""
+    if progress.done_tokens >= progress.total_tokens:
+        return ""
+    return sse_comment(f"prefill {progress.done_tokens}/{progress.total_tokens}")
+
+
+class StreamOptions(Wire):
+    """Whether a stream ends with the usage of the request."""
+
+    include_usage: bool | None = None
+
+
+class Sampling(Wire):
+    """The fields that chats and plain completions share."""
+
+    model: Name
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: int | None = None
+    stop: Any = None  # a text or several: `SamplingParams` checks it
+    logit_bias: dict[str, Any] | None = None
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def params(self, max_tokens: int | None, **more: Any) -> SamplingParams:
+        """Sampling as asked for, with OpenAI's defaults. Raises RequestError for what is not supported."""
+        if self.logit_bias:
+            raise RequestError(f"logit_bias is not supported, and has {len(self.logit_bias)} entries")
+        return SamplingParams(
+            max_tokens=max_tokens,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            seed=self.seed,
+            stop=self.stop,
+            **spread(self.temperature, self.top_p),
+            **more,
+        )
+
+
+def spread(temperature: float | None, top_p: float | None) -> dict[str, Any]:
+    """Temperature and top-p with OpenAI's defaults of 1; its top-p of 0 leaves the likeliest token alone."""
+    if top_p == 0:
+        return {"temperature": 0.0}
+    return {"temperature": 1.0 if temperature is None else temperature, "top_p": 1.0 if top_p is None else top_p}
+
+
+class Schema(Wire):
+    """A JSON schema with the name that clients must give it."""
+
+    name: str | None = None
+    schema_: Annotated[dict[str, Any], SMALL_SCHEMA] = Field(alias="schema")
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RequestError, with its number, for a tool that is no function with a name, and for what is too large."""
+    check_tools_size(tools)
+    for number, tool in enumerate(tools):
+        place = f"tools[{number}]"
+        if tool.get("type") != "function":
+            raise RequestError(f"{place} has the type {show(tool.get('type'))}, and only 'function' is supported")
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            raise RequestError(f"{place}.function is {_kind(function)}, and must be an object")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not name:
+            raise RequestError(f"{place}.function.name is {show(name)}, and must be a text")
+        check_text(name, f"{place}.function.name", MAX_NAME_CHARACTERS)
+        if not isinstance(parameters, Mapping | None):
+            raise RequestError(f"{place}.function.parameters is {_kind(parameters)}, and must be a JSON schema")
+        check_schema(parameters, f"{place}.function.parameters")
+
+
+def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bool | None) -> ToolChoice:
+    """The choice between these tools: a mode, or one of them by name, which is then called once.
+
+    Chats write a name into an object "function", responses beside the type. Raises RequestError for any other choice.
+    """
+    if choice in (None, "auto", "none"):  # clients send these also without any tools
+        return ToolChoice(MODES[choice or "auto"], is_single=is_parallel is False)
+    if not tools:
+        raise RequestError("tool_choice is given without tools; it needs at least 1")
+    if choice == "required":
+        return ToolChoice("required", is_single=is_parallel is False)
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        raise RequestError(f"tool_choice is {show(choice)}, and must be one of {', '.join(MODES)} or a function's name")
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    names = [tool["function"]["name"] for tool in tools]
+    if name not in names:
+        raise RequestError(f"tool_choice is {show(name)}, and the tools are {', '.join(names)}")
+    return ToolChoice("required", name, is_single=True)
+
+
+def check_arguments(texts: Iterable[str], place: str) -> None:
+    """Raise RequestError if the arguments of all earlier calls are too much JSON to be read."""
+    num_characters = sum(map(len, texts))
+    if num_characters > MAX_ARGUMENTS_CHARACTERS:
+        found = f"{num_characters:,} characters of arguments"
+        raise RequestError(f"{place} has calls with {found}, and may have {MAX_ARGUMENTS_CHARACTERS:,}")
+
+
+def read_arguments(text: str, place: str) -> dict[str, Any]:
+    """The arguments of an earlier call, which clients send as a text with JSON in it; no text is no arguments."""
+    if not text.strip():
+        return {}
+    try:
+        found = read_json(text.encode())
+    except RequestError as error:
+        raise RequestError(f"{place} is no JSON of at most {MAX_DEPTH} levels: {text[:80]!r}") from error
+    if not isinstance(found, dict):
+        raise RequestError(f"{place} is {_kind(found)}, and must be a JSON object")
+    return found
+
+
+def _kind(value: object) -> str:
+    return "missing" if value is None else f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every object of one answer begins with."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    @classmethod
+    def make(cls, prefix: str, model: str, loaded: LoadedModel) -> Self:
+        """The head of a new answer; the model is called what the client called it."""
+        return cls(make_id(prefix), int(time.time()), model, f"fp_{loaded.info.digest[:10]}")
+
+    def write(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        start = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**start, "system_fingerprint": self.fingerprint, "choices": choices, **more}
+
+
+def make_id(prefix: str) -> str:
+    """An identifier that nobody has seen before."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The tokens of one request: its prompt once, and those of all its choices."""
+
+    prompt: Usage
+    completion_tokens: int
+    reasoning_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Counts) -> Counts:
+        """The counts of two prompts that came in one request."""
+        prompt = Usage(
+            self.prompt.prompt_tokens + other.prompt.prompt_tokens,
+            self.prompt.matched_tokens + other.prompt.matched_tokens,
+            self.prompt.cached_tokens + other.prompt.cached_tokens,
+        )
+        completion_tokens = self.completion_tokens + other.completion_tokens
+        return Counts(prompt, completion_tokens, self.reasoning_tokens + other.reasoning_tokens)
+
+    def write(self) -> dict[str, Any]:
+        """The usage as chats and completions report it."""
+        no_prediction = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+        return {
+            "prompt_tokens": self.prompt.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.prompt.cached_tokens, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens, "audio_tokens": 0, **no_prediction},
+        }
+
+
+def count(started: Started, choices: Sequence[Finished], loaded: LoadedModel) -> Counts:
+    """The counts of an answer with these choices."""
+    completion_tokens = sum(each.completion.usage.completion_tokens for each in choices)
+    thought = [loaded.runner.tokenizer.encode(each.thinking) for each in choices if each.thinking]
+    return Counts(started.usage, completion_tokens, min(completion_tokens, sum(len(ids) for ids in thought)))
+
+
+def write_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Tokens with their rivals, as chats and responses report them."""
+    return [
+        {**_alternative(each, tokenizer), "top_logprobs": [_alternative(rival, tokenizer) for rival in each.top]}
+        for each in logprobs
+    ]
+
+
+def _alternative(token: TokenLogprob | Alternative, tokenizer: Tokenizer) -> dict[str, Any]:
+    data = tokenizer.token_bytes(token.token_id)
+    return {"token": data.decode("utf-8", "replace"), "logprob": finite(token.logprob), "bytes": list(data)}
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can carry."""
+    return max(logprob, LEAST_LOGPROB)

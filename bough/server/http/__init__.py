@@ -1,0 +1,1 @@
+"""HTTP: the socket, the layers around every request, bodies, streams and errors."""

@@ -1,0 +1,206 @@
+"""Connections: how many there may be, and how long each waits for its client.
+
+A connection waits for its client until a whole request is there. Each open connection takes a file of the process, and so
+does each page that is read or saved: when there are more connections than there may be, the one that has waited longest is
+closed. So idle clients keep neither new ones out, nor the cache from its disk.
+
+A client that takes nothing of what it is sent is disconnected after `stall_s`, within an answer and at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+try:
+    import resource
+except ImportError:  # there are systems without it
+    resource = None  # type: ignore[assignment]
+
+from bough.server.http.request_reader import HEADER_BYTES, RequestReader
+
+log = logging.getLogger(__name__)
+
+_HEADER_S = 60.0
+_LINGER_S = 2.0  # a refused client may still be sending, and would not see why if it were hung up on at once
+_STALL_S = 300.0
+_MAX_CONNECTIONS = 8192
+_OTHER_FILES = 512  # for pages, the index, weights and downloads
+
+
+class Waiting:
+    """The connections that wait for their clients, the longest first; at most `max_connections` may be open in all."""
+
+    def __init__(self, max_connections: int) -> None:
+        self.max_connections = max_connections
+        self._connections: OrderedDict[Connection, None] = OrderedDict()
+
+    def update(self, connection: Connection, *, has_progress: bool = False) -> None:
+        """Note whether a connection waits; one that waits already keeps its place, unless more of its body has come."""
+        if not connection.waits:
+            self._connections.pop(connection, None)
+        elif connection not in self._connections:
+            self._connections[connection] = None
+        elif has_progress:
+            self._connections.move_to_end(connection)
+
+    def make_room(self, num_open: int) -> None:
+        """Close the connection that has waited longest if there are too many."""
+        if num_open > self.max_connections and self._connections:
+            self._close_first()
+
+    def close_all(self) -> None:
+        """Close every connection that waits: nothing of theirs is under way."""
+        while self._connections:
+            self._close_first()
+
+    def _close_first(self) -> None:
+        connection, _ = self._connections.popitem(last=False)
+        connection.transport.abort()
+
+
+class Timer:
+    """Calls something once, some time after it was first started, unless it is cancelled before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, after_s: float, work: Callable[[], object]) -> None:
+        if self._handle is None:
+            self._handle = self._loop.call_later(after_s, work)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class Connection(H11Protocol):
+    """Uvicorn's, but it waits for neither the head of a request nor for a client to take its answer for ever."""
+
+    header_s = _HEADER_S
+    stall_s = _STALL_S
+    conn: RequestReader
+
+    def __init__(self, *args: Any, waiting: Waiting, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = RequestReader()
+        self._is_refused = False
+        self._all_waiting = waiting
+        self._head_timer = Timer(self.loop)
+        self._stall_timer = Timer(self.loop)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client still has to send a request, or the rest of one."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+        self._all_waiting.update(self)
+        self._all_waiting.make_room(len(self.connections))
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_refused:  # what a refused client still sends is not looked at
+            super().data_received(data)
+            self._watch_head()
+            self._all_waiting.update(self, has_progress=self.conn.their_state is h11.SEND_BODY)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._all_waiting.update(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Tell the client what is wrong with its request, unless it has an answer already, and hang up soon.
+
+        Nothing of the request is repeated.
+        """
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        status, text = self._describe_refusal(msg)
+        headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close")]
+        for event in (
+            h11.Response(status_code=status, headers=headers, reason=status.phrase.encode()),
+            h11.Data(data=text.encode()),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self._linger()
+
+    def _describe_refusal(self, text: str) -> tuple[HTTPStatus, str]:
+        refusal = self.conn.refusal
+        if refusal is None:
+            return HTTPStatus.BAD_REQUEST, text
+        status = HTTPStatus(refusal.error_status_hint)
+        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            return status, f"The request's line and headers have more than {HEADER_BYTES:,} bytes, which they may have."
+        return status, text
+
+    def _linger(self) -> None:
+        """Send no more, and read what still comes for a moment without looking at it."""
+        self._is_refused = True
+        self._head_timer.cancel()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._head_timer.start(_LINGER_S, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all_waiting.update(self)
+        self._head_timer.cancel()
+        self._stall_timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        super().pause_writing()
+        self._stall_timer.start(self.stall_s, self._disconnect)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall_timer.cancel()
+
+    def watch_end(self) -> None:
+        """See that one which is being closed does not wait for ever for its client to take the rest."""
+        if self.transport.is_closing():
+            self._stall_timer.start(self.stall_s, self._disconnect)
+
+    def _watch_head(self) -> None:
+        """Begin to wait for a head, and end when it is there; each piece of one does not begin anew."""
+        if self._is_refused:
+            return
+        if self.conn.their_state is not h11.IDLE:
+            self._head_timer.cancel()
+        elif not self.transport.is_closing():
+            self._head_timer.start(self.header_s, self.transport.close)
+
+    def _disconnect(self) -> None:
+        log.info("a client took nothing for %.0f s, and was disconnected", self.stall_s)
+        self.transport.abort()
+
+
+def allow_many_files() -> int:
+    """Let this process open as many files as the system lets it; returns how many of them connections may take."""
+    if resource is None:
+        return _MAX_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # some systems say "no limit", and mean another one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return connections_within(_MAX_CONNECTIONS + _OTHER_FILES if soft == resource.RLIM_INFINITY else soft)
+
+
+def connections_within(num_files: int) -> int:
+    """How many connections there may be where so many files may be open; some are left for all else."""
+    return max(1, min(_MAX_CONNECTIONS, max(num_files // 2, num_files - _OTHER_FILES)))

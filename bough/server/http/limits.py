@@ -1,0 +1,216 @@
+"""How much and how often: bodies of bounded size that arrive in bounded time, and so many requests a minute.
+
+The whole body is here before a route sees the request, and it is called JSON whatever the client called it: many clients of
+Ollama send no type, or that of a form. A tree that is imported streams through instead; its route counts the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bough.config import Settings
+from bough.errors import RateLimited, ShuttingDown
+from bough.server.http.api_paths import OPEN_PATHS, ShapeOf, refuse
+from bough.server.http.errors import Fault, fault_of
+
+BODY_S = 60.0
+MOST_BODIES = 32
+"""So many of the largest bodies may be coming at the same time."""
+
+IMPORT_PATH = "/api/cache/import"
+_DRAIN_S = 5.0
+_MAX_CLIENTS = 10_000
+_UNLIMITED_PATHS = OPEN_PATHS | {"/metrics"}
+_METHODS_WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
+
+
+@dataclass
+class Bucket:
+    """Requests that a client may still send at once, at a moment."""
+
+    tokens: float
+    at_s: float
+
+
+class RateLimit:
+    """So many requests a minute for each client; those that it did not use in the last minute it may send at once."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()  # least recently seen first
+
+    def take(self, client_id: str) -> None:
+        """Count a request. Raises RateLimited if it is one too many."""
+        if not self._per_minute:
+            return
+        now = self._clock()
+        bucket = self._buckets.pop(client_id, None) or Bucket(self._per_minute, now)
+        self._buckets[client_id] = bucket
+        if len(self._buckets) > _MAX_CLIENTS:
+            self._buckets.popitem(last=False)
+        bucket.tokens = min(self._per_minute, bucket.tokens + (now - bucket.at_s) * self._per_minute / 60)
+        bucket.at_s = now
+        if bucket.tokens < 1:
+            wait_s = (1 - bucket.tokens) * 60 / self._per_minute
+            raise RateLimited(
+                f"more than {self._per_minute} requests a minute; the next may come in {wait_s:.1f} s", wait_s
+            )
+        bucket.tokens -= 1
+
+
+class BodyRefused(Exception):
+    """The body is too large, came too slowly, or not at all."""
+
+    def __init__(self, fault: Fault | None) -> None:
+        super().__init__(fault.text if fault else "the client hung up")
+        self.fault = fault
+
+
+class Limits:
+    """The layer itself."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, shape_of: ShapeOf, body_s: float = BODY_S) -> None:
+        self._app = app
+        self._settings = settings
+        self._shape_of = shape_of
+        self._body_s = body_s
+        self._rate = RateLimit(settings.rate_limit)
+        self._coming_bytes = 0  # of all bodies that are not whole yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            self._check(scope)
+            receive = await self._bounded(scope, receive)
+        except (RateLimited, ShuttingDown) as error:
+            return await refuse(fault_of(error), self._shape_of, scope, receive, send)
+        except BodyRefused as refused:
+            if refused.fault is None:
+                return None
+            return await refuse(refused.fault, self._shape_of, scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        if scope["path"] in _UNLIMITED_PATHS:
+            return
+        if scope["method"] in _METHODS_WITH_BODY and getattr(scope["app"].state, "is_draining", False):
+            raise ShuttingDown("the server is shutting down; it takes nothing new")
+        self._rate.take(scope.get("state", {}).get("client_id", ""))
+
+    async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """What the route reads the request from."""
+        if scope["method"] not in _METHODS_WITH_BODY:
+            return receive
+        is_import = scope["path"] == IMPORT_PATH
+        limit = self._settings.max_import_bytes if is_import else self._settings.max_body_bytes
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
+            await self._drain(receive, limit)
+            raise BodyRefused(too_large(int(declared[:20]), limit))
+        if is_import:
+            return _Patient(receive, self._body_s)
+        scope["headers"] = list(scope["headers"])
+        MutableHeaders(scope=scope)["content-type"] = "application/json"
+        return _Replay(await self._read(receive, limit), receive)
+
+    async def _read(self, receive: Receive, limit: int) -> bytes:
+        """A whole body. What all that are coming take together is bounded: who sends half of one holds memory."""
+        body = bytearray()
+        try:
+            return await self._read_into(body, receive, limit)
+        finally:
+            self._coming_bytes -= len(body)
+
+    async def _read_into(self, body: bytearray, receive: Receive, limit: int) -> bytes:
+        try:
+            async with asyncio.timeout(self._body_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise BodyRefused(None)
+                    body += (piece := message.get("body", b""))
+                    self._coming_bytes += len(piece)
+                    if len(body) > limit:
+                        break
+                    if not message.get("more_body", False):
+                        return bytes(body)
+                    if self._coming_bytes > MOST_BODIES * limit:
+                        raise BodyRefused(too_many(self._coming_bytes, MOST_BODIES * limit))
+        except TimeoutError:
+            raise BodyRefused(too_slow(self._body_s, len(body))) from None
+        size = len(body)
+        self._coming_bytes -= size
+        body.clear()
+        await self._drain(receive, limit)
+        raise BodyRefused(too_large(size, limit))
+
+    async def _drain(self, receive: Receive, limit: int) -> None:
+        """Read on for a while, and throw it away: a client that is still sending would never see the answer."""
+        left = 4 * limit + 2**20
+        try:
+            async with asyncio.timeout(min(_DRAIN_S, self._body_s)):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            return
+
+
+def too_large(size: int, limit: int) -> Fault:
+    return Fault(413, f"the body has {size:,} bytes or more, and may have {limit:,}", headers={"Connection": "close"})
+
+
+def too_slow(seconds: float, size: int) -> Fault:
+    text = f"after {math.ceil(seconds)} s only {size:,} bytes of the body had come"
+    return Fault(408, text, headers={"Connection": "close"})
+
+
+def too_many(size: int, limit: int) -> Fault:
+    text = f"{size:,} bytes of bodies are coming at the same time, and there may be {limit:,}; try again soon"
+    return Fault(503, text, headers={"Connection": "close", "Retry-After": "1"})
+
+
+class _Replay:
+    """Gives the body once, then what the connection says: that the client has gone."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Patient:
+    """Passes a long body on, piece by piece; a client that sends nothing for too long counts as gone."""
+
+    def __init__(self, receive: Receive, piece_s: float) -> None:
+        self._receive = receive
+        self._piece_s = piece_s
+        self._is_done = False
+
+    async def __call__(self) -> Message:
+        if self._is_done:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._piece_s):
+                message = await self._receive()
+        except TimeoutError:
+            message = {"type": "http.disconnect"}
+        self._is_done = not message.get("more_body", False)
+        return message

@@ -1,0 +1,146 @@
+"""A line for each request, and the trace that it belongs to.
+
+The outermost layer: whatever happens inside, the request is counted, its line is written, and its answer carries a request
+id and the trace of the W3C (`traceparent`). Never in a line: prompts, answers, keys, and what stands behind a `?`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bough.server.http.api_paths import OPEN_PATHS, api_of
+from bough.server.http.errors import CLIENT_GONE
+from bough.server.serving.metrics import Seeing
+from bough.server.serving.record import RequestRecord
+from bough.server.serving.trace import Trace, current_trace, read_trace
+
+log = logging.getLogger("bough.requests")
+
+_PATH_BYTES = 500
+_PROBED_PATHS = OPEN_PATHS | {"/metrics"}
+
+
+class Logs:
+    """The layer itself."""
+
+    def __init__(self, app: ASGIApp, seeing: Seeing) -> None:
+        self._app = app
+        self._seeing = seeing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        trace = read_trace(Headers(scope=scope))
+        scope.setdefault("state", {})["trace"] = trace
+        token = current_trace.set(trace)
+        self._seeing.http_began()
+        try:
+            await self._app(scope, receive, _Sender(send, trace))
+        except BaseException:
+            trace.status = 500 if trace.status == CLIENT_GONE else trace.status
+            raise
+        finally:
+            current_trace.reset(token)
+            self._finish(scope, trace)
+        return None
+
+    def _finish(self, scope: Scope, trace: Trace) -> None:
+        model = trace.record.model if trace.record and trace.record.usage else ""
+        self._seeing.http_ended(api_of(scope["path"]), model, trace.status)
+        fields = describe(scope, trace, time.perf_counter() - trace.started)
+        level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # others ask these every few seconds
+        log.log(level, to_line(fields), extra={"fields": fields})
+
+
+class _Sender:
+    """Passes on what the inner layers send, with the headers of the trace, and notes the status."""
+
+    def __init__(self, send: Send, trace: Trace) -> None:
+        self._send = send
+        self._trace = trace
+
+    async def __call__(self, message: Message) -> None:
+        trace = self._trace
+        if message["type"] == "http.response.start":
+            trace.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["traceparent"] = trace.parent
+            headers["x-request-id"] = headers["request-id"] = trace.request_id
+            if trace.state:
+                headers["tracestate"] = trace.state
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            trace.is_whole = True
+
+
+def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
+    """What a line says of a request, name by name; what is not known is left out."""
+    client = scope.get("client")
+    fields: dict[str, Any] = {
+        "method": scope["method"],
+        "path": _path_of(scope),
+        "status": trace.status,
+        **(_describe_record(trace.record) if trace.record else {}),
+        "total_s": round(total_s, 4),
+        "client": client[0] if client else "",
+        "key": scope.get("state", {}).get("key_name", ""),
+        "trace_id": trace.trace_id,
+        "request_id": trace.request_id,
+        "note": "" if trace.is_whole else "the client hung up",
+    }
+    return {name: value for name, value in fields.items() if value != ""}
+
+
+def _path_of(scope: Scope) -> str:
+    path: bytes = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0]
+    return path[:_PATH_BYTES].decode("ascii", "backslashreplace")
+
+
+def _describe_record(record: RequestRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model": record.model[:200]}
+    if record.usage is not None:
+        fields |= {
+            "prompt_tokens": record.usage.prompt_tokens,
+            "cached_tokens": record.usage.cached_tokens,
+            "computed_tokens": record.usage.computed_tokens,
+            "completion_tokens": record.completion_tokens,
+        }
+    times = {"queue_s": record.queue_s, "first_token_s": record.first_token_s}
+    return fields | {name: round(value, 4) for name, value in times.items()}
+
+
+def to_line(fields: dict[str, Any]) -> str:
+    """The fields as a line for people: the first three are plain, the others named."""
+    plain = [str(fields[name]) for name in ("method", "path", "status")]
+    named = [f"{name}={value}" for name, value in fields.items() if name not in ("method", "path", "status")]
+    text = " ".join((*plain, *named))
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+class JsonFormatter(logging.Formatter):
+    """Each record as a JSON object on a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            fields = fields | {"error": self.formatException(record.exc_info)}
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": at, "level": record.levelname.lower(), "logger": record.name, **fields})
+
+
+def set_up_logs(*, as_json: bool) -> None:
+    """Send what Bough logs to the standard error, as lines for people or as JSON. For a process that is a server."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("bough")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,169 @@
+"""Who may ask: no foreign names, no foreign pages, and, where there are keys, nobody without one.
+
+What passes carries its salt in `request.state.salt`, whether the caller sees everybody's tree or only its own in
+`request.state.sees_all`, and who it is in `request.state.client_id`. `request.state.is_known` is False for who came without
+a key where there are keys, which is possible at open paths only: such a caller is told nothing of models or other clients.
+Pages that may ask get the headers by which browsers know that they may (CORS).
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bough.config import Settings
+from bough.errors import AccessDenied, BoughError, RequestError
+from bough.server.http.api_paths import OPEN_PATHS, ShapeOf, refuse
+from bough.server.http.errors import Fault, fault_of
+from bough.server.http.origins import Visitors
+from bough.server.serving.keys import Key, Keys, derive_salt, read_salt, read_secret
+
+_METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
+_HEADERS = frozenset(
+    (
+        "accept",
+        "accept-language",
+        "authorization",
+        "cache-control",
+        "content-language",
+        "content-type",
+        "idempotency-key",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "x-api-key",
+        "x-request-id",
+        "x-requested-with",
+    )
+)
+_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "openai-", "x-bough-")
+_SHOWN_HEADERS = "request-id, x-request-id, traceparent, retry-after"
+_PREFLIGHT_S = "600"
+
+
+class Security:
+    """The layer itself."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, shape_of: ShapeOf) -> None:
+        self._app = app
+        self._shape_of = shape_of
+        self._visitors = Visitors(settings.host, settings.allowed_hosts, settings.origins)
+        self._gate = Gate(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        try:
+            self._check_host(scope, headers)
+            origin = self._check_origin(headers)
+        except BoughError as error:
+            return await refuse(fault_of(error), self._shape_of, scope, receive, send)
+        if origin is not None:
+            send = _CorsSender(send, origin)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                return await _preflight(headers)(scope, receive, send)
+        try:
+            self._gate.admit(scope, headers)
+        except BoughError as error:
+            return await refuse(_with_challenge(fault_of(error)), self._shape_of, scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _check_host(self, scope: Scope, headers: Headers) -> None:
+        given = headers.getlist("host")
+        if len(given) > 1 or (not given and scope["http_version"] != "1.0"):
+            raise RequestError(f"the request has {len(given)} Host headers, and must have 1")
+        if given and not self._visitors.may_call(given[0]):
+            text = f"the host {given[0][:100]!r} is not one of this server's names: add it to the setting allowed_hosts"
+            raise AccessDenied(text, needs_key=False)
+
+    def _check_origin(self, headers: Headers) -> str | None:
+        """The page that asks, if it is one that may."""
+        origins = headers.getlist("origin")
+        for origin in origins:
+            if not self._visitors.may_ask(origin, headers.get("host", "")):
+                text = f"pages of {origin[:100]!r} may not ask this server: add it to the setting origins"
+                raise AccessDenied(text, needs_key=False)
+        return origins[0] if origins else None
+
+
+class Gate:
+    """Admits those who have a key, or everybody where there are none, and says whose salt counts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._keys = Keys(settings.keys_file) if settings.keys_file else None
+        self._secret = read_secret(settings.data_folder / "server_secret") if self._keys else b""
+
+    def admit(self, scope: Scope, headers: Headers) -> None:
+        """Let a request in, with its salt. Raises AccessDenied without a key, RequestError for a salt that is none."""
+        state = scope.setdefault("state", {})
+        client = scope.get("client")
+        state |= {"salt": "", "sees_all": self._keys is None, "is_known": True, "client_id": client[0] if client else ""}
+        if self._keys is None:
+            state["salt"] = read_salt(_raw(headers, b"x-bough-salt"))
+        elif scope["path"] in OPEN_PATHS:
+            state["is_known"] = self._has_key(self._keys, headers)
+        else:
+            key = self._find_key(self._keys, headers)
+            state |= {"client_id": f"key {key.digest.hex()}", "key_name": key.name}
+            state["salt"] = derive_salt(self._secret, key, read_salt(_raw(headers, b"x-bough-salt")))
+
+    def _has_key(self, keys: Keys, headers: Headers) -> bool:
+        try:
+            self._find_key(keys, headers)
+        except AccessDenied:
+            return False
+        return True
+
+    def _find_key(self, keys: Keys, headers: Headers) -> Key:
+        given = _raw(headers, b"x-api-key").strip()
+        scheme, _, token = _raw(headers, b"authorization").strip().partition(b" ")
+        if scheme.lower() == b"bearer" and token.strip():
+            given = token.strip()
+        if not given:
+            raise AccessDenied("this server wants a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
+        key = keys.find(given)
+        if key is None:
+            raise AccessDenied("this key is not one of this server's")
+        return key
+
+
+def _raw(headers: Headers, name: bytes) -> bytes:
+    return next((value for key, value in headers.raw if key == name), b"")
+
+
+def _with_challenge(fault: Fault) -> Fault:
+    if fault.status != 401:
+        return fault
+    return Fault(fault.status, fault.text, "invalid_api_key", {**fault.headers, "WWW-Authenticate": "Bearer"})
+
+
+def _preflight(headers: Headers) -> Response:
+    """What a browser wants to know before it lets a page ask."""
+    wanted = [each.strip().lower() for each in headers.get("access-control-request-headers", "").split(",")]
+    granted = [each for each in wanted if each in _HEADERS or each.startswith(_HEADER_PREFIXES)]
+    answer = {
+        "Access-Control-Allow-Methods": _METHODS,
+        "Access-Control-Allow-Headers": ", ".join(granted or sorted(_HEADERS)),
+        "Access-Control-Max-Age": _PREFLIGHT_S,
+    }
+    if headers.get("access-control-request-private-network") == "true":
+        answer["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=answer)
+
+
+class _CorsSender:
+    """Adds to every answer that this origin may read it."""
+
+    def __init__(self, send: Send, origin: str) -> None:
+        self._send = send
+        self._origin = origin
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["Access-Control-Allow-Origin"] = self._origin
+            headers["Access-Control-Expose-Headers"] = _SHOWN_HEADERS
+            headers.add_vary_header("Origin")
+        await self._send(message)

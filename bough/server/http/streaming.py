@@ -1,0 +1,98 @@
+"""Streams to clients: lines of JSON (Ollama) or server-sent events, and what happens when the client goes.
+
+However a stream ends, the answer that it reads from is closed: the lane is free, and the work that was done is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from bough.server.serving.answer import Answer
+
+Result = TypeVar("Result")
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON, one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def json_line(value: Any) -> str:
+    """A line of a stream for Ollama's clients."""
+    return to_json(value) + "\n"
+
+
+def sse(value: Any, event: str | None = None) -> str:
+    """A server-sent event; with a name if the API gives its events names."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {value if isinstance(value, str) else to_json(value)}\n\n"
+
+
+def sse_comment(text: str) -> str:
+    """What event streams may carry for people and proxies; clients ignore it."""
+    return f": {text}\n\n"
+
+
+class AnswerStream(StreamingResponse):
+    """A response that streams pieces made of an answer, and closes the answer whatever happens."""
+
+    def __init__(self, answer: Answer, pieces: AsyncIterator[str], media_type: str) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._answer = answer
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.close()
+            close: Callable[[], Awaitable[None]] | None = getattr(self._pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+
+def ndjson_stream(answer: Answer, lines: AsyncIterator[str]) -> AnswerStream:
+    return AnswerStream(answer, lines, "application/x-ndjson")
+
+
+def sse_stream(answer: Answer, events: AsyncIterator[str]) -> AnswerStream:
+    return AnswerStream(answer, events, "text/event-stream")
+
+
+class ClientGone(Exception):
+    """The client has hung up: there is nobody to answer."""
+
+
+async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of some work, which is cancelled when the client hangs up meanwhile; then raises ClientGone.
+
+    An answer that was opened all the same, in the last moment, is closed.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(request))
+    is_taken = False
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        is_taken = task.done()
+        if is_taken:
+            return task.result()
+        raise ClientGone
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        outcome, _ = await asyncio.gather(task, gone, return_exceptions=True)
+        if isinstance(outcome, Answer) and not is_taken:
+            outcome.close()
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,366 @@
+"""The loaded models: which are in memory, who uses them, and how long they stay.
+
+A model is loaded when it is first asked for, and unloaded when it was not used for its time (`keep_alive_s`, of the request
+or of the settings) or when another one needs its room: then the one that was used least recently goes first. Unloading
+saves its tree. One model at a time is loaded or unloaded, in a thread; those that are loaded serve meanwhile. Times are
+those of a clock that nobody sets: when the machine's time is put right, no model goes early, and none stays for years.
+
+Always true:
+- a model in use, or one that somebody waits for, is not unloaded, but by `close`;
+- one whose engine is stuck in a step is not waited for: it stays until the step ends, or the process;
+- a load goes on when the request that asked for it is cancelled: its model is there for the next one.
+
+Everything here runs on the event loop that first used it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from bough.config import Settings
+from bough.errors import NoRoom, ShuttingDown
+from bough.generate.worker import Limits, Worker
+from bough.models import ModelFiles
+from bough.runner import Runner, load_files
+from bough.server.serving.catalog import Catalog, Facts
+from bough.server.serving.prompt_threads import PromptThreads
+from bough.system.own_thread import in_own_thread
+from bough.system.resources import HostMemory, read_host_memory
+
+log = logging.getLogger(__name__)
+
+_LONGEST_S = 100 * 365 * 86_400.0  # what stays longer stays for ever
+_WORDS_OF_SHORT_MEMORY = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
+_HALF_TYPES = ("bfloat16", "float16")
+_LOAD_PATIENCE_S = 5.0  # for a model that is just being loaded when all ends
+_STUCK_S = 30.0  # so often a model that is stuck is looked at again
+
+
+@dataclass(frozen=True)
+class StartedModel:
+    """What loading a model gives."""
+
+    runner: Runner
+    worker: Worker
+
+
+Start = Callable[[ModelFiles, Settings], StartedModel]
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model in memory. `num_bytes` are its weights as its files hold them; `expires_s` is None if it stays for ever."""
+
+    name: str
+    runner: Runner
+    worker: Worker
+    info: Facts
+    num_bytes: int
+    load_s: float
+    used_s: float
+    expires_s: float | None
+    keep_alive_s: float | None = field(default=None, repr=False)  # the last that was asked for; None: that of the settings
+    num_uses: int = 0
+    threads: PromptThreads = field(default_factory=PromptThreads, repr=False)
+
+
+def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
+    """Load a model and start its engine's thread."""
+    runner = load_files(files, settings)
+    try:
+        limits = Limits(settings.queue, settings.watchdog_s)
+        return StartedModel(runner, runner.start_worker(limits, settings.verify_cache))
+    except BaseException:
+        runner.close()
+        raise
+
+
+class LoadedModels:
+    """The models in memory, by the names of the catalog."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        *,
+        start: Start = start_model,
+        clock: Callable[[], float] = time.monotonic,
+        read_memory: Callable[[], HostMemory] = read_host_memory,
+    ) -> None:
+        self.catalog = catalog
+        self._settings = settings
+        self._start = start
+        self._clock = clock
+        self._read_memory = read_memory
+        self._loaded: dict[str, LoadedModel] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._wanted: Counter[str] = Counter()  # requests that wait for a model, by its name
+        self._changing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._timekeeper: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.has_left_load = False  # whether a thread still loads a model that nobody waits for, after `close`
+
+    def using(self, name: str, keep_alive_s: float | None = None) -> AbstractAsyncContextManager[LoadedModel]:
+        """The model, loaded if need be, and in use until the context ends; then it stays for `keep_alive_s`.
+
+        None: as the settings say; 0: unloaded when nobody uses it; below 0 or infinite: for ever. Raises ModelNotFound,
+        NoRoom, ShuttingDown, or what loading raises.
+        """
+        return self._using(name, keep_alive_s)
+
+    @asynccontextmanager
+    async def _using(self, name: str, keep_alive_s: float | None) -> AsyncIterator[LoadedModel]:
+        loaded = await self.take(name, keep_alive_s)
+        try:
+            yield loaded
+        finally:
+            self.give_back(loaded)
+
+    async def take(self, name: str, keep_alive_s: float | None = None) -> LoadedModel:
+        """As `using`, for those who call `give_back` themselves, exactly once."""
+        known = self.find(name) or await self._load_wanted(name)
+        known.num_uses += 1
+        if keep_alive_s is not None:
+            known.keep_alive_s = keep_alive_s
+        self._touch(known)
+        return known
+
+    def give_back(self, loaded: LoadedModel) -> None:
+        """A use has ended. Never waits."""
+        assert loaded.num_uses > 0, f"{loaded.name} is not in use"
+        loaded.num_uses -= 1
+        self._touch(loaded)
+
+    def find(self, name: str) -> LoadedModel | None:
+        """The model of that name if it is loaded."""
+        return self._loaded.get(name.removesuffix(":latest"))
+
+    async def unload(self, name: str) -> bool:
+        """Take a model out of memory. False if it is in use: then it goes when its last use ends."""
+        loaded = self.find(name)
+        if loaded is None:
+            return True
+        loaded.keep_alive_s = 0.0
+        self._touch(loaded)
+        await asyncio.shield(self.unload_expired())  # a client that hangs up stops nothing half done
+        return self._loaded.get(loaded.name) is not loaded
+
+    async def unload_expired(self) -> None:
+        """Unload what nobody uses and whose time is over."""
+        async with self._changing:
+            for loaded in [each for each in self._loaded.values() if self._is_over(each)]:
+                if self._is_idle(loaded):  # still, after the one before it was unloaded
+                    await self._unload(loaded)
+
+    async def close(self) -> None:
+        """Unload everything, used or not, and take nothing new. A second call does nothing.
+
+        A load that does not end soon is left to its thread, which cannot be stopped: see `has_left_load`.
+        """
+        self._is_closed = True
+        if self._timekeeper is not None:
+            self._timekeeper.cancel()
+            await asyncio.gather(self._timekeeper, return_exceptions=True)
+        await self._end_loading()
+        async with self._changing:
+            for loaded in list(self._loaded.values()):
+                if loaded.worker.is_stuck:
+                    log.error("the model %s is stuck: its tree is left as it is on disk", loaded.name)
+                else:
+                    await self._unload(loaded)
+
+    async def _end_loading(self) -> None:
+        if not self._loading:
+            return
+        _, left = await asyncio.wait(self._loading.values(), timeout=_LOAD_PATIENCE_S)
+        self.has_left_load = bool(left)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    # Time
+
+    def expires_at(self, loaded: LoadedModel) -> datetime | None:
+        """When the time of a model will be over, as the machine's clock stands now; None: never."""
+        if loaded.expires_s is None:
+            return None
+        return datetime.now(UTC) + timedelta(seconds=loaded.expires_s - self._clock())
+
+    def _touch(self, loaded: LoadedModel) -> None:
+        """A use begins or ends: the model's time counts from now."""
+        loaded.used_s = self._clock()
+        loaded.expires_s = self._expiry(loaded.keep_alive_s, loaded.used_s)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """Let the timekeeper look again."""
+        self._changed.set()
+        if self._timekeeper is None and not self._is_closed:
+            self._timekeeper = asyncio.create_task(self._keep_time(), name="bough-keep-alive")
+
+    def _expiry(self, keep_alive_s: float | None, now: float) -> float | None:
+        kept_s = self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s
+        return now + kept_s if kept_s is not None and 0 <= kept_s < _LONGEST_S else None
+
+    def _is_idle(self, loaded: LoadedModel) -> bool:
+        return loaded.num_uses == 0 and not self._wanted[loaded.name] and not loaded.worker.is_stuck
+
+    def _is_over(self, loaded: LoadedModel) -> bool:
+        return loaded.expires_s is not None and loaded.expires_s <= self._clock() and self._is_idle(loaded)
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._next_expiry_s()):
+                    await self._changed.wait()
+            await asyncio.shield(self.unload_expired())
+
+    def _next_expiry_s(self) -> float | None:
+        """Seconds until the next model's time is over; None: no such time is known. Nobody tells when a step ends."""
+        idle = [each for each in self._loaded.values() if self._is_idle(each)]
+        times = [each.expires_s for each in idle if each.expires_s is not None]
+        is_any_stuck = any(each.worker.is_stuck for each in self._loaded.values())
+        next_s = max(0.0, min(times) - self._clock()) if times else None
+        return min(_STUCK_S, math.inf if next_s is None else next_s) if is_any_stuck else next_s
+
+    # Loading and unloading
+
+    async def _load_wanted(self, name: str) -> LoadedModel:
+        """The model, which others may be waiting for as well."""
+        files = await asyncio.to_thread(self.catalog.files, name)
+        self._wanted[files.name] += 1
+        try:
+            while files.name not in self._loaded:
+                if self._is_closed:
+                    raise ShuttingDown("the server is shutting down, and loads no model")
+                await asyncio.shield(self._loading_task(files))
+            return self._loaded[files.name]
+        finally:
+            self._wanted[files.name] -= 1
+            self._note_change()  # nobody may want it any more: a model that is there already may be idle since now
+
+    def _loading_task(self, files: ModelFiles) -> asyncio.Task[None]:
+        task = self._loading.get(files.name)
+        if task is None:
+            task = self._loading[files.name] = asyncio.create_task(self._load(files), name=f"bough-load-{files.name}")
+            task.add_done_callback(lambda done: self._forget_loading(files.name, done))
+        return task
+
+    def _forget_loading(self, name: str, done: asyncio.Task[None]) -> None:
+        del self._loading[name]
+        if not done.cancelled() and done.exception() is not None:  # which nobody may be waiting for any more
+            log.warning("the model %s could not be loaded: %s", name, done.exception())
+
+    async def _load(self, files: ModelFiles) -> None:
+        async with self._changing:
+            if files.name in self._loaded:
+                return
+            if self._is_closed:  # while it waited for another to be loaded or unloaded
+                raise ShuttingDown("the server is shutting down, and loads no model")
+            num_bytes = await asyncio.to_thread(_weights_bytes, files)
+            info = await asyncio.to_thread(self.catalog.find, files.name)
+            await self._make_room(files, num_bytes)
+            started_s = time.perf_counter()
+            started = await self._start_retrying(files)
+            load_s, now = time.perf_counter() - started_s, self._clock()
+            self._loaded[files.name] = LoadedModel(
+                files.name, started.runner, started.worker, info, num_bytes, load_s, now, self._expiry(None, now)
+            )
+            log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, _describe_engine(started.runner))
+            self._note_change()
+
+    async def _start_retrying(self, files: ModelFiles) -> StartedModel:
+        """Load the model; for lack of memory one after another of those that nobody uses has to go."""
+        while True:
+            try:
+                return await in_own_thread(self._start, files, self._settings)
+            except Exception as error:
+                if not is_short_of_memory(error):
+                    raise
+                if not await self._unload_oldest():
+                    raise self._no_room(files, "the engine ran out of memory") from error
+
+    async def _make_room(self, files: ModelFiles, num_bytes: int) -> None:
+        most = self._settings.max_models
+        while most and len(self._loaded) >= most:
+            if not await self._unload_oldest():
+                raise self._no_room(files, f"at most {most} models may be loaded, and {len(self._loaded)} are in use")
+        if not any(_fills_host_memory(each) for each in self._loaded.values()):
+            return
+        needed_bytes = num_bytes * (2 if self._grows(files) else 1)
+        while self._loaded and (available_bytes := self._read_memory().available_bytes) < needed_bytes:
+            if not await self._unload_oldest():
+                raise self._no_room(files, f"it needs {needed_bytes:,} bytes, and {available_bytes:,} are available")
+
+    def _grows(self, files: ModelFiles) -> bool:
+        """Whether weights take twice the room in memory: half precision as float32, which a CPU takes unless told."""
+        kept = files.config.get("dtype") or files.config.get("torch_dtype")
+        is_on_cpu = any(_is_on_cpu(each) for each in self._loaded.values())
+        becomes_float32 = self._settings.dtype == "float32" or (self._settings.dtype == "auto" and is_on_cpu)
+        return kept in _HALF_TYPES and becomes_float32
+
+    def _no_room(self, files: ModelFiles, why: str) -> NoRoom:
+        busy = ", ".join(f"{each.name} ({each.num_bytes:,} bytes)" for each in self._loaded.values())
+        return NoRoom(f"the model {files.name} cannot be loaded: {why}; loaded and in use: {busy or 'none'}")
+
+    async def _unload_oldest(self) -> bool:
+        """Unload the model that was used least recently; False if all are in use. Needs the lock."""
+        idle = [each for each in self._loaded.values() if self._is_idle(each)]
+        if idle:
+            await self._unload(min(idle, key=lambda each: each.used_s))
+        return bool(idle)
+
+    async def _unload(self, loaded: LoadedModel) -> None:
+        """Save the tree and give the memory back. Needs the lock; whoever asks for the model meanwhile waits for it."""
+        del self._loaded[loaded.name]
+        try:
+            await in_own_thread(_stop_model, loaded)
+        except Exception:  # whatever an engine raises, the model is gone and the others go on
+            log.exception("the model %s was unloaded, but not well", loaded.name)
+
+    def list(self) -> list[LoadedModel]:
+        """Every loaded model, the one that was used last first."""
+        return sorted(self._loaded.values(), key=lambda each: each.used_s, reverse=True)
+
+
+def is_short_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, says that there was not enough memory."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _WORDS_OF_SHORT_MEMORY):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _stop_model(loaded: LoadedModel) -> None:
+    loaded.worker.close()
+    loaded.runner.close()
+
+
+def _is_on_cpu(loaded: LoadedModel) -> bool:
+    return loaded.runner.engine.describe().get("device") == "cpu"
+
+
+def _fills_host_memory(loaded: LoadedModel) -> bool:
+    """Whether the weights lie in the machine's own memory: on a CPU, and where a GPU shares it."""
+    return not loaded.runner.engine.has_host
+
+
+def _describe_engine(runner: Runner) -> str:
+    about = runner.engine.describe()
+    return ", ".join(about[name] for name in ("engine", "device", "dtype") if name in about)
+
+
+def _weights_bytes(files: ModelFiles) -> int:
+    return sum(file.stat().st_size for file in files.weights)

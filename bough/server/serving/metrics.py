@@ -1,0 +1,208 @@
+"""What the server has done and holds, as Prometheus reads it.
+
+Requests are counted when they end; the figures of queues, lanes and trees are read when somebody asks, from what each
+model's engine thread noted last, so that asking never waits for the engine. Labels have few values: a model is named only
+if it was there, and only the first hundred are: clients may copy models to any number of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from bough.server.serving.record import RequestRecord
+
+_FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+
+
+_MAX_NAMES = 100
+_OTHERS = "(others)"  # which is no name of a model
+
+
+class Watched(Protocol):
+    """A loaded model, as far as it is looked at here."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def worker(self) -> Any: ...
+
+
+class Seeing:
+    """The counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._names = {""}  # models that have figures of their own; some requests have none
+        self._requests = Counter(
+            "bough_requests_total", "Requests that have ended", ("api", "model", "status"), registry=registry
+        )
+        self._in_progress = Gauge("bough_requests_in_progress", "Requests under way", registry=registry)
+        self._prompt_tokens = Counter(
+            "bough_prompt_tokens_total",
+            "Tokens of prompts: found in the tree, reused, evaluated",
+            ("model", "kind"),
+            registry=registry,
+        )
+        self._completion_tokens = Counter(
+            "bough_completion_tokens_total", "Tokens of answers", ("model",), registry=registry
+        )
+        self._hits = Counter(
+            "bough_hits_total",
+            "Requests that reused something, by the lowest place that it lay at",
+            ("model", "place"),
+            registry=registry,
+        )
+        self._loaded_bytes = Counter(
+            "bough_loaded_bytes_total", "Bytes brought back to the device", ("model", "place"), registry=registry
+        )
+        self._queue_s = Histogram(
+            "bough_queue_seconds", "Waiting for a lane", ("model",), buckets=_FIRST_TOKEN_S, registry=registry
+        )
+        self._first_token_s = Histogram(
+            "bough_first_token_seconds",
+            "From the lane to the first token",
+            ("model",),
+            buckets=_FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._token_s = Histogram(
+            "bough_token_seconds", "Time for each token after the first", ("model",), buckets=_TOKEN_S, registry=registry
+        )
+        ProcessCollector(registry=registry)
+
+    def watch(self, list_models: Callable[[], Iterable[Watched]]) -> None:
+        """Show the figures of these models from now on, too. Once."""
+        self.registry.register(_Models(list_models))
+
+    def http_began(self) -> None:
+        """A request came in."""
+        self._in_progress.inc()
+
+    def http_ended(self, api: str, model: str, status: int) -> None:
+        """A request was answered, or given up."""
+        self._in_progress.dec()
+        self._requests.labels(api, self._label(model), str(status)).inc()
+
+    def request_done(self, record: RequestRecord) -> None:
+        """A model has answered, or failed to."""
+        if record.usage is None:
+            return
+        model, usage = self._label(record.model), record.usage
+        record = replace(record, model=model)
+        counts = {"matched": usage.matched_tokens, "cached": usage.cached_tokens, "computed": usage.computed_tokens}
+        for kind, number in counts.items():
+            self._prompt_tokens.labels(model, kind).inc(number)
+        self._completion_tokens.labels(model).inc(record.completion_tokens)
+        self._count_places(record)
+        self._time(record)
+
+    def _label(self, model: str) -> str:
+        if len(self._names) <= _MAX_NAMES:
+            self._names.add(model)
+        return model if model in self._names else _OTHERS
+
+    def _count_places(self, record: RequestRecord) -> None:
+        if record.usage and record.usage.cached_tokens:
+            place = "disk" if record.disk_bytes else "host" if record.host_bytes else "device"
+            self._hits.labels(record.model, place).inc()
+        self._loaded_bytes.labels(record.model, "host").inc(record.host_bytes)
+        self._loaded_bytes.labels(record.model, "disk").inc(record.disk_bytes)
+
+    def _time(self, record: RequestRecord) -> None:
+        self._queue_s.labels(record.model).observe(record.queue_s)
+        if record.completion_tokens > 0:
+            self._first_token_s.labels(record.model).observe(record.first_token_s)
+        if record.completion_tokens > 1:
+            self._token_s.labels(record.model).observe(record.decode_s / (record.completion_tokens - 1))
+
+
+class _Models(Collector):
+    """The figures of the loaded models, taken at the moment of asking."""
+
+    def __init__(self, list_models: Callable[[], Iterable[Watched]]) -> None:
+        self._list_models = list_models
+
+    def describe(self) -> list[Metric]:
+        return []  # so that registering asks no model
+
+    def collect(self) -> Iterator[Metric]:
+        figures = {loaded.name: loaded.worker.snapshot() for loaded in self._list_models()}
+        yield GaugeMetricFamily("bough_models_loaded", "Models in memory", value=len(figures))
+        yield _gauge("bough_queue_length", "Requests that wait for a lane", figures, {(): _get("queue")})
+        lanes: Reads = {("busy",): _get("busy_lanes"), ("resting",): lambda figure: figure["lanes"] - figure["busy_lanes"]}
+        yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
+        yield _gauge("bough_bytes", "Bytes of state by where they lie", figures, _BYTES, ("place", "kind"))
+        failing: Reads = {(): _get("disk_is_failing")}
+        yield _gauge("bough_disk_failing", "1 while nothing can be written to disk", figures, failing)
+        yield _gauge("bough_tree_tokens", "Tokens that the tree knows", figures, {(): _get("tokens")})
+        for name, text, key in _TOTALS:
+            yield _counter(name, text, figures, key)
+
+
+Figures = dict[str, dict[str, Any]]
+Read = Callable[[dict[str, Any]], float | None]
+Reads = dict[tuple[str, ...], Read]  # by the values of the labels
+
+
+def _get(key: str) -> Read:
+    return lambda figure: figure.get(key)
+
+
+_BYTES: Reads = {
+    ("device", "used"): _get("used_bytes"),
+    ("device", "budget"): _get("budget_bytes"),
+    ("host", "used"): _get("host_bytes"),
+    ("host", "budget"): _get("host_budget_bytes"),
+    ("disk", "used"): _get("disk_bytes"),
+    ("disk", "budget"): _get("disk_budget_bytes"),
+}
+_TOTALS = (
+    ("bough_evicted_tokens", "Tokens that were let go", "evicted_tokens"),
+    ("bough_evicted_points", "Restore points that were let go", "evicted_points"),
+    ("bough_disk_failed_writes", "Pages and states that could not be written to disk", "disk_failed_writes"),
+    ("bough_disk_misses", "Pages and states on disk that were not what they should be", "disk_misses"),
+    ("bough_disk_bad_rows", "Rows of the index on disk that made no sense and were dropped", "disk_bad_rows"),
+    ("bough_verified", "Answers that were computed again without reuse, to compare", "verified"),
+    ("bough_verify_differences", "Answers that differed from those without reuse", "different"),
+)
+
+
+def _gauge(name: str, text: str, figures: Figures, reads: Reads, labels: tuple[str, ...] = ()) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=("model", *labels))
+    for model, figure in figures.items():
+        for values, read in reads.items():
+            value = read(figure)
+            if value is not None:
+                family.add_metric([model, *values], value)
+    return family
+
+
+def _counter(name: str, text: str, figures: Figures, key: str) -> Metric:
+    family = CounterMetricFamily(name, text, labels=("model",))
+    for model, figure in figures.items():
+        if key in figure:
+            family.add_metric([model], figure[key])
+    return family
+
+
+router = APIRouter()
+
+
+@router.get("/metrics", response_class=Response)
+async def read_metrics(request: Request) -> Response:
+    """What Prometheus reads, in the form that it asks for."""
+    seeing: Seeing = request.app.state.seeing
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(seeing.registry), headers={"Content-Type": content_type})

@@ -1,0 +1,194 @@
+"""From what a client asks for to what a model is given: tools, thinking, the beginning of an answer, and what must fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bough.errors import PromptTooLong, RequestError
+from bough.models.encoder import PromptLimit
+from bough.models.prompts import Encoded, Prompts
+from bough.server.serving.ask import Ask, Tool
+from bough.server.serving.tools import forced_format, prepare
+from bough.server.serving.truncation import shorten
+from bough.types import Message, SamplingParams
+
+_THINK = "<think>"
+_ROOM_TOKENS = 128
+"""What is left for an answer of unknown length when a chat is shortened."""
+
+_TOKENS_AROUND, _BYTES_PER_TOKEN = 5, 4
+"""An estimate: tokens that a template puts around a message, and bytes that a token stands for."""
+
+_SURELY_TOO_LONG = 4  # times the limit, by the estimate: then it is not tried
+_RESYNC_CHARS = 1024  # after a cut in the middle of a text, tokens are the same again within this
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What of a loaded model a prompt depends on."""
+
+    name: str
+    prompts: Prompts
+    context_tokens: int
+    knows_tools: bool
+    knows_thinking: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prompt, ready to run, and how to read its answer."""
+
+    encoded: Encoded
+    params: SamplingParams
+    tools: Mapping[str, Any]  # the parameters of each tool that was offered, by name
+    is_forced: bool = False
+    splits_thinking: bool = False
+    starts_thinking: bool = False
+
+
+def prepare_ask(
+    ask: Ask,
+    model: ModelFacts,
+    *,
+    sorts_tools: bool = False,
+    max_tokens: int | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Prepared:
+    """The prompt of an ask, of at most `max_tokens`, by default what the context holds.
+
+    Raises RequestError for what this model cannot do, PromptTooLong and RequestCancelled.
+    """
+    context = min(ask.context_tokens or model.context_tokens, model.context_tokens)
+    encoded = _encode(ask, model, PromptLimit(max_tokens or context, is_cancelled), sorts_tools)
+    params = _bounded(ask, encoded, context)
+    offered = ask.tools if ask.tool_choice.mode != "none" else ()
+    forced = forced_format(ask.tools, ask.tool_choice)
+    splits = (ask.messages is not None or ask.is_chat) and model.knows_thinking
+    return Prepared(
+        encoded,
+        params if forced is None else replace(params, format=forced),
+        {tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
+        is_forced=forced is not None,
+        splits_thinking=splits,
+        starts_thinking=splits and model.prompts.decode(encoded.ids[-8:]).rstrip().endswith(_THINK),
+    )
+
+
+def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
+    if ask.messages is not None:
+        return _encode_chat(ask, model, limit, sorts_tools)
+    prompt = ask.text if ask.text is not None else list(ask.ids or ())
+    if not ask.truncates:
+        return model.prompts.encode(prompt, raw=True, limit=limit)
+    kept_tokens = _tokens_for_prompt(ask, limit)
+    if isinstance(prompt, str):
+        longest = kept_tokens * model.prompts.tokenizer.encoder.token_bytes
+        prompt = prompt[-(longest + _RESYNC_CHARS) :]
+    encoded = model.prompts.encode(prompt, raw=True)
+    return Encoded(encoded.ids[-kept_tokens:]) if len(encoded.ids) > kept_tokens else encoded
+
+
+def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
+    assert ask.messages is not None
+    if ask.tools and ask.needs_tool_template and not model.knows_tools:
+        raise RequestError(f"{model.name} does not support tools")
+    if ask.think and not model.knows_thinking:
+        raise RequestError(f'"{model.name}" does not support thinking')
+    tools = sorted(ask.tools, key=_name) if sorts_tools else ask.tools
+    rendering = _Rendering(ask, model, tools, limit)
+    if not ask.truncates:
+        return rendering.encode(ask.messages)
+    return _encode_shortened(ask.messages, rendering, _tokens_for_prompt(ask, limit))
+
+
+def _encode_shortened(messages: Sequence[Message], rendering: _Rendering, max_tokens: int) -> Encoded:
+    """The messages as ids, the oldest left out where there would be more than `max_tokens`."""
+    encoded = None
+    if sum(map(rendering.estimate, messages)) <= _SURELY_TOO_LONG * max_tokens:
+        encoded = rendering.try_encode(messages)
+    if encoded is not None and len(encoded.ids) <= max_tokens:
+        return encoded
+    return rendering.encode(shorten(messages, max_tokens, rendering))
+
+
+@dataclass(frozen=True)
+class _Rendering:
+    """How the messages of one ask are measured and encoded."""
+
+    ask: Ask
+    model: ModelFacts
+    tools: Sequence[Tool]
+    limit: PromptLimit
+
+    def encode(self, messages: Sequence[Message]) -> Encoded:
+        prompt, options = self._given(messages)
+        return self.model.prompts.encode(prompt, limit=self.limit, **options)
+
+    def try_encode(self, messages: Sequence[Message]) -> Encoded | None:
+        """As `encode`, but None if there are too many tokens."""
+        try:
+            return self.encode(messages)
+        except PromptTooLong:
+            return None
+
+    def estimate(self, message: Message) -> int:
+        return _TOKENS_AROUND + len(_text_of(message).encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN
+
+    def count(self, messages: Sequence[Message]) -> int:
+        prompt, options = self._given(messages)
+        try:
+            return self.model.prompts.count(prompt, limit=self.limit, **options)
+        except PromptTooLong as error:
+            return error.prompt_tokens
+
+    def _given(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, Any]]:
+        """The messages for the template, and its options."""
+        given = prepare(messages, self.tools, self.ask.tool_choice, template_knows_tools=self.model.knows_tools)
+        options: dict[str, Any] = {"tools": given.tools}
+        if self.ask.think is not None and self.model.knows_thinking:
+            options["enable_thinking"] = self.ask.think
+        if not _has_begun(messages):
+            return given.messages, options
+        begun = _text_of(given.messages[-1]).rstrip()  # blanks at its end would mislead the model
+        return given.messages[:-1], options | {"prefill": begun}
+
+    def cut(self, text: str, num_tokens: int, at_most: int) -> str:
+        tokenizer = self.model.prompts.tokenizer
+        end = text[-at_most * tokenizer.encoder.token_bytes :]
+        ids = tokenizer.encode(end)
+        is_long = len(end) < len(text) or len(ids) > at_most
+        return tokenizer.decode(ids[-at_most:] if is_long else ids[num_tokens + 1 :])
+
+
+def _has_begun(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    return len(messages) > 1 and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+
+
+def _bounded(ask: Ask, encoded: Encoded, context: int) -> SamplingParams:
+    """The parameters with a length that fits the context. Raises PromptTooLong."""
+    room, wanted = context - len(encoded.ids), ask.params.max_tokens
+    if room < 1 and wanted != 0:
+        raise PromptTooLong(len(encoded.ids), context)
+    if ask.context_tokens is None:
+        return ask.params
+    return replace(ask.params, max_tokens=room if wanted is None else min(wanted, room))
+
+
+def _tokens_for_prompt(ask: Ask, limit: PromptLimit) -> int:
+    """How many tokens of the context a prompt that is shortened may take; the rest is for the answer."""
+    assert limit.max_tokens is not None
+    wanted = ask.params.max_tokens
+    room = max(1, min(_ROOM_TOKENS if wanted is None else wanted, limit.max_tokens // 4))
+    return max(1, limit.max_tokens - room)
+
+
+def _name(tool: Tool) -> str:
+    return str(tool["function"]["name"])

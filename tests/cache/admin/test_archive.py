@@ -1,0 +1,283 @@
+"""What one disk exports another one imports, under another secret and salt; nothing else can be smuggled in."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.cache.admin.archive import MANIFEST, export_tree, import_tree, read_manifest
+from bough.cache.disk import Disk, DiskError
+from tests.cache.disk.shelf import Shelf, address_of, content_of, point_of, put, put_path
+
+TOKENS = list(range(100, 110))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Disk]:
+    """A second disk, with another secret."""
+    with Shelf(tmp_path / "other").open() as disk:
+        yield disk
+        disk.check()
+
+
+@pytest.fixture
+def archive(disk: Disk, tmp_path: Path) -> Path:
+    """An export of two paths, a state and a point under the salt "ours", of a disk that holds more."""
+    put_path(disk, TOKENS, salt="ours")
+    put(disk, address_of(disk, [*TOKENS[:4], 7, 8], 4, salt="ours"))
+    put(disk, address_of(disk, TOKENS[:8], 8, group=1, salt="ours"), last_used=6.0)
+    put_path(disk, [55] * 8, salt="theirs")
+    disk.put_point(point_of(disk, TOKENS[:6], "ours"), reason=3, is_kept=True, is_superseded=True, last_used=5.0)
+    disk.put_point(point_of(disk, [55] * 3, "theirs"), reason=3, is_kept=True, is_superseded=True, last_used=5.0)
+    exported = export_tree(disk, tmp_path / "archive.tar", "ours")
+    assert (exported.num_items, exported.nbytes, exported.num_skipped) == (5, 5000, 0)
+    return tmp_path / "archive.tar"
+
+
+def test_an_archive_carries_one_salt_to_another_disk(archive: Path, disk: Disk, other: Disk) -> None:
+    done = import_tree(other, archive, "mine")
+
+    assert (done.num_items, done.num_skipped, done.problems) == (5, 0, ())
+    expected = {
+        address_of(other, TOKENS[:4], 0, salt="mine"),
+        address_of(other, TOKENS[:8], 4, salt="mine"),
+        address_of(other, TOKENS, 8, salt="mine"),
+        address_of(other, [*TOKENS[:4], 7, 8], 4, salt="mine"),
+        address_of(other, TOKENS[:8], 8, group=1, salt="mine"),
+    }
+    assert {copy.address for copy in other.copies()} == expected
+    assert all(other.get(copy) == content_of(copy.address) for copy in other.copies())
+    assert all(copy.num_users == 0 for copy in other.copies())
+    assert max(copy.last_used for copy in other.copies()) == 6.0
+    (record,) = other.points()
+    assert record.address == point_of(other, TOKENS[:6], "mine")
+    assert (record.reason, record.is_kept, record.is_superseded, record.last_used) == (3, True, True, 5.0)
+
+
+def test_what_was_imported_is_there_after_a_restart(archive: Path, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "third")
+    with shelf.open() as disk:
+        assert import_tree(disk, archive).num_items == 5
+    with shelf.open() as disk:
+        assert len(disk.copies()) == 5 and len(disk.points()) == 1
+
+
+def test_importing_twice_adds_nothing(archive: Path, other: Disk) -> None:
+    import_tree(other, archive)
+    again = import_tree(other, archive)
+    assert (again.num_items, again.num_skipped, again.problems) == (0, 5, ())
+    assert other.num_copies == 5 and all(copy.num_users == 0 for copy in other.copies())
+
+
+def test_an_archive_holds_no_salt_secret_or_hash(archive: Path, disk: Disk, shelf: Shelf) -> None:
+    content = archive.read_bytes()
+    root = disk.root("ours")
+    hidden = [b"ours", (shelf.folder / "secret").read_bytes(), root, *disk.digests(root, bytes(64))]
+    hidden += [secret.hex().encode() for secret in hidden]
+    assert not any(secret in content for secret in hidden)
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in archive.parent.iterdir() if file.name.endswith(".tmp")] == []
+
+
+def test_a_manifest_tells_what_an_archive_is_of(archive: Path) -> None:
+    manifest = read_manifest(archive)
+    assert (manifest.fingerprint, manifest.page_tokens, len(manifest.items)) == ("fingerprint-1", 4, 5)
+
+
+def test_what_cannot_be_traced_to_the_root_is_not_exported(disk: Disk, tmp_path: Path) -> None:
+    copies = put_path(disk, TOKENS)
+    assert disk.flush(10)
+    disk.drop(copies[0])
+    done = export_tree(disk, tmp_path / "archive.tar")
+    assert (done.num_items, done.num_skipped) == (0, 2)
+
+
+def test_a_damaged_copy_is_left_out(disk: Disk, shelf: Shelf, other: Disk, tmp_path: Path) -> None:
+    put_path(disk, TOKENS)
+    assert disk.flush(10)
+    shelf.page_files()[0].write_bytes(b"")
+
+    done = export_tree(disk, tmp_path / "archive.tar")
+    assert (done.num_items, done.num_skipped) == (2, 1)
+    back = import_tree(other, tmp_path / "archive.tar")
+    assert (back.num_items, back.num_skipped, back.problems) == (2, 1, ("1 items are missing in the archive",))
+
+
+def test_an_import_takes_only_what_there_is_room_for(archive: Path, tmp_path: Path) -> None:
+    with Shelf(tmp_path / "small").open(budget_bytes=3500) as disk:
+        done = import_tree(disk, archive)
+        assert (done.num_items, done.num_skipped, done.problems) == (3, 2, ("there was no room for 2 items",))
+        assert disk.claimed_bytes <= 3500
+
+
+def test_an_archive_that_cannot_be_written_leaves_nothing(disk: Disk, tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="nowhere"):
+        export_tree(disk, tmp_path / "nowhere" / "archive.tar")
+
+
+@pytest.mark.parametrize("changes", [{"fingerprint": "fingerprint-2"}, {"page_tokens": 8}])
+def test_an_archive_of_another_model_is_refused(archive: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    with Shelf(tmp_path / "strange").open(**changes) as disk:
+        with pytest.raises(DiskError, match=next(iter(changes))):
+            import_tree(disk, archive)
+        assert disk.num_copies == 0
+
+
+def rewrite(archive: Path, change: Callable[[dict[str, Any], list[tuple[str, bytes]]], None]) -> None:
+    """Change the manifest and the members of an archive."""
+    with tarfile.open(archive) as old:
+        members = [(info.name, old.extractfile(info).read()) for info in old]  # type: ignore[union-attr]
+    manifest = json.loads(members.pop(0)[1])
+    change(manifest, members)
+    with tarfile.open(archive, "w") as new:
+        for name, content in [(MANIFEST, json.dumps(manifest).encode()), *members]:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            new.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest, members: manifest.update(format=99),
+        lambda manifest, members: manifest.update(byte_order="middle"),
+        lambda manifest, members: manifest.update(steps=None),
+        lambda manifest, members: manifest["steps"][0].update(parent=1),
+        lambda manifest, members: manifest["steps"][1].update(tokens="AAAA"),
+        lambda manifest, members: manifest["steps"][1].update(tokens="A" * 400),
+        lambda manifest, members: manifest["items"][0].update(start=-4),
+        lambda manifest, members: manifest["items"][0].update(end=3),
+        lambda manifest, members: manifest["items"][0].update(step=1000),
+        lambda manifest, members: manifest["items"][0].update(group="full"),
+        lambda manifest, members: manifest["items"][0].update(path="/etc/passwd"),
+        lambda manifest, members: manifest["points"][0].update(end=True),
+        lambda manifest, members: manifest["points"][0].update(reason=99),
+        lambda manifest, members: manifest["points"][0].update(reason=10**30),
+        lambda manifest, members: manifest["points"][0].update(reason=True),
+        lambda manifest, members: manifest["points"][0].update(is_kept=1),
+        lambda manifest, members: manifest["points"][0].update(is_superseded="no"),
+        lambda manifest, members: manifest["points"][0].update(last_used=float("nan")),
+        lambda manifest, members: manifest["points"][0].update(last_used=float("inf")),
+        lambda manifest, members: manifest["points"][0].update(step=-1),
+        lambda manifest, members: manifest["items"][0].update(last_used=float("nan")),
+        lambda manifest, members: manifest["items"][0].update(last_used=10**400),
+        lambda manifest, members: manifest["items"][0].update(last_used="1.0"),
+        lambda manifest, members: manifest["items"][0].update(group=2**40),
+        lambda manifest, members: manifest["items"][0].update(nbytes=2**40),
+        lambda manifest, members: manifest["items"][0].update(nbytes=10**30),
+        lambda manifest, members: manifest["items"][0].pop("nbytes"),
+        lambda manifest, members: manifest["items"].append(manifest["items"][0]),
+        lambda manifest, members: manifest["steps"][0].update(tokens="/////w=="),
+        lambda manifest, members: manifest.update(page_tokens=0),
+        lambda manifest, members: manifest.update(page_tokens=10**30),
+        lambda manifest, members: manifest.update(fingerprint="x" * 10_000),
+        lambda manifest, members: manifest.update(model="a\0b"),
+        lambda manifest, members: manifest.update(more=[[] for _ in range(10_000)]),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(archive: Path, other: Disk, change: Callable[..., None]) -> None:
+    rewrite(archive, change)
+    with pytest.raises(DiskError, match="not an archive"):
+        import_tree(other, archive)
+    assert other.num_copies == 0 and other.points() == []
+
+
+@pytest.mark.parametrize(("said", "taken"), [(1e12, 500.0), (-7.0, 0.0)])
+def test_an_import_was_used_neither_after_now_nor_before_all_time(
+    archive: Path, tmp_path: Path, said: float, taken: float
+) -> None:
+    def change(manifest: dict[str, Any], members: list[tuple[str, bytes]]) -> None:
+        for each in (*manifest["items"], *manifest["points"]):
+            each["last_used"] = said
+
+    rewrite(archive, change)
+    with Shelf(tmp_path / "later").open(clock=lambda: 500.0) as disk:
+        assert import_tree(disk, archive).num_items == 5
+        assert {copy.last_used for copy in disk.copies()} == {taken}
+        assert [record.last_used for record in disk.points()] == [taken]
+
+
+def test_what_is_no_archive_is_refused(other: Disk, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"hello" * 1000)
+    for name in ("text", "missing"):
+        with pytest.raises(DiskError, match=name):
+            import_tree(other, tmp_path / name)
+
+
+def test_damaged_items_are_skipped_and_named(archive: Path, other: Disk) -> None:
+    def change(manifest: dict[str, Any], members: list[tuple[str, bytes]]) -> None:
+        members[0] = ("0", members[0][1][:-1] + b"!")
+        members[1] = ("1", members[1][1] + b"longer")
+        members.append(("../outside", b"evil"))
+
+    rewrite(archive, change)
+    done = import_tree(other, archive)
+    assert (done.num_items, done.num_skipped) == (3, 2)
+    assert done.problems == ("item 0 is damaged", "item 1 is damaged")
+    assert not (other.folder.parent / "outside").exists()
+
+
+def test_an_archive_that_ends_early_gives_what_it_has(archive: Path, other: Disk) -> None:
+    content = archive.read_bytes()
+    archive.write_bytes(content[: len(content) - 10240 - 3000])
+    done = import_tree(other, archive)
+    assert 0 < done.num_items < 5 and done.num_items + done.num_skipped == 5
+    assert done.problems
+
+
+def add_member(archive: Path, **facts: Any) -> None:
+    """Put a member without content at the end of an archive."""
+    info = tarfile.TarInfo("0")
+    for name, value in facts.items():
+        setattr(info, name, value)
+    content = archive.read_bytes().rstrip(b"\0")
+    content += b"\0" * (-len(content) % tarfile.BLOCKSIZE)
+    archive.write_bytes(content + info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 10_240)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"},
+        {"type": tarfile.LNKTYPE, "linkname": "../../secret"},
+        {"type": tarfile.CHRTYPE},
+        {"type": tarfile.DIRTYPE, "name": "../outside"},
+        {"type": tarfile.GNUTYPE_SPARSE},
+        {"type": tarfile.REGTYPE, "size": 2**62},
+        {"type": tarfile.REGTYPE, "size": 100_000},
+    ],
+)
+def test_links_devices_and_sizes_beyond_the_file_end_an_import(archive: Path, other: Disk, facts: dict[str, Any]) -> None:
+    add_member(archive, **facts)
+
+    done = import_tree(other, archive)
+
+    assert done.num_items == 5 and len(done.problems) == 1 and "damaged" in done.problems[0]
+    assert sorted(path.name for path in other.folder.parent.iterdir()) == sorted([archive.name, "other", "trees"])
+
+
+def test_of_many_damaged_items_the_first_are_named(disk: Disk, other: Disk, tmp_path: Path) -> None:
+    put_path(disk, list(range(120)))
+    archive = tmp_path / "many.tar"
+    export_tree(disk, archive)
+    rewrite(archive, lambda manifest, members: members.__setitem__(slice(None), [(name, b"bad!") for name, _ in members]))
+
+    done = import_tree(other, archive)
+
+    assert done.num_items == 0 and done.num_skipped == 30
+    assert len(done.problems) == 21 and done.problems[-1] == "10 more items are damaged"
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_that_would_be_taken_into_memory_are_refused(other: Disk, tmp_path: Path, format: int) -> None:
+    with tarfile.open(tmp_path / "long.tar", "w", format=format) as hostile:
+        hostile.addfile(tarfile.TarInfo("x" * 10_000), io.BytesIO())
+
+    with pytest.raises(DiskError, match="no plain file"):
+        import_tree(other, tmp_path / "long.tar")

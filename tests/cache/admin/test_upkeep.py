@@ -1,0 +1,266 @@
+"""Upkeep: a prefix is kept or no longer, a salt is forgotten, the disk is changed behind the tree's back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from bough.cache.admin.upkeep import change_disk, forget, keep
+from bough.cache.disk import DiskError
+from bough.cache.tree.state import Place
+from bough.errors import EngineError, LanesBusy
+from tests.fake_disk import FakeDisk
+from tests.fakes import MODELS
+from tests.scenarios.test_random_walks import prompts, walk, walk_long
+from tests.scenarios.test_tier_walks import TierMachine
+from tests.scenarios.world import World
+
+every_model = pytest.mark.parametrize("model", MODELS)
+salts = st.sampled_from(["", "other"])
+
+
+def make_world(model: str = "full", disk: FakeDisk | None = None, **options: int) -> World:
+    return World(MODELS[model], 2, num_lanes=2, disk=disk, **options)  # type: ignore[arg-type]
+
+
+# Keeping
+
+
+@every_model
+def test_the_end_of_a_prompt_with_its_answer_can_be_kept_and_let_go_again(model: str) -> None:
+    world = make_world(model)
+    tokens = world.run([1, 2, 3, 4], [5, 6]).tokens
+
+    assert keep(world.cache, tokens, True)
+    assert world.cache.is_kept(tokens)
+    world.check()
+
+    assert keep(world.cache, tokens, False)
+    assert not world.cache.is_kept(tokens)
+    world.check()
+
+
+def test_full_attention_can_be_kept_in_the_middle_of_an_edge() -> None:
+    world = make_world()
+    world.run([1, 2, 3, 4, 5])
+
+    assert keep(world.cache, [1, 2, 3], True)
+    assert world.cache.is_kept([1, 2, 3])
+    world.check()
+
+
+def test_where_restore_points_are_needed_nothing_is_kept_between_them() -> None:
+    world = make_world("recurrent")
+    world.run([1, 2, 3, 4, 5, 6, 7])
+
+    assert not keep(world.cache, [1, 2, 3], True)
+    world.check()
+
+
+@pytest.mark.parametrize("ids", [[], [9], [1, 2, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9]])
+def test_what_is_not_known_whole_cannot_be_kept(ids: list[int]) -> None:
+    world = make_world()
+    world.run([1, 2, 3, 4, 5])
+
+    assert not keep(world.cache, ids, True)
+    assert not keep(world.cache, ids, False)
+    assert world.cache.stats()["kept"] == 0
+
+
+def test_what_another_salt_knows_cannot_be_kept() -> None:
+    world = make_world()
+    world.run([1, 2, 3, 4, 5], salt="other")
+
+    assert not keep(world.cache, [1, 2, 3, 4, 5], True)
+    assert list(world.cache.tries) == ["other"]
+
+
+def test_what_is_kept_outlives_what_is_not() -> None:
+    world = make_world(budget_bytes=400)
+    world.run([1, 2, 3, 4, 5, 6, 7, 8])
+    assert keep(world.cache, [1, 2, 3, 4, 5, 6, 7, 8], True)
+
+    for first in range(10, 40):
+        world.run([first, 2, 3, 4, 5, 6, 7, 8])
+
+    assert world.known([1, 2, 3, 4, 5, 6, 7, 8]) == 8
+
+
+def test_what_is_kept_is_still_kept_after_a_restart() -> None:
+    disk = FakeDisk(2)
+    world = make_world(disk=disk)
+    world.run([1, 2, 3, 4, 5, 6])
+    keep(world.cache, [1, 2, 3, 4, 5, 6], True)
+    world.cache.flush()
+
+    again = make_world(disk=disk.restarted())
+
+    assert again.cache.is_kept([1, 2, 3, 4, 5, 6])
+
+
+# Forgetting
+
+
+@every_model
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_a_salt_is_forgotten_everywhere_and_the_others_stay(model: str, has_disk: bool) -> None:
+    disk = FakeDisk(2) if has_disk else None
+    world = make_world(model, disk)
+    for salt in ("mine", "yours"):
+        world.run([1, 2, 3, 4, 5, 6], [7, 8], salt=salt)
+    world.cache.flush()
+
+    forget(world.cache, "mine")
+    world.check()
+
+    assert list(world.cache.tries) == ["yours"]
+    assert world.cache.look([1, 2, 3, 4, 5, 6, 9], "mine") == 0
+    assert world.cache.look([1, 2, 3, 4, 5, 6, 9], "yours") > 0
+    if disk is not None:
+        roots = {address.root for kept in (disk.platter.files, disk.platter.points) for address in kept}
+        assert roots == {disk.root("yours")}
+        assert list(make_world(model, disk.restarted()).cache.tries) != []
+
+
+def test_forgetting_a_salt_that_nobody_has_used_changes_nothing() -> None:
+    world = make_world(disk=FakeDisk(2))
+    world.run([1, 2, 3, 4])
+
+    forget(world.cache, "nobody")
+    world.check()
+
+    assert world.known([1, 2, 3, 4]) == 4
+
+
+def test_a_salt_that_an_earlier_run_left_on_disk_is_forgotten_though_nobody_has_named_it_since() -> None:
+    disk = FakeDisk(2)
+    make_world(disk=disk).run([1, 2, 3, 4], salt="mine")
+    disk.work()
+    world = make_world(disk=disk.restarted())
+    assert world.cache.look([1, 2, 3, 4, 5], "mine") > 0
+
+    forget(world.cache, "mine")
+    world.check()
+
+    assert not world.cache.tries
+    assert world.cache.look([1, 2, 3, 4, 5], "mine") == 0
+
+
+@every_model
+def test_what_a_request_stands_on_is_not_forgotten_under_its_feet(model: str) -> None:
+    world = make_world(model, FakeDisk(2))
+    world.run([1, 2, 3, 4, 5, 6], salt="mine")
+    session = world.begin([1, 2, 3, 4, 5, 6, 7, 8, 9], salt="mine", max_new=4)
+
+    forget(world.cache, "mine")
+    world.check()
+
+    world.prefill(session)
+    world.decode(session, [3, 4])
+    world.close(session)
+    assert session.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 4]
+
+
+# Changing the disk
+
+
+@every_model
+def test_after_a_change_of_the_disk_all_is_known_as_before(model: str) -> None:
+    world = make_world(model, FakeDisk(2))
+    tokens = world.run([1, 2, 3, 4, 5, 6], [7, 8]).tokens
+    before = world.cache.look([*tokens, 9])
+
+    assert change_disk(world.cache, lambda: "done") == "done"
+
+    assert world.cache.look([*tokens, 9]) == before > 0
+
+
+def test_bytes_on_disk_are_counted_once_however_often_the_disk_is_changed() -> None:
+    world = make_world(disk=FakeDisk(2))
+    world.run([1, 2, 3, 4, 5, 6], [7, 8])
+    world.cache.flush()
+    before = world.cache.memory.num_bytes[Place.DISK]
+
+    for _ in range(3):
+        change_disk(world.cache, lambda: None)
+
+    assert world.cache.memory.num_bytes[Place.DISK] == before
+    world.check()
+
+
+def test_what_came_to_the_disk_meanwhile_is_known_afterwards() -> None:
+    other = FakeDisk(2)
+    make_world(disk=other).run([7, 7, 7, 7], salt="mine")
+    other.work()
+    disk = FakeDisk(2)
+    world = make_world(disk=disk)
+    world.run([1, 2, 3, 4])
+
+    change_disk(world.cache, lambda: disk.platter.files.update(other.platter.files))
+
+    assert world.cache.look([7, 7, 7, 7, 7], "mine") == 4
+    assert world.cache.look([1, 2, 3, 4, 5]) == 4
+
+
+def test_a_change_that_fails_raises_its_error_and_loses_nothing() -> None:
+    world = make_world(disk=FakeDisk(2))
+    world.run([1, 2, 3, 4])
+
+    with pytest.raises(ZeroDivisionError):
+        change_disk(world.cache, lambda: 1 // 0)
+
+    assert world.cache.look([1, 2, 3, 4, 5]) == 4
+
+
+def test_the_disk_is_not_changed_while_a_lane_is_busy() -> None:
+    world = make_world(disk=FakeDisk(2))
+    session = world.begin([1, 2, 3])
+
+    with pytest.raises(LanesBusy):
+        change_disk(world.cache, lambda: pytest.fail("it was changed"))
+
+    world.check()
+    world.close(session)
+
+
+# Everything together
+
+
+class UpkeepMachine(TierMachine):
+    """The walks over all places, with upkeep in between."""
+
+    @rule(prompt=prompts, kept=st.booleans(), salt=salts)
+    def keep(self, prompt: list[int], kept: bool, salt: str) -> None:
+        if keep(self.world.cache, prompt, kept, salt):
+            assert self.world.cache.is_kept(prompt, salt) is kept
+
+    @rule()
+    def change_disk(self) -> None:
+        if self.open or self.world.cache.memory.disk is None:
+            return
+        try:
+            change_disk(self.world.cache, lambda: None)
+        except (DiskError, EngineError, MemoryError):
+            return
+
+    @rule(salt=salts)
+    def forget(self, salt: str) -> None:
+        try:
+            forget(self.world.cache, salt)
+        except (EngineError, MemoryError):
+            return
+        is_used = any(session.salt == salt for session in self.open)
+        assert is_used or salt not in self.world.cache.tries
+        if self.disk is not None:
+            assert not any(address.root == self.disk.root(salt) for address in self.disk.platter.points)
+
+
+def test_random_walks_with_upkeep_keep_every_invariant() -> None:
+    walk(UpkeepMachine, num_walks=100, num_steps=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_long_random_walks_with_upkeep_keep_every_invariant() -> None:
+    walk_long(UpkeepMachine)

@@ -1,0 +1,272 @@
+"""The interactive chat, with messages from a list instead of a keyboard."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from bough.cli.chat.conversation import Exchange
+from bough.cli.chat.line_input import read_message
+from bough.cli.chat.loop import Chat
+from bough.cli.screen import Screen
+from bough.errors import EngineError
+from bough.types import SamplingParams
+from tests.cli.conftest import make_runner
+from tests.fakes import FakeEngine
+from tests.models.tiny_tokenizer import byte_level
+
+SHORT = SamplingParams(max_tokens=5)
+CTRL_C = "\x03"
+
+
+def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen | None = None, **options) -> Chat:
+    """A chat that has heard these messages and then the end of the input."""
+    coming = iter(messages)
+
+    def read() -> str:
+        try:
+            return raising_ctrl_c(next(coming))
+        except StopIteration:
+            raise EOFError from None
+
+    chat = Chat(runner, read, screen or Screen(), params=params, **options)
+    chat.loop()
+    return chat
+
+
+def raising_ctrl_c(line: str) -> str:
+    if line == CTRL_C:
+        raise KeyboardInterrupt
+    return line
+
+
+def questions(chat: Chat) -> list[str]:
+    return [each.question for each in chat.conversation.exchanges]
+
+
+def test_a_message_is_answered_with_what_was_said_before(runner, tmp_path, capsys):
+    chat = talk(runner, "Hello", "How are you?", system="Be brief.")
+
+    first, second = chat.conversation.exchanges
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": first.answer},
+        {"role": "user", "content": "How are you?"},
+    ]
+    assert second == Exchange("How are you?", make_runner(tmp_path).generate(said, SHORT).text)
+    assert first.answer in capsys.readouterr().out
+
+
+def test_empty_messages_are_passed_over(runner):
+    assert questions(talk(runner, "", "Hello")) == ["Hello"]
+
+
+def test_bye_ends_the_chat(runner):
+    assert questions(talk(runner, "Hello", "/bye", "never read")) == ["Hello"]
+
+
+def test_one_ctrl_c_at_the_prompt_keeps_the_conversation_and_says_how_to_leave(runner, capsys):
+    chat = talk(runner, "Hello", CTRL_C, "one")
+
+    assert questions(chat) == ["Hello", "one"]
+    assert capsys.readouterr().err.count("Ctrl-C again, or /bye, leaves") == 1
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves(runner):
+    assert questions(talk(runner, "Hello", CTRL_C, CTRL_C, "never read")) == ["Hello"]
+
+
+def test_a_ctrl_c_after_another_message_is_a_first_one_again(runner):
+    assert questions(talk(runner, CTRL_C, "Hello", CTRL_C, "one")) == ["Hello", "one"]
+
+
+def test_ctrl_c_inside_a_message_of_many_lines_drops_the_message(runner):
+    lines = iter(['"""half', CTRL_C, "Hello", "/bye"])
+
+    def read_line(prompt: str) -> str:
+        return raising_ctrl_c(next(lines))
+
+    chat = Chat(runner, lambda: read_message(read_line), Screen(), params=SHORT)
+    chat.loop()
+
+    assert questions(chat) == ["Hello"]
+
+
+def test_a_ctrl_c_that_comes_just_after_an_answer_counts_as_the_first_at_the_prompt(runner, capsys):
+    class LateScreen(Screen):
+        def end_line(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            super().end_line()
+
+    once = talk(runner, "Hello", screen=LateScreen())
+    told = capsys.readouterr().err
+    twice = talk(runner, "Hello", CTRL_C, "never read", screen=LateScreen())
+
+    assert questions(once) == questions(twice) == ["Hello"]
+    assert "Ctrl-C again" in told
+
+
+def test_undo_forgets_the_last_exchange(runner):
+    assert questions(talk(runner, "Hello", "one", "/undo")) == ["Hello"]
+
+
+def test_clear_forgets_the_conversation_and_keeps_the_tree(runner):
+    chat = talk(runner, "Hello", "/clear")
+
+    assert questions(chat) == []
+    assert runner.cache.stats()["tokens"] > 0
+
+
+def test_retry_with_a_seed_draws_anew_in_place_of_the_last_answer(runner):
+    params = SamplingParams(max_tokens=5, temperature=2.0, seed=3)
+    once = talk(runner, "Hello", params=params)
+
+    again = talk(runner, "Hello", "/retry", params=params)
+
+    assert questions(again) == ["Hello"]
+    assert again.conversation.exchanges[0].answer != once.conversation.exchanges[0].answer
+
+
+def test_retry_before_any_answer_is_told(runner, capsys):
+    talk(runner, "/retry", "/undo")
+
+    told = capsys.readouterr().err
+    assert "no answer to try again" in told and "nothing to undo" in told
+
+
+def test_set_changes_parameters_and_system_text(runner):
+    chat = talk(runner, "/set temperature 0.5", '/set stop "a b" c', "/set seed 4", "/set system Be brief.", "/set verbose")
+
+    assert chat.params == SamplingParams(max_tokens=5, temperature=0.5, stop=("a b", "c"), seed=4)
+    assert chat.conversation.system == "Be brief."
+    assert chat.is_verbose
+
+
+def test_set_to_none_is_the_default_again(runner):
+    assert talk(runner, "/set max_tokens none").params == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("/set temprature 1", "there is no parameter 'temprature'; there are max_tokens, temperature"),
+        ("/set temperature hot", "temperature is 'hot', and must be a number"),
+        ("/set temperature -1", "temperature is -1.0, and must be at least 0"),
+        ("/set ignore_eos maybe", "must be on or off"),
+        ('/set stop "open', "must be one or more texts"),
+        ("/set", "say /set NAME VALUE"),
+        ("/dance", "there is no command /dance; there are /set"),
+    ],
+)
+def test_a_bad_command_is_told_and_changes_nothing(runner, capsys, command, complaint):
+    chat = talk(runner, command)
+
+    assert complaint in capsys.readouterr().err
+    assert chat.params == SHORT
+
+
+def test_verbose_answers_are_followed_by_their_cost(runner, capsys):
+    talk(runner, "/set verbose", "Hello", "one")
+
+    assert capsys.readouterr().err.count("first token") == 2
+
+
+def test_the_tree_is_drawn(runner, capsys):
+    talk(runner, "Hello", "/tree")
+
+    assert str(runner.cache.tree()) in capsys.readouterr().out
+
+
+def test_show_tells_model_and_settings(runner, capsys):
+    talk(runner, "/set top_k 9", "/show")
+
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["model", "tiny"] in shown
+    assert ["engine", "fake"] in shown
+    assert ["top_k", "9"] in shown
+
+
+def test_explain_tells_what_would_be_cached(runner, capsys):
+    talk(runner, "Hello", "/clear", "/explain Hello")
+
+    assert "the whole prompt is known" in capsys.readouterr().out
+
+
+def test_help_lists_every_command(runner, capsys):
+    talk(runner, "/help")
+
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("/set", "/show", "/tree", "/retry", "/undo", "/clear", "/bye", "temperature"))
+
+
+def test_an_engine_error_is_told_and_the_chat_goes_on(runner, capsys):
+    def fail(*args):
+        runner.engine.evaluate = evaluate
+        raise EngineError("it broke")
+
+    evaluate, runner.engine.evaluate = runner.engine.evaluate, fail
+
+    assert questions(talk(runner, "Hello", "one")) == ["one"]
+    assert "error: it broke" in capsys.readouterr().err
+
+
+def test_a_message_too_long_for_the_context_is_told_and_dropped(tmp_path, capsys):
+    runner = make_runner(tmp_path, FakeEngine(vocab_size=len(byte_level()), context_tokens=60))
+
+    assert questions(talk(runner, "one " * 60, "Hello")) == ["Hello"]
+    assert "the context holds 60" in capsys.readouterr().err
+
+
+class InterruptedEngine(FakeEngine):
+    """Ctrl-C comes with the evaluation of this number."""
+
+    interrupt_at = 1
+
+    def evaluate(self, lane, ids):
+        if len(self.evaluated) == self.interrupt_at:
+            signal.raise_signal(signal.SIGINT)
+        return super().evaluate(lane, ids)
+
+
+def interrupted(tmp_path, at: int):
+    """A runner whose prompts take several chunks: it can be stopped between two of them."""
+    runner = make_runner(tmp_path, InterruptedEngine(vocab_size=len(byte_level())), chunk=16)
+    runner.engine.interrupt_at = at
+    return runner
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came(tmp_path, capsys):
+    whole = make_runner(tmp_path).generate([{"role": "user", "content": "Hello"}], max_tokens=20).text
+
+    chat = talk(interrupted(tmp_path, at=8), "Hello", params=SamplingParams(max_tokens=20))
+
+    (exchange,) = chat.conversation.exchanges
+    assert whole.startswith(exchange.answer) and len(exchange.answer) < len(whole)
+    assert "(stopped)" in capsys.readouterr().err
+
+
+def test_a_retry_that_is_stopped_before_its_first_word_keeps_the_old_answer(tmp_path, capsys):
+    runner = interrupted(tmp_path, at=-1)
+    chat = talk(runner, "Hello")
+    before = list(chat.conversation.exchanges)
+    runner.cache.clear()
+    runner.engine.interrupt_at = len(runner.engine.evaluated)
+
+    chat.take("/retry")
+
+    assert chat.conversation.exchanges == before
+    assert "stopped before the first word" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path):
+    class Stubborn(FakeEngine):
+        def evaluate(self, lane, ids):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        talk(make_runner(tmp_path, Stubborn(vocab_size=len(byte_level()))), "Hello")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

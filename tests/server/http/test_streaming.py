@@ -1,0 +1,95 @@
+"""Work for a client that may hang up: it ends with the client, and nothing that was opened stays open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bough.server.http.streaming import ClientGone, unless_gone
+from bough.server.serving.answer import Answer
+
+
+class Opened(Answer):
+    """An answer that notes whether it was closed."""
+
+    def __init__(self) -> None:
+        self.was_closed = False
+
+    def close(self) -> None:
+        self.was_closed = True
+
+
+class FakeRequest:
+    """A request whose client hangs up when told to."""
+
+    def __init__(self, *, is_gone: bool) -> None:
+        self.gone = asyncio.Event()
+        if is_gone:
+            self.gone.set()
+
+    async def receive(self) -> dict[str, str]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def open_at_the_last_moment(answer: Opened) -> Opened:
+    """Work that is told to stop and has its answer just then."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return answer
+    raise AssertionError
+
+
+def play(scene: Any) -> None:
+    asyncio.run(asyncio.wait_for(scene, 10))
+
+
+def test_work_is_cancelled_when_the_client_hangs_up() -> None:
+    async def scene() -> None:
+        work = asyncio.ensure_future(asyncio.Event().wait())
+        with pytest.raises(ClientGone):
+            await unless_gone(FakeRequest(is_gone=True), work)  # type: ignore[arg-type]
+        assert work.cancelled()
+
+    play(scene())
+
+
+def test_an_answer_that_was_opened_as_the_client_hung_up_is_closed() -> None:
+    async def scene() -> None:
+        answer = Opened()
+        with pytest.raises(ClientGone):
+            await unless_gone(FakeRequest(is_gone=True), open_at_the_last_moment(answer))  # type: ignore[arg-type]
+        assert answer.was_closed
+
+    play(scene())
+
+
+def test_an_answer_that_nobody_took_because_the_server_ended_is_closed() -> None:
+    async def scene() -> None:
+        answer, ready = Opened(), asyncio.Event()
+
+        async def open_soon() -> Opened:
+            await ready.wait()
+            return answer
+
+        waiting = asyncio.ensure_future(unless_gone(FakeRequest(is_gone=False), open_soon()))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        ready.set()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert answer.was_closed
+
+    play(scene())
+
+
+def test_an_answer_that_was_taken_stays_open() -> None:
+    async def scene() -> None:
+        answer = Opened()
+        assert await unless_gone(FakeRequest(is_gone=False), asyncio.sleep(0, answer)) is answer  # type: ignore[arg-type]
+        assert not answer.was_closed
+
+    play(scene())

@@ -1,0 +1,174 @@
+"""The catalog: what the APIs list, and that no name leads elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from bough.config import Settings
+from bough.errors import ModelNotFound, RequestError, UnsupportedModel
+from bough.models import ModelFiles, Store
+from bough.server.serving.catalog import Catalog, human_number
+from tests.models.tiny_tokenizer import THINKS, byte_level
+from tests.tiny_models import make_folder, make_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer whose template knows tools and thinking."""
+    folder = make_folder("qwen3", tmp_path_factory.mktemp("catalog") / "tiny")
+    byte_level(THINKS).save_pretrained(folder)
+    (folder / "LICENSE").write_text("do as you like")
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache")
+
+
+@pytest.fixture
+def store(settings: Settings) -> Store:
+    return Store(settings.models_folder)
+
+
+def add(store: Store, name: str, folder: Path, quantization: str = "") -> ModelFiles:
+    with store.making(name) as making:
+        for file in folder.iterdir():
+            (making.folder / file.name).write_bytes(file.read_bytes())
+        return making.commit("a test", "12ab", 0, quantization)
+
+
+def test_a_model_is_described_as_the_apis_want_it(settings, store, folder):
+    files = add(store, "tiny", folder)
+
+    facts = Catalog(settings).find("tiny")
+
+    assert (facts.name, facts.family, facts.families, facts.format) == ("tiny", "qwen3", ("qwen3",), "safetensors")
+    assert facts.architecture == "Qwen3ForCausalLM"
+    assert facts.num_parameters == sum(each.numel() for each in make_model("qwen3").parameters())
+    assert facts.digest == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert facts.size_bytes == files.size_bytes
+    assert facts.modified == files.created
+    assert (facts.context_tokens, facts.quantization) == (2048, "F32")
+    assert facts.embedding_length == files.config["hidden_size"]
+    assert facts.capabilities == ("completion", "tools", "thinking")
+    assert facts.template == THINKS
+    assert facts.license == "do as you like"
+
+
+def test_the_recorded_quantization_counts_before_the_type(settings, store, folder):
+    add(store, "tiny", folder, "Q4_1")
+
+    assert Catalog(settings).find("tiny").quantization == "Q4_1"
+
+
+def test_models_are_listed_by_name_without_those_that_make_no_sense(settings, store, folder, caplog):
+    for name in ("second", "org/first", "broken", "odd"):
+        add(store, name, folder)
+    (store.folder / "broken" / "model.safetensors").unlink()
+    (store.folder / "odd" / "config.json").write_text('{"architectures": 5, "max_position_embeddings": []}')
+
+    assert [facts.name for facts in Catalog(settings).list()] == ["org/first", "second"]
+    assert "the model broken is not listed" in caplog.text
+    with pytest.raises(UnsupportedModel):
+        Catalog(settings).find("odd")
+
+
+def test_weights_are_read_once_and_again_only_when_they_change(settings, store, folder, monkeypatch):
+    files = add(store, "tiny", folder)
+    before = Catalog(settings).find("tiny")
+
+    monkeypatch.setattr("bough.models.fingerprint._hash_telling", lambda file, progress: "0" * 64)
+    assert Catalog(settings).find("tiny") == before
+    (files.folder / "model.safetensors").touch()
+    assert Catalog(settings).find("tiny").digest == "0" * 64
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"x": 5}', "{}"])
+def test_a_damaged_memo_only_costs_time(settings, store, folder, content):
+    add(store, "tiny", folder)
+    before = Catalog(settings).find("tiny")
+    (settings.cache_folder / "digests.json").write_text(content)
+
+    assert Catalog(settings).find("tiny") == before
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "../tiny", "/etc", "a/b/c", "tiny\0", ".", "~", "tiny:7b", "x" * 500])
+def test_a_name_that_is_not_in_the_folder_is_not_found(settings, store, folder, name):
+    add(store, "tiny", folder)
+
+    with pytest.raises(ModelNotFound, match="not found"):
+        Catalog(settings).files(name)
+
+
+def test_latest_is_accepted_and_never_listed(settings, store, folder):
+    add(store, "tiny:latest", folder)
+
+    assert Catalog(settings).find("tiny:latest").name == "tiny"
+
+
+def test_a_model_that_was_named_by_its_path_is_served_under_its_folders_name(settings, folder):
+    catalog = Catalog(settings, ModelFiles(folder.name, folder))
+
+    assert [facts.name for facts in catalog.list()] == ["tiny"]
+    assert catalog.files("tiny:latest").folder == folder
+    with pytest.raises(ModelNotFound):
+        catalog.files(str(folder))
+
+
+def test_a_model_outside_the_folder_is_neither_copied_nor_deleted(settings, folder):
+    catalog = Catalog(settings, ModelFiles(folder.name, folder))
+
+    for change in (lambda: catalog.remove("tiny"), lambda: catalog.copy("tiny", "other")):
+        with pytest.raises(RequestError, match="outside the model folder"):
+            change()
+    assert (folder / "config.json").exists()
+
+
+def test_a_copy_is_a_model_of_its_own(settings, store, folder):
+    add(store, "tiny", folder, "Q4_1")
+    catalog = Catalog(settings)
+
+    catalog.copy("tiny", "other")
+    catalog.remove("tiny")
+
+    assert [(facts.name, facts.quantization) for facts in catalog.list()] == [("other", "Q4_1")]
+
+
+def test_a_copy_needs_a_source_and_a_name(settings, store, folder):
+    add(store, "tiny", folder)
+
+    with pytest.raises(ModelNotFound, match="model 'nobody' not found"):
+        Catalog(settings).copy("nobody", "other")
+    with pytest.raises(RequestError, match="not a model name"):
+        Catalog(settings).copy("tiny", "../other")
+
+
+def test_removing_what_is_not_there_is_refused(settings):
+    with pytest.raises(ModelNotFound, match="model 'nobody' not found"):
+        Catalog(settings).remove("nobody")
+
+
+@pytest.mark.parametrize("written", ["plain", "named"])
+def test_the_template_is_found_in_the_tokenizers_configuration_too(settings, store, folder, written):
+    files = add(store, "tiny", folder)
+    (files.folder / "chat_template.jinja").unlink()
+    template = (
+        "{{ 1 }}" if written == "plain" else [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    )
+    config = json.loads((files.folder / "tokenizer_config.json").read_text())
+    (files.folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+
+    assert Catalog(settings).find("tiny").template == ("{{ 1 }}" if written == "plain" else "d")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(134_515_008, "134.52M"), (7_615_616_512, "7.6B"), (3_000_000_000, "3B"), (149_000, "149K"), (12, "12")],
+)
+def test_numbers_of_parameters_are_short(number, text):
+    assert human_number(number) == text

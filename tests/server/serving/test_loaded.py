@@ -1,0 +1,455 @@
+"""The loaded models: who stays, who goes, and what happens when requests come and go meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from bough.config import Settings
+from bough.errors import EngineError, ModelNotFound, NoRoom, ShuttingDown, UnsupportedModel
+from bough.server.serving import loaded as loaded_module
+from bough.server.serving.catalog import Catalog
+from bough.server.serving.loaded import LoadedModels
+from tests.server.fake_models import MODEL_BYTES, World
+from tests.tiny_models import make_folder
+
+
+@pytest.fixture
+def make_world(tmp_path: Path) -> Callable[..., World]:
+    return lambda **settings: World(tmp_path, **settings)
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    return lambda work: asyncio.run(asyncio.wait_for(work, 30))
+
+
+def test_a_model_is_loaded_once_for_all_that_ask_at_the_same_time(make_world, run):
+    async def ask():
+        world = make_world()
+        await asyncio.gather(*(world.use("a") for _ in range(5)))
+        assert world.started == ["a"]
+
+    run(ask())
+
+
+def test_the_name_with_latest_is_the_same_model(make_world, run):
+    async def ask():
+        world = make_world()
+        await world.use("a")
+        async with world.models.using("a:latest") as loaded:
+            assert loaded.name == "a"
+        assert world.started == ["a"]
+
+    run(ask())
+
+
+def test_a_model_that_is_not_in_the_catalog_is_not_found(make_world, run):
+    async def ask():
+        with pytest.raises(ModelNotFound, match="model 'nonsense' not found"):
+            await make_world().use("nonsense")
+
+    run(ask())
+
+
+def test_a_model_goes_when_it_was_not_used_for_its_time(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a")
+        await world.pass_time(299)
+        assert world.names == ["a"]
+        await world.pass_time(1)
+        assert (world.names, world.stopped) == ([], ["a"])
+
+    run(ask())
+
+
+def test_each_use_begins_the_time_anew(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a")
+        await world.pass_time(200)
+        await world.use("a")
+        assert world.models.find("a").expires_s == world.now + 300
+        await world.pass_time(200)
+        assert world.names == ["a"]
+
+    run(ask())
+
+
+def test_a_wall_clock_that_is_set_neither_unloads_a_model_nor_keeps_it(make_world, run, monkeypatch):
+    class Wrong(datetime):
+        years = 0
+
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2026 + cls.years, 1, 1, tzinfo=tz)
+
+    async def ask():
+        monkeypatch.setattr(loaded_module, "datetime", Wrong)
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a")
+        for years in (10, -10):
+            Wrong.years = years
+            await world.models.unload_expired()
+            left = world.models.expires_at(world.models.find("a")) - Wrong.now(UTC)
+            assert (world.names, left.total_seconds()) == (["a"], 300)
+        await world.pass_time(300)
+        assert world.names == []
+
+    run(ask())
+
+
+def test_a_model_in_use_stays_however_long_that_takes(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=300.0)
+        async with world.models.using("a"):
+            await world.pass_time(10_000)
+            assert not await world.models.unload("a")
+            assert world.names == ["a"]
+        await world.models.unload_expired()
+        assert world.names == []  # it was asked to go when its last use ends
+
+    run(ask())
+
+
+def test_the_request_may_say_how_long_its_model_stays(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a", 10)
+        await world.use("b", 1_000)
+        await world.pass_time(10)
+        assert world.names == ["b"]
+        await world.pass_time(1_000)
+        assert world.names == []
+
+    run(ask())
+
+
+@pytest.mark.parametrize("keep_alive_s", [-1.0, math.inf, 1e300])
+def test_a_model_can_stay_for_ever(make_world, run, keep_alive_s):
+    async def ask():
+        world = make_world()
+        await world.use("a", keep_alive_s)
+        assert world.models.find("a").expires_s is None
+        await world.pass_time(10**8)
+        assert world.names == ["a"]
+
+    run(ask())
+
+
+def test_a_time_that_was_asked_for_counts_until_another_is(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a", -1.0)
+        await world.use("a")
+        assert world.models.find("a").expires_s is None
+        await world.use("a", 60.0)
+        assert world.models.find("a").expires_s is not None
+
+    run(ask())
+
+
+def test_models_stay_for_ever_if_the_settings_say_so(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=None)
+        await world.use("a")
+        await world.pass_time(10**8)
+        assert world.names == ["a"]
+
+    run(ask())
+
+
+def test_a_model_that_is_not_to_stay_goes_by_itself_after_its_last_use(make_world, run):
+    async def ask():
+        world = make_world()
+        async with world.models.using("a", 0), world.models.using("a", 0):
+            await asyncio.sleep(0.01)
+            assert world.names == ["a"]
+        while not world.stopped:
+            await asyncio.sleep(0.001)
+        assert world.names == []
+
+    run(ask())
+
+
+def test_a_model_that_is_not_to_stay_is_there_for_each_of_many_that_wait_for_it(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=0.0)
+        await asyncio.gather(*(world.use(name, 0) for name in "abcabcab"))
+        while len(world.stopped) < len(world.started):
+            await asyncio.sleep(0.001)
+        assert world.names == []
+
+    run(ask())
+
+
+def test_the_model_that_was_used_least_recently_makes_way(make_world, run):
+    async def ask():
+        world = make_world(max_models=2)
+        for name in "aba":
+            world.now += 1
+            await world.use(name)
+        await world.use("c")
+        assert set(world.names) == {"a", "c"}
+
+    run(ask())
+
+
+def test_models_in_use_make_no_way_and_the_refusal_says_who_they_are(make_world, run):
+    async def ask():
+        world = make_world(max_models=1)
+        async with world.models.using("a"):
+            with pytest.raises(NoRoom, match=r"at most 1 models may be loaded, .* in use: a \(1,000 bytes\)"):
+                await world.use("b")
+        await world.use("b")
+        assert world.names == ["b"]
+
+    run(ask())
+
+
+def test_models_make_way_for_weights_that_would_not_fit_beside_them(make_world, run):
+    async def ask():
+        world = make_world()
+        await world.use("a")
+        world.now += 1
+        await world.use("b")
+        world.available_bytes = MODEL_BYTES // 2
+        await world.use("c")
+        assert (world.stopped, set(world.names)) == (["a"], {"b", "c"})
+
+    run(ask())
+
+
+def test_weights_that_do_not_fit_beside_a_model_in_use_are_refused_with_both_numbers(make_world, run):
+    async def ask():
+        world = make_world()
+        async with world.models.using("a"):
+            world.available_bytes = 500
+            with pytest.raises(NoRoom, match="it needs 1,000 bytes, and 500 are available"):
+                await world.use("b")
+
+    run(ask())
+
+
+def test_a_load_that_runs_out_of_memory_is_tried_again_with_fewer_models(make_world, run):
+    async def ask():
+        world = make_world()
+        await world.use("a")
+        world.now += 1
+        await world.use("b")
+        world.errors["c"] = [MemoryError(), EngineError("loading failed: OutOfMemoryError: CUDA out of memory")]
+        await world.use("c")
+        assert (world.stopped, world.names) == (["a", "b"], ["c"])
+
+    run(ask())
+
+
+def test_a_load_that_runs_out_of_memory_alone_is_refused_for_now(make_world, run):
+    async def ask():
+        world = make_world()
+        world.errors["a"] = [MemoryError()]
+        with pytest.raises(NoRoom, match="out of memory"):
+            await world.use("a")
+        await world.use("a")
+        assert world.names == ["a"]
+
+    run(ask())
+
+
+def test_a_load_that_fails_is_told_to_all_and_tried_again_by_the_next(make_world, run):
+    async def ask():
+        world = make_world()
+        world.errors["a"] = [UnsupportedModel("no such layers")]
+        world.may_start["a"] = Event()
+        asked = [asyncio.create_task(world.use("a")) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        world.may_start["a"].set()
+        failed = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(error) for error in failed] == ["no such layers"] * 2
+        await world.use("a")
+        assert world.started == ["a", "a"]
+
+    run(ask())
+
+
+def test_a_load_goes_on_when_the_request_is_cancelled(make_world, run):
+    async def ask():
+        world = make_world()
+        world.may_start["a"] = Event()
+        asked = asyncio.create_task(world.use("a"))
+        while not world.started:
+            await asyncio.sleep(0.001)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        world.may_start["a"].set()
+        await world.use("a")
+        assert world.started == ["a"]
+
+    run(ask())
+
+
+def test_loaded_models_serve_while_another_loads(make_world, run):
+    async def ask():
+        world = make_world()
+        await world.use("a")
+        world.may_start["b"] = Event()
+        loading = asyncio.create_task(world.use("b"))
+        while "b" not in world.started:
+            await asyncio.sleep(0.001)
+        await world.use("a")
+        world.may_start["b"].set()
+        await loading
+
+    run(ask())
+
+
+def test_closing_unloads_everything_used_or_not_and_takes_nothing_new(make_world, run):
+    async def ask():
+        world = make_world()
+        await world.use("a")
+        async with world.models.using("b"):
+            await world.models.close()
+            assert sorted(world.stopped) == ["a", "b"]
+        with pytest.raises(ShuttingDown):
+            await world.use("a")
+        await world.models.close()
+        assert sorted(world.stopped) == ["a", "b"]
+
+    run(ask())
+
+
+def test_a_model_that_is_stuck_holds_up_neither_the_others_nor_the_end(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=300.0)
+        await world.use("a")
+        world.models.find("a").worker.is_stuck = True
+        await world.use("b")
+        await world.pass_time(300)
+        assert world.stopped == ["b"]
+        await world.models.close()
+        assert world.stopped == ["b"]
+
+    run(ask())
+
+
+def test_two_real_models_take_turns_in_the_room_of_one(tmp_path, run):
+    settings = Settings(
+        data_folder=tmp_path, cache_folder=tmp_path / "cache", max_models=1, disk_bytes=64 * 2**20, lanes=2, device="cpu"
+    )
+    for name in ("first", "second"):
+        with Catalog(settings).store.making(name) as making:
+            make_folder("llama", making.folder, vocab_size=64)
+            making.commit("a test", "", 0, "")
+
+    async def ask():
+        models = LoadedModels(settings, Catalog(settings))
+        kept = []
+        for name in ("first", "second", "first"):
+            async with models.using(name) as loaded:
+                await asyncio.to_thread(loaded.runner.generate, list(range(1, 40)), max_tokens=2)
+                kept.append(loaded.runner.cache.stats()["tokens"])
+                assert [each.name for each in models.list()] == [name]
+                assert loaded.info.name == name and loaded.num_bytes > 0 and loaded.load_s > 0
+        await models.close()
+        assert kept[2] >= kept[0] > 0  # the tree came back from disk
+
+    run(ask())
+
+
+def test_a_load_that_waits_for_another_is_given_up_when_the_server_ends(make_world, run):
+    async def ask():
+        world = make_world()
+        world.may_start["a"] = Event()
+        asks = [asyncio.create_task(world.use(name)) for name in "ab"]
+        while world.started != ["a"]:
+            await asyncio.sleep(0.001)
+        while "b" not in world.models._loading:
+            await asyncio.sleep(0.001)
+        closing = asyncio.create_task(world.models.close())
+        await asyncio.sleep(0)
+        world.may_start["a"].set()
+        await closing
+        ends = await asyncio.gather(*asks, return_exceptions=True)
+
+        assert isinstance(ends[1], ShuttingDown)
+        assert world.started == world.stopped == ["a"]
+
+    run(ask())
+
+
+def test_a_model_whose_asker_leaves_the_moment_it_is_loaded_still_goes_when_its_time_is_over(make_world, run):
+    async def ask():
+        world = make_world(keep_alive_s=0.0)
+        world.may_start["a"] = Event()
+        asker = asyncio.create_task(world.use("a"))
+        while "a" not in world.models._loading:
+            await asyncio.sleep(0.001)
+        world.models._loading["a"].add_done_callback(lambda done: asker.cancel())
+        world.may_start["a"].set()
+        await asyncio.gather(asker, return_exceptions=True)
+
+        while world.stopped != ["a"]:
+            await asyncio.sleep(0.001)
+        assert asker.cancelled()
+
+    run(ask())
+
+
+def test_a_model_that_was_stuck_goes_when_its_step_has_ended(make_world, run, monkeypatch):
+    monkeypatch.setattr("bough.server.serving.loaded._STUCK_S", 0.01)
+
+    async def ask():
+        world = make_world(keep_alive_s=0.0)
+        async with world.models.using("a") as loaded:
+            loaded.worker.is_stuck = True
+        await asyncio.sleep(0.05)
+        assert world.names == ["a"]
+        loaded.worker.is_stuck = False
+
+        while world.stopped != ["a"]:
+            await asyncio.sleep(0.001)
+
+    run(ask())
+
+
+def test_prompts_of_one_model_that_take_long_take_no_threads_from_others(make_world, run):
+    async def ask():
+        world, may_end = make_world(), Event()
+        async with world.models.using("a") as slow, world.models.using("b") as other:
+            waiting = [asyncio.create_task(slow.threads.run(lambda is_cancelled: may_end.wait(20))) for _ in range(100)]
+            await asyncio.sleep(0)
+            assert await other.threads.run(lambda is_cancelled: 7) == 7
+            assert await asyncio.to_thread(str, 8) == "8"
+            assert not any(each.done() for each in waiting)
+            may_end.set()
+            assert all(await asyncio.gather(*waiting))
+
+    run(ask())
+
+
+def test_a_load_that_takes_long_is_left_to_its_thread_when_the_server_ends(make_world, run, monkeypatch):
+    monkeypatch.setattr("bough.server.serving.loaded._LOAD_PATIENCE_S", 0.05)
+
+    async def ask():
+        world = make_world()
+        await world.use("b")
+        world.may_start["a"] = Event()
+        asking = asyncio.create_task(world.use("a"))
+        while world.started != ["b", "a"]:
+            await asyncio.sleep(0.01)
+        await world.models.close()
+        assert world.models.has_left_load
+        assert world.stopped == ["b"]
+        with pytest.raises((ShuttingDown, asyncio.CancelledError)):
+            await asking
+        world.may_start["a"].set()
+
+    run(ask())
