@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bough.cache.residency.rates import Rates
 from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Place, Source, State
 from bough.cache.tree.tokens import pack, unpack
 from bough.engines.contract import Capabilities
@@ -280,3 +281,18 @@ class FakeEngine:
 
     def close(self) -> None:
         self.live.clear()
+
+
+class FixedRates(Rates):
+    """Rates that are given, and never change."""
+
+    def __init__(self, token_s: float | None = None, byte_s: dict[Place, float] | None = None) -> None:
+        super().__init__()
+        self._fixed_token_s = token_s
+        self._fixed_byte_s = byte_s or {}
+
+    def byte_s(self, place: Place) -> float:
+        return self._fixed_byte_s.get(place, 0.0)
+
+    def prefill_s(self, start: int, end: int) -> float | None:
+        return None if self._fixed_token_s is None else (end - start) * self._fixed_token_s

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.session import Session, Slot
+from bough.cache.residency import Slot
+from bough.cache.session import Session
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Kind, Place
 from bough.cache.tree.tokens import unpack
@@ -16,12 +17,12 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
     """The tree's own check, content against tokens, ownership, and live state against what was fed."""
     cache.check()
     held = []
-    for trie in cache.tries.values():
+    for trie in cache.forest.tries.values():
         for node in trie.walk():
             held += _check_content(node)
     assert len(held) == len(set(held)), "owned twice"
     assert set(held) == engine.live, "leaked, or owned after release"
-    for slot in cache.slots:
+    for slot in cache.lanes.slots:
         if not slot.is_busy and slot.tokens:
             _check_lane(slot.lane, unpack(slot.tokens))
     for session in sessions:
@@ -54,14 +55,14 @@ def _check_lane(lane: object, tokens: list[int]) -> None:
 
 def reusable(cache: PrefixCache, prompt: list[int], salt: str = "") -> int:
     """By brute force: the deepest offset below the prompt's end that the tree and any one resting lane could restore."""
-    trie = cache.tries.get(salt)
+    trie = cache.forest.tries.get(salt)
     path = trie.match(prompt).path if trie else []
     rows = {
         group: {row for node in path for page in node.pages.get(group, []) for row in range(page.start, page.end)}
-        for group in cache.groups
+        for group in cache.memory.groups
     }
     matched = trie.match(prompt).length if trie else 0
-    return max(_deepest(cache, slot, prompt, salt, path, rows, matched) for slot in cache.slots if not slot.is_busy)
+    return max(_deepest(cache, slot, prompt, salt, path, rows, matched) for slot in cache.lanes.slots if not slot.is_busy)
 
 
 def _deepest(
@@ -86,4 +87,4 @@ def _deepest(
         return needed <= (tree[group] | own) if group.kind is Kind.FULL else needed <= tree[group] or needed <= own
 
     limit = min(max(matched, shared), len(prompt) - 1)
-    return next((at for at in range(limit, 0, -1) if all(can_stand(group, at) for group in cache.groups)), 0)
+    return next((at for at in range(limit, 0, -1) if all(can_stand(group, at) for group in cache.memory.groups)), 0)

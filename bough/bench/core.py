@@ -14,16 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bough.cache.admin.stats import stats
 from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX, Changes, Index
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.memory import Memory, Tiers
-from bough.cache.restore import restore
+from bough.cache.residency.memory import Memory, SaltForest, Tiers
 from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, State
 from bough.cache.tree.tokens import TOKEN_BYTES, pack
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.trie import NoMemory, Trie
 
 PROMPT_TOKENS = 100_000
 TREE_NODES = 10_000
@@ -73,7 +74,7 @@ def _match(num_edges: int) -> Callable[[], object]:
     """A trie of at least 10,000 nodes in which the prompt's path has so many edges; returns a call that matches it."""
     chance = random.Random(1)
     prompt = [chance.randrange(50_000) for _ in range(PROMPT_TOKENS)]
-    trie, node = Trie(), None
+    trie, node = Trie(NoMemory()), None
     step = PROMPT_TOKENS // num_edges
     for edge in range(num_edges):
         node = trie.append(node or trie.root, prompt[edge * step : (edge + 1) * step])
@@ -97,13 +98,13 @@ def _median_s(call: Callable[[], object], times: int = 51) -> float:
 def _evict_s(num_nodes: int, evictions: int = 900) -> float:
     """Seconds for one eviction from a tree of so many nodes, the median over batches of 100."""
     memory, chance = Memory(CountingStore()), random.Random(2)
-    evictor = Evictor(memory, page_tokens=16)
-    trie = Trie(memory, page_tokens=16)
+    forest: SaltForest = Forest(memory, page_tokens=16)
+    evictor, trie = Evictor(memory, forest, page_tokens=16), forest.open("")
     heads = [trie.append(trie.root, [number]) for number in range(num_nodes // 10)]
     for number in range(num_nodes - len(heads)):
         node = trie.append(heads[number % len(heads)], [number] * 16, now=chance.random())
-        trie.hold(node, memory.take(Page(GROUP, 1, 16, None, 15)))
-        trie.hold(node, memory.take(Page(GROUP, 16, 17, None, 1)))
+        trie.hold(node, trie.memory.take(Page(GROUP, 1, 16, None, 15)))
+        trie.hold(node, trie.memory.take(Page(GROUP, 16, 17, None, 1)))
         evictor.offer(trie, node)
     batches = []
     for _ in range(evictions // 100):
@@ -126,9 +127,9 @@ def _start_s(num_pages: int, pages_each: int = 100) -> float:
             disk = _open(place)
             store: Any = CountingStore()
             cache = PrefixCache(store, [], tiers=Tiers(store, disk=disk))
-            restore(cache)
+            cache.restore()
             taken.append(time.perf_counter() - started)
-            assert cache.stats()["pages"] == num_pages
+            assert stats(cache.forest, cache.residency)["pages"] == num_pages
             disk.close()
     return statistics.median(taken)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -55,7 +57,8 @@ def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult
             results[name] = tour.result
             tour.result.kept_bytes = strategy.kept_bytes
             if name == "tree" and isinstance(strategy, PrefixCache):
-                drawing = str(view_tree(strategy, lambda ids: runner.tokenizer.decode(ids, skip_special_tokens=False)))
+                decode = partial(runner.tokenizer.decode, skip_special_tokens=False)
+                drawing = str(view_tree(strategy.forest, strategy.clock.now(), decode))
             strategy.clear()
     return results, drawing
 

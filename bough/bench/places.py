@@ -166,7 +166,7 @@ class Paging:
             tokens=len(prompts[0]),
             conversations=len(prompts),
             conversation_bytes=moved,
-            device_bytes=self._cache.room.budget_bytes or 0,
+            device_bytes=self._cache.residency.room.budget_bytes or 0,
             computed_first_token_ms=_first_ms(computed),
             page_in_ms=_median_ms([visit.seconds for visit in visits]),
             slowest_page_in_ms=round(1000 * max(visit.seconds for visit in visits), 3),
@@ -178,8 +178,8 @@ class Paging:
         )
 
     def _page_in(self, prompt: list[int]) -> _Visit:
-        for slot in self._cache.slots:
-            self._cache.room.clear_slot(slot)
+        for slot in self._cache.lanes.slots:
+            slot.clear()
         self._runner.engine.synchronize()
         started = time.perf_counter()
         session = self._cache.begin(prompt, max_new_tokens=4)
@@ -215,7 +215,7 @@ def measure_paging(shape: dict[str, Any], num_tokens: int, conversations: int) -
         row_bytes = sum(group.bytes_per_token for group in runner.engine.groups)
         budget = 3 * whole_pages * PAGE_TOKENS * row_bytes
         cache = runner.prefix_cache
-        cache.room.budget_bytes = budget
+        cache.residency.room.budget_bytes = budget
         return Paging(runner, num_tokens, conversations).measure()
 
 

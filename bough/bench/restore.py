@@ -64,8 +64,8 @@ def measure_restore(runner: Runner, num_tokens: int, rounds: int = 5) -> Restore
     snapshot_bytes = runner.prefix_cache.memory.tree_bytes
     restored = []
     for _ in range(rounds):
-        for slot in runner.prefix_cache.slots:
-            runner.prefix_cache.room.clear_slot(slot)
+        for slot in runner.prefix_cache.lanes.slots:
+            slot.clear()
         restored.append(_answer(runner, prompt))
     live = [_answer(runner, prompt) for _ in range(rounds)]
     assert all(answer.usage.cached_tokens == num_tokens - 1 for answer in [*restored, *live])
@@ -90,8 +90,8 @@ def _answer(runner: Runner, prompt: list[int]) -> Completion:
 def _time_begin(runner: Runner, prompt: list[int]) -> float:
     """Only the restoring, by itself: match, plan, and the copy into a cleared lane, until it is done on the device."""
     cache = runner.prefix_cache
-    for slot in cache.slots:
-        cache.room.clear_slot(slot)
+    for slot in cache.lanes.slots:
+        slot.clear()
     runner.engine.synchronize()
     started = time.perf_counter()
     session = cache.begin(prompt, max_new_tokens=9)

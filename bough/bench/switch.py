@@ -12,7 +12,7 @@ from bough.bench.workload import Conversation, SwitchSetup, words
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Reuse
 from bough.cache.tree.tokens import pack
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.trie import NoMemory, Trie
 from bough.runner import Runner
 from bough.types import Completion
 
@@ -82,7 +82,7 @@ class Oracle:
     """What an unlimited tree could have reused: a trie of ids alone."""
 
     def __init__(self) -> None:
-        self._trie = Trie()
+        self._trie = Trie(NoMemory())
 
     def possible(self, prompt: list[int]) -> int:
         return min(self._trie.match(prompt).length, len(prompt) - 1)
@@ -111,8 +111,10 @@ def make_strategy(name: str, runner: Runner) -> Strategy:
         return SingleEntry(engine, engine.make_lane())
     if name == "copies":
         return CopyPerConversation(engine, engine.make_lane())
-    lanes = [engine.make_lane() for _ in runner.prefix_cache.slots]
-    return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.room.budget_bytes, is_enabled=name == "tree")
+    lanes = [engine.make_lane() for _ in runner.prefix_cache.lanes.slots]
+    return TreeStrategy(
+        engine, lanes, budget_bytes=runner.prefix_cache.residency.room.budget_bytes, is_enabled=name == "tree"
+    )
 
 
 def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:

@@ -1,136 +1,188 @@
-"""Coming to rest: what follows when a session has ended, for the path that it used.
+"""Finishing: what follows when a session has ended, for the path that it used.
 
-Its nodes are touched, the duel hears of it, restore points whose role has passed make way, nodes that were used together
-merge. Then the path is handed to the disk, and, where there is a host place, what lies there moves up as far as there is
-room, and what is idle moves down before the device is full.
+Its nodes are touched, the duel of the policies hears of it, restore points that a later one replaces are marked or dropped,
+and nodes that were used together merge. Then the path is handed to the disk. Where there is a host tier, what lies there is
+promoted as far as there is room, and idle content is demoted before the device is full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from bough.cache.record import supersede, thin
-from bough.cache.residency.evictor import memory_of
-from bough.cache.residency.saving import save, save_parted
-from bough.cache.residency.shadow import NEVER
-from bough.cache.session import Session
-from bough.cache.tree.node import Node
+from bough.cache.record import CaptureCosts
+from bough.cache.residency import Clock, LiveSequence, Residency, SaltTrie
+from bough.cache.residency.policy import Policy
+from bough.cache.residency.shadow import NEVER, Duel
+from bough.cache.tree.node import Node, Reason
 from bough.cache.tree.state import Kind, Page, Place
 from bough.cache.tree.tokens import num_tokens
 from bough.errors import EngineError
 
-if TYPE_CHECKING:
-    from bough.cache.prefix_cache import PrefixCache
-
 HIGH_WATER = 0.9
-"""Idle content moves from the device to the host as soon as this share of the budget is used."""
+"""Idle content is demoted from the device to the host as soon as this share of the budget is used."""
 
 
-def rest(cache: PrefixCache, session: Session) -> None:
-    """Let a session's lane rest, and its path take its new place in the order."""
-    now, path, trie = cache.clock(), session.pin.node.path(), session.trie
-    reached = session.pin.offset
-    session.slot.is_busy = False
-    session.slot.last_used = now
-    cache.drop_pin(trie, session.pin)
-    for node in path:
-        node.touch(now)
-    _note_use(cache, session, path, now)
-    supersede(path)
-    thin(cache, trie, path)
-    for node in reversed(path):
-        cache.evictor.settle(trie, node)
-    if cache.tiers is not None and session.stores:
-        tokens = session.tokens[:reached].tobytes()
-        _promote(cache, session, tokens)
-        save(cache, trie, tokens)
-        save_parted(cache)
-        _demote_ahead(cache)
-        memory_of(trie).prune()
-        cache.expire()
-    if not cache.keeps_on_device:
-        cache.room.clear_slot(session.slot)
-        while cache.evictor.evict_one():
+class Finisher:
+    """Ends the use that a session made of its lane and its path.
+
+    With a fixed policy the duel is not asked. With `keeps_on_device` False nothing but what lanes hold stays on the device.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        costs: CaptureCosts,
+        page_tokens: int,
+        clock: Clock,
+        *,
+        policy: Policy | None,
+        keeps_on_device: bool,
+    ) -> None:
+        self.duel = Duel(page_tokens)
+        self._residency = residency
+        self._room = residency.room
+        self._evictor = residency.evictor
+        self._memory = residency.memory
+        self._costs = costs
+        self._page_tokens = page_tokens
+        self._clock = clock
+        self._policy = policy
+        self._keeps_on_device = keeps_on_device
+
+    def reset_duel(self) -> None:
+        """Forget what the duel of the policies has seen."""
+        self.duel = Duel(self._page_tokens)
+
+    def finish(self, sequence: LiveSequence, prompt: bytes, salt: str, *, stores: bool, is_whole: bool) -> None:
+        """Make the lane idle, and give its path its new position in the order of eviction."""
+        now, path, trie = self._clock.now(), sequence.pin.node.path(), sequence.trie
+        reached = sequence.packed(sequence.pin.offset)
+        sequence.slot.is_busy = False
+        sequence.slot.last_used = now
+        self._room.release(trie, sequence.pin)
+        for node in path:
+            node.touch(now)
+        before = self._ask_duel(sequence, prompt, salt, now) if stores else []
+        _note_earlier_use(path, before, self._page_tokens)
+        _supersede(path)
+        self._thin(trie, path)
+        for node in reversed(path):
+            self._evictor.settle(trie, node)
+        if self._memory.tiers is not None and stores:
+            if is_whole:
+                self._promote(sequence, reached)
+            self._residency.saver.save(trie, reached)
+            self._residency.saver.save_split()
+            self._demote_ahead()
+            trie.memory.prune()
+            self._residency.expiry.expire()
+        if not self._keeps_on_device:
+            sequence.slot.clear()
+            while self._evictor.evict_one():
+                pass
+
+    def _ask_duel(self, sequence: LiveSequence, prompt: bytes, salt: str, now: float) -> list[float]:
+        """Tell the duel of a request and evict by its winner; returns when each page of the request was used before."""
+        page_bytes = self._costs.row_bytes * self._page_tokens
+        if self._room.budget_bytes is None or not page_bytes:
+            return []
+        capacity = max(0, self._residency.total_budget_bytes - self._residency.lanes.nbytes) // page_bytes
+        before = self.duel.note(prompt, sequence.packed(), salt, now, capacity)
+        self._evictor.order.use(self._policy or self.duel.policy)
+        return before
+
+    def _thin(self, trie: SaltTrie, path: Sequence[Node]) -> None:
+        """Drop the redundant points of a path that are beyond their share of its row bytes, the shallowest first."""
+        allowance = self._costs.redundant_allowance(path[-1].end if path else 0)
+        redundant = [(node, point) for node in path for point in node.points.values() if point.is_redundant]
+        redundant.sort(key=lambda found: (found[1].reason, found[1].offset), reverse=True)
+        for node, point in redundant:
+            allowance -= self._costs.point_bytes(point.offset)
+            is_adopting = any(pin.is_adopting and pin.offset == point.offset for pin in node.pins)
+            if allowance < 0 and not is_adopting:
+                trie.drop_point(node, point)
+
+    def _promote(self, sequence: LiveSequence, tokens: bytes) -> None:
+        """Bring recorded rows that lie on the host back to the device: from the lane, which holds them too."""
+        if not self._memory.has_host or self._room.budget_bytes is None:
+            return
+        while (found := _next_on_host(sequence, tokens)) is not None:
+            node, page = found
+            has_room = self._demote_older(sequence.trie, node, page)
+            if _next_on_host(sequence, tokens) != found:
+                continue  # making room has changed the path
+            if not has_room or not _take_from_lane(sequence, node, page):
+                return
+            self._evictor.offer(sequence.trie, node)
+
+    def _demote_older(self, trie: SaltTrie, node: Node, page: Page) -> bool:
+        """Demote what was used longer ago, so that this page fits on the device, and into its salt's share."""
+        assert self._room.budget_bytes is not None
+        held_bytes = trie.memory.num_bytes[Place.DEVICE]
+        if held_bytes + page.nbytes > self._evictor.share_of(self._room.budget_bytes):
+            return False
+        while not self._is_low(page.nbytes):
+            oldest = self._evictor.order.peek(Place.DEVICE)
+            if oldest is None or oldest.node.last_used >= node.last_used or not self._evictor.move_one_to_host():
+                return False
+        return True
+
+    def _is_low(self, extra_bytes: int = 0) -> bool:
+        """Whether the device would be used below its high-water mark."""
+        assert self._room.budget_bytes is not None
+        return self._room.used_bytes + extra_bytes <= HIGH_WATER * self._room.budget_bytes
+
+    def _demote_ahead(self) -> None:
+        """Demote idle content to the host before the device is full, so that the next request finds room."""
+        if not self._memory.has_host or self._room.budget_bytes is None:
+            return
+        while not self._is_low() and self._evictor.move_one_to_host():
             pass
 
 
-def _note_use(cache: PrefixCache, session: Session, path: Sequence[Node], now: float) -> None:
-    """Tell the duel of a request and evict by its winner; nodes that are new learn when their first page was here."""
-    before: list[float] = []
-    page_bytes = cache.costs.row_bytes * cache.page_tokens
-    if cache.room.budget_bytes is not None and page_bytes and session.stores:
-        capacity = max(0, cache.total_budget_bytes - cache.room.lane_bytes) // page_bytes
-        before = cache.duel.note(session.prompt, session.tokens.tobytes(), session.salt, now, capacity)
-        cache.evictor.order.use(cache.policy or cache.duel.policy)
+def _note_earlier_use(path: Sequence[Node], before: Sequence[float], page_tokens: int) -> None:
+    """Tell nodes that are new when their first page was used before."""
     for node in path:
         if node.hits == 1:
-            page = node.start // cache.page_tokens
+            page = node.start // page_tokens
             node.previous_used = before[page] if page < len(before) else NEVER
 
 
-def _promote(cache: PrefixCache, session: Session, tokens: bytes) -> None:
-    """Bring rows of the recorded tokens that lie on the host back to the device: from the lane, which holds them too."""
-    if cache.tiers is None or not cache.tiers.has_host or not session.is_whole or cache.room.budget_bytes is None:
-        return
-    while (found := _next_on_host(session, tokens)) is not None:
-        node, page = found
-        has_room = _make_way(cache, session, node, page)
-        if _next_on_host(session, tokens) != found:
-            continue  # making way has changed the path
-        if not has_room or not _take_from_lane(session, node, page):
-            return
-        cache.evictor.offer(session.trie, node)
+def _supersede(path: Sequence[Node]) -> None:
+    """Mark the points of a path that a deeper one of the same reason replaces; where paths part, they are branch points."""
+    seen: set[Reason] = set()
+    for node in reversed(path):
+        for point in sorted(node.points.values(), key=lambda each: -each.offset):
+            if point.reason >= Reason.BRANCH:
+                continue
+            if point.offset == node.end and len(node.children) > 1:
+                point.reason = Reason.BRANCH
+            elif point.reason in seen:
+                point.superseded = True
+            seen.add(point.reason)
 
 
-def _next_on_host(session: Session, tokens: bytes) -> tuple[Node, Page] | None:
+def _next_on_host(sequence: LiveSequence, tokens: bytes) -> tuple[Node, Page] | None:
     """The first page of these tokens' path that lies on the host, and whose rows the lane holds."""
-    end = min(num_tokens(tokens), session.lane.offset)
-    for node in session.trie.match(tokens).path:
+    end = min(num_tokens(tokens), sequence.lane.offset)
+    for node in sequence.trie.match(tokens).path:
         for group, pages in node.pages.items():
-            start = session.lane.first_row(group) if group.kind is Kind.WINDOW else 0
+            start = sequence.lane.first_row(group) if group.kind is Kind.WINDOW else 0
             for page in pages:
                 if page.place is Place.HOST and start <= page.start and page.end <= end:
                     return node, page
     return None
 
 
-def _make_way(cache: PrefixCache, session: Session, node: Node, page: Page) -> bool:
-    """Move what was used longer ago to the host, so that this page fits on the device, and into its salt's share."""
-    assert cache.room.budget_bytes is not None
-    held_bytes = memory_of(session.trie).num_bytes[Place.DEVICE]
-    if held_bytes + page.nbytes > cache.evictor.share_of(cache.room.budget_bytes):
-        return False
-    while not _is_low(cache, page.nbytes):
-        oldest = cache.evictor.order.peek(Place.DEVICE)
-        if oldest is None or oldest.node.last_used >= node.last_used or not cache.evictor.move_one_to_host():
-            return False
-    return True
-
-
-def _is_low(cache: PrefixCache, extra_bytes: int = 0) -> bool:
-    """Whether the device would be used below its high-water mark."""
-    assert cache.room.budget_bytes is not None
-    return cache.room.used_bytes + extra_bytes <= HIGH_WATER * cache.room.budget_bytes
-
-
-def _take_from_lane(session: Session, node: Node, page: Page) -> bool:
+def _take_from_lane(sequence: LiveSequence, node: Node, page: Page) -> bool:
     """Put rows of the lane into the place of a page on the host; False if there is no memory for them after all."""
-    memory = memory_of(session.trie)
+    memory = sequence.trie.memory
     try:
-        fresh = memory.take(session.lane.publish(page.group, page.start, page.end))
+        fresh = memory.take(sequence.lane.publish(page.group, page.start, page.end))
     except (EngineError, MemoryError):
         return False
-    memory.cancel_writes(page)  # they would read what is given back here
+    memory.cancel_writes(page)  # they would read memory that is released here
     fresh.users, fresh.copies, page.copies = page.users, page.copies, {}
-    session.trie.exchange(node, page, fresh)
+    sequence.trie.exchange(node, page, fresh)
     memory.release(page)
     return True
-
-
-def _demote_ahead(cache: PrefixCache) -> None:
-    """Move idle content to the host before the device is full, so that the next request finds room."""
-    if cache.tiers is None or not cache.tiers.has_host or cache.room.budget_bytes is None:
-        return
-    while not _is_low(cache) and cache.evictor.move_one_to_host():
-        pass

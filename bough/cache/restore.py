@@ -9,23 +9,18 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from bough.cache.residency.evictor import memory_of
+from bough.cache.disk import Disk
+from bough.cache.disk.index import without_gc
+from bough.cache.disk.rows import PointRecord
+from bough.cache.residency import Clock, Residency, SaltForest, SaltTrie
+from bough.cache.residency.evictor import Evictor
 from bough.cache.tree.address import Address, Copy
-from bough.cache.tree.node import Node, Noted, Pin, Point
-from bough.cache.tree.reason import Reason
+from bough.cache.tree.node import Node, Noted, Pin, Point, Reason
 from bough.cache.tree.state import Group, Kind, Page, Place, State
 from bough.cache.tree.tokens import common_prefix, cut, num_tokens
-from bough.cache.tree.trie import Trie
-from bough.system.garbage import uncollected
-
-if TYPE_CHECKING:
-    from bough.cache.disk.disk import Disk
-    from bough.cache.disk.rows import PointRecord
-    from bough.cache.prefix_cache import PrefixCache
-
 
 _NO_USERS: set[Point | Pin] = set()  # of pages of full attention, which never have any
 
@@ -87,17 +82,19 @@ class _Stretch:
         return node
 
 
-def restore(cache: PrefixCache) -> None:
-    """Build the tries that the disk holds, as far as its budget goes. The cache must be empty."""
-    disk = cache.memory.disk
-    assert disk is not None and not cache.tries
-    with uncollected():
-        _restore(cache, disk)
-    while disk.claimed_bytes > disk.budget_bytes and cache.evictor.evict_one(Place.DISK):
+def restore(forest: SaltForest, residency: Residency, clock: Clock) -> None:
+    """Build the tries that the disk holds, as far as its budget goes. The forest must be empty."""
+    disk = residency.memory.disk
+    assert disk is not None and not forest.tries
+    with without_gc():
+        for trie in _build_tries(disk, forest, residency.memory.groups, clock):
+            _settle(trie, residency.evictor)
+            forest.add(trie)
+    while disk.claimed_bytes > disk.budget_bytes and residency.evictor.evict_one(Place.DISK):
         pass
 
 
-def _restore(cache: PrefixCache, disk: Disk) -> None:
+def _build_tries(disk: Disk, forest: SaltForest, groups: Sequence[Group], clock: Clock) -> Iterator[SaltTrie]:
     roots: dict[bytes, dict[bytes, _Border]] = defaultdict(lambda: defaultdict(_Border))
     for copy in disk.copies():
         copy.num_users = 0
@@ -105,24 +102,23 @@ def _restore(cache: PrefixCache, disk: Disk) -> None:
     for record in disk.points():
         roots[record.address.root][record.address.before].points.append(record)
     for root, borders in roots.items():
-        trie = cache.make_trie(root)
+        trie = forest.make(root)
         stretches = _Edges(disk, trie, borders).build()
-        _Hanging(cache, trie).hang(stretches)
+        _Hanging(disk, trie, groups, clock.offset).hang(stretches)
         for border in borders.values():  # those that were not reached
             _drop_border(disk, border)
-        _settle(cache, trie)
-        cache.adopt_trie(trie)
+        yield trie
 
 
 class _Edges:
     """Builds the edges of one trie, from the borders of its index, which are taken out as they are reached."""
 
-    def __init__(self, disk: Disk, trie: Trie, borders: dict[bytes, _Border]) -> None:
+    def __init__(self, disk: Disk, trie: SaltTrie, borders: dict[bytes, _Border]) -> None:
         self._disk, self._trie, self._borders = disk, trie, borders
         self._stretches: list[_Stretch] = []
 
     def build(self) -> list[_Stretch]:
-        pending = [(self._disk.digests(self._trie.disk_root, b"")[0], _pin(self._trie.root, 0))]
+        pending = [(self._disk.digests(self._trie.root_id, b"")[0], _pin(self._trie.root, 0))]
         while pending:
             digest, pin = pending.pop()
             pending += self._follow(digest, pin)
@@ -205,12 +201,11 @@ def _drop_copy(disk: Disk, copy: Copy) -> None:
 class _Hanging:
     """Hangs copies and restore points on the edges of one trie."""
 
-    def __init__(self, cache: PrefixCache, trie: Trie) -> None:
-        assert cache.memory.disk is not None
-        self._disk, self._trie, self._memory = cache.memory.disk, trie, memory_of(trie)
-        self._page_tokens = cache.page_tokens
-        self._groups = {group.index: group for group in cache.groups}
-        self._age = cache.clock() - cache.wall()  # added to a time on disk, it gives one of this run's clock
+    def __init__(self, disk: Disk, trie: SaltTrie, groups: Sequence[Group], clock_offset: float) -> None:
+        self._disk, self._trie, self._memory = disk, trie, trie.memory
+        self._page_tokens = trie.page_tokens
+        self._groups = {group.index: group for group in groups}
+        self._clock_offset = clock_offset  # added to a time on disk, it gives one of this run's clock
         self._broken: list[tuple[Node, Point]] = []  # restore points that something is missing of
         self._states: dict[tuple[Node, int], list[State]] = defaultdict(list)
 
@@ -237,7 +232,7 @@ class _Hanging:
     def _hang(self, stretch: _Stretch, copy: Copy) -> None:
         address, group = copy.address, self._groups.get(copy.address.group)
         if group is not None and (address.start < address.end) == (group.kind is not Kind.RECURRENT):
-            node, used = stretch.node_of(address), self._age + copy.last_used
+            node, used = stretch.node_of(address), self._clock_offset + copy.last_used
             if group.kind is Kind.RECURRENT:
                 self._hang_state(node, group, copy, used)
             else:
@@ -313,7 +308,7 @@ def _page(group: Group, start: int, end: int, copy: Copy) -> Page:
     return Page(group, start, end, None, 0, users, Place.DISK, {copy: (start, end)})
 
 
-def _settle(cache: PrefixCache, trie: Trie) -> None:
+def _settle(trie: SaltTrie, evictor: Evictor) -> None:
     """Mark holes, remove leaves that hold nothing, give parents the recency of their children, offer all to eviction."""
     for node in reversed(list(trie.walk())):
         if node.parent is None:
@@ -322,10 +317,10 @@ def _settle(cache: PrefixCache, trie: Trie) -> None:
             trie.remove(node)
             continue
         node.has_holes = any(
-            group.kind is Kind.FULL and any(node.missing_between(group, node.start, node.end, cache.page_tokens))
-            for group in cache.groups
+            group.kind is Kind.FULL and any(node.missing_between(group, node.start, node.end, trie.page_tokens))
+            for group in trie.memory.groups
         )
         node.hits = 1
         node.parent.last_used = max(node.parent.last_used, node.last_used)
     for node in trie.walk():
-        cache.evictor.offer(trie, node)
+        evictor.offer(trie, node)

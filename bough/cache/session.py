@@ -6,26 +6,28 @@ state is never ahead of that record, except in the middle of a forward pass.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol, Self
 
-from bough.cache.captures import Capture
-from bough.cache.tree.node import Pin
-from bough.cache.tree.reason import Reason
-from bough.cache.tree.state import Kind, Lane, Source
+from bough.cache.adoption import Adoption
+from bough.cache.finish import Finisher
+from bough.cache.record import Capture, CaptureCosts, Recorder
+from bough.cache.residency import Residency
+from bough.cache.tree.node import Reason
+from bough.cache.tree.state import Group, Kind, Lane, Source
 from bough.cache.tree.tokens import cut, num_tokens, unpack
-from bough.cache.tree.trie import Trie
+from bough.errors import EngineError
 from bough.types import Boundary, Loading
 
-if TYPE_CHECKING:
-    from bough.cache.prefix_cache import PrefixCache
+log = logging.getLogger(__name__)
 
 
 class ReuseSession(Protocol):
-    """What generation needs of a session, whatever remembers: the tree here, simpler strategies in the benchmarks."""
+    """What generation needs of a session. The benchmarks run simpler strategies through it, in the same pipeline."""
 
     @property
     def lane(self) -> Lane: ...
@@ -46,7 +48,7 @@ class ReuseSession(Protocol):
 
 
 class Reuse(Protocol):
-    """Something that remembers: it begins sessions."""
+    """Something that begins sessions."""
 
     def begin(
         self,
@@ -60,84 +62,99 @@ class Reuse(Protocol):
     ) -> ReuseSession: ...
 
 
-@dataclass(eq=False)
-class Slot:
-    """A lane, busy or resting, and what it holds: the tokens, and for whom."""
-
-    lane: Lane
-    tokens: bytes = b""
-    salt: str = ""
-    is_busy: bool = False
-    last_used: float = float("-inf")
-
-
 @dataclass(frozen=True)
-class Adoption:
-    """A busy lane that stands at `offset`, pinned; `matched` tokens of the prompt were found.
+class SessionContext:
+    """What all sessions of a cache share.
 
-    `is_branch`: the tree goes on otherwise from there than the prompt does.
+    Prompts beyond `reuse_limit` tokens are computed whole, and nothing beyond it is recorded. Restore points on the way
+    through a long prompt are `point_spacing` tokens apart.
     """
 
-    slot: Slot
-    pin: Pin
-    matched: int
-    offset: int
-    is_branch: bool
-    loading: Loading = field(default_factory=Loading)
+    groups: Sequence[Group]
+    page_tokens: int
+    point_spacing: int
+    reuse_limit: int | None
+    can_chunk: bool
+    costs: CaptureCosts
+    residency: Residency
+    recorder: Recorder
+    finisher: Finisher
+
+    def is_beyond_limit(self, total: int) -> bool:
+        return self.reuse_limit is not None and total > self.reuse_limit
 
 
 class Session:
     """A request on its way: prompt tokens to feed, a lane to feed them to, and captures to take on the way."""
 
-    def __init__(
-        self, cache: PrefixCache, adoption: Adoption, trie: Trie, salt: str, prompt: bytes, *, stores: bool, keep: bool
-    ) -> None:
-        self.slot, self.pin = adoption.slot, adoption.pin
-        self.matched, self.cached, self.is_branch = adoption.matched, adoption.offset, adoption.is_branch
+    def __init__(self, context: SessionContext, adoption: Adoption, prompt: bytes, salt: str, *, stores: bool) -> None:
+        self.sequence = adoption.sequence
+        self.matched, self.cached = adoption.matched, adoption.sequence.offset
         self.loading = adoption.loading
-        self.cache, self.trie, self.salt, self.prompt = cache, trie, salt, prompt
-        self.stores, self.keep = stores, keep
+        self.prompt = prompt
+        self.stores = stores
         self.captures: dict[int, Capture] = {}
-        self.tokens = array("i", cut(prompt, 0, adoption.offset))
         self.is_whole = True  # False in the middle of a forward pass, and after one that failed
         self.is_closed = False
+        self._context = context
+        self._is_branch = adoption.is_branch
+        self.salt = salt
 
     @property
     def lane(self) -> Lane:
-        return self.slot.lane
+        return self.sequence.lane
+
+    @property
+    def tokens(self) -> array[int]:
+        """The tokens that the lane holds for certain."""
+        return self.sequence.tokens
 
     @property
     def offset(self) -> int:
-        """Tokens that the lane holds for certain."""
-        return len(self.tokens)
+        """How many tokens the lane holds for certain."""
+        return self.sequence.offset
 
     @property
     def prompt_tokens(self) -> int:
         return num_tokens(self.prompt)
+
+    def schedule_prompt(self, captures: Sequence[Capture], *, keep: bool) -> None:
+        """Plan the restore points of the prompt: only where a group needs them, or one was asked to be kept."""
+        total = self.prompt_tokens
+        if keep:
+            self.schedule(total, Reason.END, kept=True)
+        if not self._context.costs.needs_points:
+            return
+        for capture in captures:
+            self.schedule(capture.offset, capture.reason)
+        for offset in range(self._context.point_spacing, total, self._context.point_spacing):
+            self.schedule(offset, Reason.BRANCH)
+        if self.cached < self.matched or self._is_branch:
+            self.schedule(min(self.matched, total - 1), Reason.BRANCH)
+        self.schedule(total - 1, Reason.PROMPT_END)
 
     def schedule(self, offset: int, reason: Reason = Reason.BRANCH, *, kept: bool = False) -> None:
         """Ask for a restore point at `offset`; nothing happens if the lane is beyond it.
 
         Where the lane stands just now, windows can still be captured after the next run, recurrent states cannot.
         """
-        if offset < max(1, self.offset) or not self.stores:
-            return
-        known = self.captures.get(offset, Capture(offset, reason))
-        self.captures[offset] = Capture(offset, max(known.reason, reason), kept or known.kept)
+        if offset >= max(1, self.sequence.offset) and self.stores:
+            known = self.captures.get(offset, Capture(offset, reason))
+            self.captures[offset] = known.united(reason, kept=kept)
 
     def next_chunk(self, max_tokens: int) -> list[int]:
         """The prompt tokens to evaluate next; empty when the prompt is done.
 
         A chunk ends at a scheduled capture only if a recurrent group needs that, else at a page border where it can.
         """
-        start, total = self.offset, self.prompt_tokens
-        if not self.cache.can_chunk(total):
+        context, start, total = self._context, self.sequence.offset, self.prompt_tokens
+        if not context.can_chunk or context.is_beyond_limit(total):
             return unpack(cut(self.prompt, start))
         end = min(start + max_tokens, total)
-        border = end // self.cache.page_tokens * self.cache.page_tokens
+        border = end // context.page_tokens * context.page_tokens
         if start < border and end < total:
             end = border
-        if any(group.kind is Kind.RECURRENT for group in self.cache.groups):
+        if any(group.kind is Kind.RECURRENT for group in context.groups):
             end = min((offset for offset in self.captures if start < offset < end), default=end)
         return unpack(cut(self.prompt, start, end))
 
@@ -152,28 +169,65 @@ class Session:
     def publish(self) -> None:
         """Hand what the lane holds to the tree: others can use it from now on, while this request goes on."""
         assert self.is_whole and not self.is_closed
-        self.cache.record(self)
+        self._record()
+
+    def _record(self) -> None:
+        if not self.stores:
+            return
+        limit, end = self._context.reuse_limit, self.sequence.offset
+        end = end if limit is None else min(end, limit)
+        due = [self.captures.pop(offset) for offset in list(self.captures) if offset <= end]
+        self._context.recorder.record(self.sequence, end, due)
 
     def restart(self) -> None:
         """Publish what the lane holds, then let it start anew; what it holds from now on is not recorded."""
         self.publish()
         self.stores = False
-        self.tokens = array("i")
-        self.lane.adopt(0, {group: Source() for group in self.cache.groups})
+        self.sequence.tokens = array("i")
+        self.lane.adopt(0, {group: Source() for group in self._context.groups})
 
     def reserve(self, total_tokens: int) -> bool:
         """Make room for a sequence of `total_tokens`; False if the budget does not allow it now."""
-        return self.cache.room.reserve(self.slot, total_tokens)
+        return self._context.residency.room.reserve(self.sequence.slot, total_tokens)
 
     def note_prefill(self, seconds: float) -> None:
         """Learn from the time that computing the rest of the prompt took, up to its first token."""
-        self.cache.rates.note_prefill(self.cached, self.prompt_tokens, seconds)
+        self._context.residency.loader.rates.note_prefill(self.cached, self.prompt_tokens, seconds)
 
     def close(self) -> None:
-        """Record what was computed, whatever happened, and let the lane rest. A second call does nothing."""
-        if not self.is_closed:
-            self.is_closed = True
-            self.cache.end(self)
+        """Record what was computed, whatever happened, and make the lane idle. A second call does nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            if self.is_whole:
+                self._record_last()
+            else:
+                self._repair()
+        except (EngineError, MemoryError) as error:
+            log.warning("a finished request could not be recorded: %s", error)
+            self.sequence.slot.clear()
+        finally:
+            self._context.finisher.finish(self.sequence, self.prompt, self.salt, stores=self.stores, is_whole=self.is_whole)
+            self._context.residency.evictor.forget_if_empty(self.sequence.trie)
+
+    def _record_last(self) -> None:
+        """The last record, with a restore point at the end; then the idle lane's tokens are known."""
+        end = self.sequence.offset
+        if self._context.costs.needs_points and end:
+            self.captures[end] = self.captures.get(end, Capture(end, Reason.END)).united(Reason.END)
+        self._record()
+        if self.stores:
+            self.sequence.slot.tokens = self.sequence.packed()
+
+    def _repair(self) -> None:
+        """After a failed forward pass: full attention alone goes back to the last good offset, other lanes are cleared."""
+        slot, at = self.sequence.slot, self.sequence.offset
+        if self._context.costs.needs_points or not self.stores:
+            slot.clear()
+            return
+        slot.lane.adopt(at, {group: Source(live=at) for group in self._context.groups})
+        slot.tokens = self.sequence.packed()
 
     def __enter__(self) -> Self:
         return self

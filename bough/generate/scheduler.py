@@ -62,7 +62,7 @@ class Scheduler:
 
     @property
     def num_free_lanes(self) -> int:
-        return sum(not slot.is_busy for slot in self._cache.slots)
+        return sum(not slot.is_busy for slot in self._cache.lanes.slots)
 
     def add(self, job: Job) -> None:
         """Let a request wait for its turn."""
@@ -140,7 +140,7 @@ class Scheduler:
         return job.num_tokens - self._known(job)
 
     def _known(self, job: Job) -> int:
-        return self._cache.look(job.packed, job.generation.request.salt)
+        return self._cache.count_reusable(job.packed, job.generation.request.salt)
 
     def _leader_of(self, job: Job) -> Job | None:
         """The running request that is computing what this one needs, if waiting was worth it when that was first seen."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from bough.cache.captures import POINT_SPACING
+from bough.cache.record import POINT_SPACING
 from bough.cache.session import Session
 from bough.replay.engine import CountingEngine
 from bough.replay.request import Request, Trace

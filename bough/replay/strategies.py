@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from bough.cache.captures import POINT_SPACING
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.record import POINT_SPACING
 from bough.cache.residency.policy import Policy
 from bough.cache.session import Session
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
@@ -76,7 +76,7 @@ class Tree:
 
     @property
     def num_evicted(self) -> int:
-        return self.cache.evictor.counts.tokens
+        return self.cache.residency.evictor.counts.tokens
 
     @property
     def state_costs(self) -> StateCosts | None:
@@ -87,7 +87,7 @@ class Tree:
         prompt, num_new = [*request.prompt, NEXT_TOKEN], len(request.stored) - len(request.prompt)
         with self.cache.begin(prompt, boundaries=request.boundaries, max_new_tokens=num_new) as session:
             self.feed(session, request)
-        self.cache.room.clear_slot(session.slot)  # a lane that costs nothing must not remember anything
+        session.sequence.slot.clear()  # a lane that costs nothing must not remember anything
         return session.cached
 
     def feed(self, session: Session, request: Request) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.admin.archive import Exported, Imported, check_archive, export_tree, import_tree
+from bough.cache.admin.stats import stats
 from bough.cache.admin.upkeep import change_disk, forget, keep
 from bough.cache.admin.view import Explanation, TreeView, explain, view_tree
 from bough.cache.disk import Disk, DiskError
@@ -30,12 +31,12 @@ class CacheHandle:
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
         with self._turns:
-            return view_tree(self._cache, self._prompts.decode, salt)
+            return view_tree(self._cache.forest, self._cache.clock.now(), self._prompts.decode, salt)
 
     def stats(self) -> dict[str, Any]:
         """Counts and bytes of everything that is kept."""
         with self._turns:
-            return self._cache.stats()
+            return stats(self._cache.forest, self._cache.residency)
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why not more."""

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from bough import models
+from bough.cache.admin.stats import stats
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.memory import Tiers
-from bough.cache.restore import restore
 from bough.cache.session import Reuse
 from bough.config import Settings, let_threads_sleep, load_settings
 from bough.engines.choice import choose_engine, install_command
@@ -170,7 +170,7 @@ class Runner:
             ttl_s=self.settings.disk_ttl_s,
         )
         if cache.memory.disk is not None:
-            restore(cache)
+            cache.restore()
         return cache
 
     def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
@@ -266,7 +266,7 @@ class Runner:
         cache = self.prefix_cache
         with self._turns:
             if cache.is_enabled and not cache.is_kept(ids, salt):
-                raise cache.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
+                raise cache.residency.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
 
     def _params(self, params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
         unknown = sorted(set(sampling) - _SAMPLING)
@@ -313,20 +313,21 @@ class Runner:
     def start_worker(self, limits: Limits | None = None, verify_share: float = 0.0) -> Worker:
         """A thread that runs many requests together on this runner, until the runner is closed."""
         assert self._worker is None, "there is one engine thread"
+        cache = self.prefix_cache
         verifier = Verifier(self.engine, verify_share, random.random, self._generation) if verify_share else None
-        scheduler = Scheduler(self.engine, self.prefix_cache, self._chunk_size, time.monotonic, verifier)
+        scheduler = Scheduler(self.engine, cache, self._chunk_size, time.monotonic, verifier)
         self._worker = Worker(
             scheduler,
             self._turns,
             limits or Limits(),
-            take_stats=lambda: {**self.prefix_cache.stats(), **(verifier.stats() if verifier else {})},
+            take_stats=lambda: {**stats(cache.forest, cache.residency), **(verifier.stats() if verifier else {})},
             on_idle=self._tidy,
         )
         return self._worker
 
     def _tidy(self) -> None:
         """What an idle engine's thread does: let go of what has expired, and once in a while of memory that is not used."""
-        self.prefix_cache.expire()
+        self.prefix_cache.residency.expiry.expire()
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
             give_memory_back()

@@ -21,7 +21,7 @@ SMALL_BYTES = 400  # lanes and tree together: a few prompts
 def visit(world: World, salt: str) -> weakref.ref[Trie]:
     """Two prompts that part, under a salt of their own."""
     world.run([1, 2, 3, 4, 5, 6], salt=salt)
-    found = weakref.ref(world.cache.tries[salt])
+    found = weakref.ref(world.cache.forest.tries[salt])
     world.run([1, 2, 3, 7, 8, 9], salt=salt)
     return found
 
@@ -32,7 +32,7 @@ def test_a_salt_whose_state_was_evicted_leaves_nothing_behind_without_a_disk() -
     tries = [visit(world, f"salt {number}") for number in range(100)]
 
     gc.collect()
-    assert len(world.cache.tries) < 10
+    assert len(world.cache.forest.tries) < 10
     assert sum(trie() is not None for trie in tries) < 50  # the heap's stale entries know a few that are gone
 
 
@@ -49,9 +49,9 @@ def test_the_order_of_eviction_keeps_few_stale_entries_for_each_salt() -> None:
         for number in range(20):
             world.run([1, 2, 3, 4], salt=f"salt {number}")
 
-    num_nodes = len(world.cache.tries)
+    num_nodes = len(world.cache.forest.tries)
     assert num_nodes == 20
-    assert len(world.cache.evictor.order) <= 15 * num_nodes  # in the heap of all and in its salt's own
+    assert len(world.cache.residency.evictor.order) <= 15 * num_nodes  # in the heap of all and in its salt's own
     World.check(world)
 
 
@@ -72,7 +72,7 @@ def count_stamps(monkeypatch: pytest.MonkeyPatch, num_salts: int) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(Node, "stamp", property(read, stamp.__set__))  # type: ignore[attr-defined]
         for _ in range(10):
-            assert world.cache.evictor.evict_one(Place.DISK)
+            assert world.cache.residency.evictor.evict_one(Place.DISK)
     World.check(world)
     return counted[0]
 

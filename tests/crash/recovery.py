@@ -27,7 +27,7 @@ def recover(setup: Setup, folder: Path, promises: Promises, chance: random.Rando
     reused_tokens = _check_promises(world, kept, chance) + _read_everything(world)
     disk = world.cache.memory.disk
     assert disk is not None and disk.counts.set_aside == 0
-    assert sum(disk.counts.misses.values()) == world.cache.counts.misses == 0
+    assert sum(disk.counts.misses.values()) == world.cache.residency.loader.counts.misses == 0
     assert disk.flush()
     disk.check()
     world.cache.close()
@@ -68,5 +68,5 @@ def _ask(world: World, salt: str, tokens: list[int]) -> int:
 
 
 def _paths(cache: PrefixCache, salt: str) -> list[list[int]]:
-    leaves = [node for node in cache.find_trie(salt).walk() if node.is_leaf and not node.is_root]
+    leaves = [node for node in cache.forest.find(salt).walk() if node.is_leaf and not node.is_root]
     return [[token for node in leaf.path() for token in unpack(node.edge)] for leaf in leaves]

@@ -105,9 +105,9 @@ def serve(world: World, request: Request) -> None:
 def depth_in_tree(world: World, salt: str, tokens: list[int]) -> int:
     """How deep the tree alone, without any lane, can restore these tokens."""
     cache = world.cache
-    found = cache.find_trie(salt).match(tokens)
-    nothing = Live(0, -1, dict.fromkeys(cache.groups, 0))
-    return plan(cache.groups, found.path, found.length, nothing, found.length)
+    found = cache.forest.find(salt).match(tokens)
+    nothing = Live(0, -1, dict.fromkeys(cache.memory.groups, 0))
+    return plan(cache.memory.groups, found.path, found.length, nothing, found.length)
 
 
 def _promised_depth(world: World, salt: str, tokens: list[int]) -> int:
@@ -115,7 +115,7 @@ def _promised_depth(world: World, salt: str, tokens: list[int]) -> int:
     depth = depth_in_tree(world, salt, tokens)
     if not world.cache.costs.needs_points:
         return depth
-    path = world.cache.find_trie(salt).match(tokens).path
+    path = world.cache.forest.find(salt).match(tokens).path
     return max((at for node in path for at in node.points if at <= depth), default=0)
 
 

@@ -80,8 +80,8 @@ def work(job: Job, control: int) -> None:
     setup, chance = Setup(job.seed), random.Random(f"{job.seed} {job.life}")
     _say(control, "opening")
     world = setup.open(Path(job.folder), Busy)
-    assert world.cache.tiers is not None and world.cache.tiers.disk is not None
-    assert world.cache.tiers.disk.counts.set_aside == 0
+    assert world.cache.memory.tiers is not None and world.cache.memory.tiers.disk is not None
+    assert world.cache.memory.tiers.disk.counts.set_aside == 0
     _say(control, "ready")
     unflushed: list[Request] = []
     stop_at = time.monotonic() + STOP_AFTER_S

@@ -120,7 +120,7 @@ class Concert:
                 break
             self.turn()
         assert not self.scheduler.has_work
-        assert not any(slot.is_busy for slot in self.cache.slots)
+        assert not any(slot.is_busy for slot in self.cache.lanes.slots)
         assert all(client.is_done for client in self.clients)
 
     def alone(self, ids: Sequence[int], *, seed: int = 0, **params: object) -> list[int]:

@@ -162,7 +162,7 @@ def test_leaving_the_stream_anywhere_keeps_the_work_and_frees_the_lane(model: st
             next(stream)
         stream.close()  # type: ignore[attr-defined]
         invariants.check(bench.cache, bench.engine)
-        assert not any(slot.is_busy for slot in bench.cache.slots)
+        assert not any(slot.is_busy for slot in bench.cache.lanes.slots)
         assert bench.run(max_tokens=5, ignore_eos=True).usage.cached_tokens >= min(2 * pieces, len(PROMPT) - 1)
 
 
@@ -223,7 +223,7 @@ def test_past_the_reuse_limit_a_sequence_is_evaluated_anew_and_not_recorded() ->
     done = bench.run(max_tokens=6, ignore_eos=True)
 
     assert list(done.token_ids) == bench.greedy(6)
-    assert bench.cache.tries[""].match([*PROMPT, *done.token_ids]).length == 10
+    assert bench.cache.forest.tries[""].match([*PROMPT, *done.token_ids]).length == 10
     before = len(bench.engine.evaluated)
     assert bench.run([*PROMPT, *done.token_ids], max_tokens=1).usage.cached_tokens == 0
     assert bench.engine.evaluated[before:] == [14], "beyond the limit a prompt is one run"

@@ -156,7 +156,7 @@ def test_a_request_that_takes_too_long_is_told_so_and_its_work_is_kept() -> None
     concert.play()
 
     assert isinstance(client.error, TimedOut)
-    assert concert.cache.look(prompt(1, 400)) > 0
+    assert concert.cache.count_reusable(prompt(1, 400)) > 0
 
 
 def test_a_client_that_hangs_up_while_it_waits_is_forgotten() -> None:
@@ -254,9 +254,9 @@ def test_a_hit_that_is_wrong_raises_the_alarm(caplog: pytest.LogCaptureFixture) 
     concert = Concert(random=Dice())
     concert.ask(prompt(1, 100))
     concert.play()
-    for slot in concert.cache.slots:
-        concert.cache.room.clear_slot(slot)
-    (trie,) = concert.cache.tries.values()
+    for slot in concert.cache.lanes.slots:
+        slot.clear()
+    (trie,) = concert.cache.forest.tries.values()
     page = next(page for node in trie.walk() for pages in node.pages.values() for page in pages)
     page.rows = tuple(reversed(page.rows))
 
@@ -387,7 +387,7 @@ def test_an_end_that_cannot_be_put_together_is_told_as_an_error(monkeypatch: pyt
     concert.scheduler.fail_all(EngineError("a mistake of ours"))  # as the worker does
 
     assert isinstance(client.error, EngineError)
-    assert not any(slot.is_busy for slot in concert.cache.slots)
+    assert not any(slot.is_busy for slot in concert.cache.lanes.slots)
 
 
 def test_a_tenant_with_fewer_requests_running_gets_the_next_lane() -> None:

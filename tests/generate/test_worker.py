@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bough.cache.admin.stats import stats
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.request import Request
@@ -37,7 +38,7 @@ class Stage:
             self.concert.scheduler,
             Turns(),
             Limits(**limits),  # type: ignore[arg-type]
-            take_stats=lambda: dict(self.concert.cache.stats()),
+            take_stats=lambda: dict(stats(self.concert.cache.forest, self.concert.cache.residency)),
             on_idle=self.concert.cache.expire,
         )
 
@@ -160,7 +161,7 @@ def test_closing_ends_what_runs_keeps_its_work_and_takes_nothing_new(stage: Stag
     closing.join(BOUND_S)
 
     assert isinstance(client.error, ShuttingDown) or client.completion
-    assert not any(slot.is_busy for slot in stage.concert.cache.slots)
+    assert not any(slot.is_busy for slot in stage.concert.cache.lanes.slots)
     for hand_over in (lambda: stage.submit(2), lambda: stage.worker.call(int)):
         with pytest.raises(ShuttingDown):
             hand_over()
@@ -193,7 +194,7 @@ def test_closing_does_not_wait_for_a_step_that_does_not_end() -> None:
         stage.worker.close()
 
     stage.goes_on.set()
-    wait_until(lambda: not any(slot.is_busy for slot in stage.concert.cache.slots))
+    wait_until(lambda: not any(slot.is_busy for slot in stage.concert.cache.lanes.slots))
     wait_until(lambda: not stage.worker.is_stuck)
     stage.worker.close()
 
@@ -350,7 +351,7 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
     def take_stats() -> dict[str, object]:
         taken.append(1)
         time.sleep(0.02)
-        return dict(concert.cache.stats())
+        return dict(stats(concert.cache.forest, concert.cache.residency))
 
     worker = Worker(concert.scheduler, Turns(), Limits(), take_stats=take_stats, on_idle=lambda: None)
     client = Client()

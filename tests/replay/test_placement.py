@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.cache.tree.reason import Reason
+from bough.cache.tree.node import Reason
 from bough.replay.placement import PlacedTree, SpacedTree
 from bough.replay.request import Request, Trace
 from bough.replay.run import POLICIES, replay
@@ -27,7 +27,7 @@ def request(*prompt: int, reply: tuple[int, ...] = (), at: float = 0.0, marks: t
 
 def point_reasons(tree: PlacedTree) -> dict[int, Reason]:
     """The restore points of a tree without branches."""
-    nodes = (node for trie in tree.cache.tries.values() for node in trie.walk())
+    nodes = (node for trie in tree.cache.forest.tries.values() for node in trie.walk())
     return {point.offset: point.reason for node in nodes for point in node.points.values()}
 
 

@@ -45,7 +45,7 @@ def test_a_request_that_can_never_fit_takes_nothing_from_the_others() -> None:
         w.run([number * 10 + i for i in range(10)])
     with pytest.raises(DoesNotFit):
         w.begin([50] * 10, max_new=100_000)
-    assert w.cache.stats()["tokens"] == 30
+    assert w.stats()["tokens"] == 30
 
 
 @pytest.mark.parametrize("where", ["cut", "join"])
@@ -72,7 +72,7 @@ def test_a_restore_point_is_made_whole_or_not_at_all(where: str) -> None:
     with pytest.raises(EngineError):
         w.prefill(session)
     w.check()
-    for trie in w.cache.tries.values():
+    for trie in w.cache.forest.tries.values():
         for node in trie.walk():
             assert all(point.states for point in node.points.values())
     w.close(session)
@@ -83,9 +83,9 @@ def test_a_branch_reached_by_going_back_on_the_lane_leaves_a_restore_point(model
     w = World(MODELS[model], 4)
     chat = list(range(20))
     w.run(chat)
-    for group in w.cache.groups:  # a lane that still holds every row, as a window buffer with slack does
-        first, tokens = w.cache.slots[0].lane.held[group]  # type: ignore[attr-defined]
-        w.cache.slots[0].lane.held[group] = (0, chat[:first] + tokens)  # type: ignore[attr-defined]
+    for group in w.cache.memory.groups:  # a lane that still holds every row, as a window buffer with slack does
+        first, tokens = w.cache.lanes.slots[0].lane.held[group]  # type: ignore[attr-defined]
+        w.cache.lanes.slots[0].lane.held[group] = (0, chat[:first] + tokens)  # type: ignore[attr-defined]
     assert w.run([*chat[:15], 50, 51, 52, 53, 54, 55]).cached == 15
     w.run([60] * 5)
 
@@ -114,8 +114,8 @@ def test_a_record_that_does_not_fit_whole_keeps_what_does(model: str) -> None:
     w.run([1, 2, 3, 4, 5, 6])
     w.run([7, 8, 9, 10, 11])
     w.run(list(range(60)))
-    w.cache.room.clear_slot(w.cache.slots[0])
-    assert w.cache.look([*range(60), 1]) > 0
+    w.cache.lanes.slots[0].clear()
+    assert w.cache.count_reusable([*range(60), 1]) > 0
 
 
 def test_a_begin_that_fails_after_adoption_gives_lane_and_pin_back() -> None:
@@ -123,22 +123,22 @@ def test_a_begin_that_fails_after_adoption_gives_lane_and_pin_back() -> None:
     with pytest.raises(KeyError):
         w.cache.begin([1, 2, 3, 4], boundaries=[Boundary(2, "system end")])  # type: ignore[arg-type]
     w.check()
-    assert not w.cache.slots[0].is_busy
+    assert not w.cache.lanes.slots[0].is_busy
 
 
 def test_roots_that_were_emptied_by_others_go() -> None:
     w = World(MODELS["full"], 4, budget_bytes=500)
     for number in range(100):
         w.run(list(range(10)), salt=f"tenant {number}")
-    assert all(not trie.root.is_leaf for trie in w.cache.tries.values())
-    assert len(w.cache.tries) < 10
+    assert all(not trie.root.is_leaf for trie in w.cache.forest.tries.values())
+    assert len(w.cache.forest.tries) < 10
 
 
 def test_a_lane_that_shares_nothing_with_the_prompt_starts_small_again() -> None:
     w = World(MODELS["full"], 4, budget_bytes=1000)
     w.run(list(range(60)))
     w.run([61, 62, 63, 60, 61])
-    assert w.cache.room.lane_bytes == 5 * 8
+    assert w.cache.lanes.nbytes == 5 * 8
 
 
 def test_clearing_leaves_only_what_a_busy_lane_stands_on() -> None:
@@ -148,14 +148,14 @@ def test_clearing_leaves_only_what_a_busy_lane_stands_on() -> None:
     session = w.begin(list(range(5)))
     w.cache.clear()
     w.check()
-    assert w.cache.stats()["tokens"] == 4
+    assert w.stats()["tokens"] == 4
     w.close(session)
 
 
 def test_looking_says_what_beginning_does() -> None:
     w = World(MODELS["full"], 4, budget_bytes=80)
     w.run(list(range(10)))  # all of it fits only on the lane
-    assert w.cache.look(list(range(10))) == w.begin(list(range(10))).cached == 9
+    assert w.cache.count_reusable(list(range(10))) == w.begin(list(range(10))).cached == 9
     assert explain(w.cache, [], "", str).cached_tokens == 0
 
 
@@ -172,15 +172,15 @@ def test_a_refusal_counts_what_running_requests_stand_on() -> None:
 def test_a_lane_that_cannot_be_cleared_is_not_trusted() -> None:
     w = World(MODELS["full"], 4)
     w.run([1, 2, 3, 4])
-    lane = w.cache.slots[0].lane
+    lane = w.cache.lanes.slots[0].lane
 
     def fail() -> None:
         raise EngineError("made to fail")
 
     lane.clear = fail  # type: ignore[method-assign]
     with pytest.raises(EngineError):
-        w.cache.room.clear_slot(w.cache.slots[0])
-    assert w.cache.slots[0].tokens == b""
+        w.cache.lanes.slots[0].clear()
+    assert w.cache.lanes.slots[0].tokens == b""
 
 
 def test_the_oracle_and_the_cache_agree_after_faults() -> None:
@@ -190,4 +190,4 @@ def test_the_oracle_and_the_cache_agree_after_faults() -> None:
     with pytest.raises(EngineError):
         w.begin([*A, 9])
     w.check()
-    assert w.cache.look([*A, 9]) == invariants.reusable(w.cache, [*A, 9])
+    assert w.cache.count_reusable([*A, 9]) == invariants.reusable(w.cache, [*A, 9])

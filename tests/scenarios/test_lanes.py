@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bough.cache.session import Session
-from bough.cache.tree.reason import Reason
+from bough.cache.tree.node import Reason
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from tests.scenarios.models import A, B, every_fake, every_model, every_page, world
 
@@ -79,12 +79,12 @@ def test_12_resting_lanes_are_cleared_before_any_byte_of_the_tree(model: str) ->
     w = world(model, num_lanes=2)
     w.run(A)
     tree = w.cache.memory.tree_bytes
-    w.set_budget(tree + w.cache.slots[1].lane.bytes_for(4) + w.cache.costs.row_bytes)
+    w.set_budget(tree + w.cache.lanes.slots[1].lane.bytes_for(4) + w.cache.costs.row_bytes)
 
     session = w.begin([50, 51, 52, 53])
 
     assert w.cache.memory.tree_bytes == tree
-    assert sum(slot.lane.nbytes > 0 for slot in w.cache.slots) == 1
+    assert sum(slot.lane.nbytes > 0 for slot in w.cache.lanes.slots) == 1
     session.close()
 
 
@@ -149,12 +149,12 @@ def test_a_kept_prefix_outlives_everything_else(model: str) -> None:
     kept = list(range(1, 13))
     w.run(kept, keep=True)
     w.run([19, *range(40, 58)], reply=[1, 2])
-    w.set_budget(w.cache.room.lane_bytes + 2 * w.cache.memory.tree_bytes)  # the kept prefix and about three chats
+    w.set_budget(w.cache.lanes.nbytes + 2 * w.cache.memory.tree_bytes)  # the kept prefix and about three chats
 
     for chat in range(12):
         w.run([20 + chat, *range(40, 58)], reply=[1, 2])
 
-    assert w.cache.evictor.counts.tokens > 0 or w.cache.evictor.counts.points > 0  # there was pressure
+    assert w.cache.residency.evictor.counts.tokens > 0 or w.cache.residency.evictor.counts.points > 0  # there was pressure
     assert w.run([*kept, 60]).cached == len(kept)
 
 
@@ -165,7 +165,7 @@ def test_fifty_growing_turns_are_one_node_of_full_pages(model: str) -> None:
     for turn in range(w.num_turns):
         done = w.run([*history, turn % 60, 1, 2, 3, 4], reply=[5, 6, 7, 8])
         history = done.tokens
-    nodes = [node for node in w.cache.tries[""].walk() if not node.is_root]
+    nodes = [node for node in w.cache.forest.tries[""].walk() if not node.is_root]
 
     assert len(nodes) == 1
     for pages in nodes[0].pages.values():
@@ -205,14 +205,14 @@ def test_a_publish_that_fails_leaves_the_tree_whole_and_the_lane_free(model: str
 def test_a_lost_page_is_a_miss_and_is_filled_again(model: str) -> None:
     w = world(model)
     w.run(A, reply=[9, 10])
-    trie = w.cache.tries[""]
+    trie = w.cache.forest.tries[""]
     for node in list(trie.walk()):
         for group, pages in node.pages.items():
             if group.kind.value == "full":
                 trie.lose(node, pages[1])
-    w.cache.room.clear_slot(w.cache.slots[0])
+    w.cache.lanes.slots[0].clear()
     w.check()
 
     assert w.run([*A, 9, 50]).cached <= (2 if w.cache.costs.row_bytes else 9)
-    w.cache.room.clear_slot(w.cache.slots[0])
+    w.cache.lanes.slots[0].clear()
     assert w.run([*A, 9, 51]).cached >= 7

@@ -55,7 +55,7 @@ class CacheMachine(RuleBasedStateMachine):
         if extend and self.open:
             prompt = self.open[-1].tokens.tolist() + prompt
         cache = self.world.cache
-        oracle = invariants.reusable(cache, prompt, salt) if any(not slot.is_busy for slot in cache.slots) else 0
+        oracle = invariants.reusable(cache, prompt, salt) if any(not slot.is_busy for slot in cache.lanes.slots) else 0
         boundaries = [Boundary(boundary, mark)] if boundary <= len(prompt) else []
         fits = self._fits(len(prompt) + max_new)
         try:
@@ -63,10 +63,10 @@ class CacheMachine(RuleBasedStateMachine):
         except (EngineError, MemoryError):
             return
         except LanesBusy:
-            assert all(slot.is_busy for slot in cache.slots)
+            assert all(slot.is_busy for slot in cache.lanes.slots)
             return
         except DoesNotFit:
-            assert cache.room.budget_bytes is not None
+            assert cache.residency.room.budget_bytes is not None
             return
         assert session.cached <= oracle
         assert session.cached == oracle or not fits
@@ -75,8 +75,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _fits(self, total_tokens: int) -> bool:
         """Whether any resting lane can grow to hold a request without anything being let go."""
-        room = self.world.cache.room
-        growths = [room.growth(slot, total_tokens) for slot in self.world.cache.slots if not slot.is_busy]
+        room = self.world.cache.residency.room
+        growths = [room.growth(slot, total_tokens) for slot in self.world.cache.lanes.slots if not slot.is_busy]
         return room.budget_bytes is None or room.used_bytes + max(growths, default=0) <= room.budget_bytes
 
     @precondition(lambda self: self.open)
@@ -148,13 +148,13 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def evict(self) -> None:
         with suppress(EngineError, MemoryError):
-            self.world.cache.evictor.evict_one()
+            self.world.cache.residency.evictor.evict_one()
 
     @rule(pick=st.integers(0, 1000))
     def lose_a_page(self, pick: int) -> None:
         places = [
             (trie, node, page)
-            for trie in self.world.cache.tries.values()
+            for trie in self.world.cache.forest.tries.values()
             for node in trie.walk()
             for group, pages in node.pages.items()
             if group.kind is Kind.FULL

@@ -115,7 +115,7 @@ def test_07_a_budget_for_two_of_five_conversations_is_kept_and_answers_stay_righ
     system = [chance.randrange(60) for _ in range(16)]
     w = world(model, num_lanes=2)
     row, states = w.row_and_state_bytes
-    budget = 2 * 48 * row + w.cache.slots[0].lane.bytes_for(48) + 12 * states
+    budget = 2 * 48 * row + w.cache.lanes.slots[0].lane.bytes_for(48) + 12 * states
     w.set_budget(budget)
     chats = [[*system, 50 + chat] for chat in range(5)]
     cached_by_system = 0
@@ -123,7 +123,7 @@ def test_07_a_budget_for_two_of_five_conversations_is_kept_and_answers_stay_righ
         chat = chats[turn % 5]
         boundaries = [Boundary(len(system), Mark.SYSTEM_END)]
         done = w.run(chat, reply=[chance.randrange(60) for _ in range(3)], boundaries=boundaries)
-        assert w.cache.room.used_bytes <= budget
+        assert w.cache.residency.room.used_bytes <= budget
         cached_by_system += turn >= 5 and done.cached >= len(system)
         if len(chat) < 40:
             chat += [*done.tokens[len(chat) :], chance.randrange(60), chance.randrange(60)]
@@ -141,7 +141,7 @@ def test_08_cancelled_anywhere_the_retry_goes_on_from_there(model: str, page_tok
             w.prefill_chunk(session)
         reached = session.offset
         w.close(session)
-        assert not w.cache.slots[0].is_busy
+        assert not w.cache.lanes.slots[0].is_busy
 
         retry = w.begin(prompt, max_new=3)
         assert retry.cached == min(reached, len(prompt) - 1)
@@ -218,11 +218,11 @@ def test_10_an_empty_prompt_is_refused() -> None:
 def test_11_a_close_inside_an_edge_attaches_the_missing_state_without_a_split(model: str) -> None:
     w = world(model)
     w.run([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], reply=[11, 12, 13])
-    nodes = sum(1 for _ in w.cache.tries[""].walk())
+    nodes = sum(1 for _ in w.cache.forest.tries[""].walk())
 
     session = w.begin([1, 2, 3, 4, 5, 6])
     w.prefill(session)
     w.close(session)
 
-    assert sum(1 for _ in w.cache.tries[""].walk()) == nodes
+    assert sum(1 for _ in w.cache.forest.tries[""].walk()) == nodes
     assert w.begin([1, 2, 3, 4, 5, 6, 50]).cached == 6

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from bough.cache.disk import Disk
-from bough.cache.residency.loading import Loader
-from bough.cache.residency.rates import Fixed
 from bough.cache.tree.plan import plan
 from bough.cache.tree.state import Place
 from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
-from tests.fakes import MODELS
+from tests.fakes import MODELS, FixedRates
 from tests.scenarios.test_tiers import demote_all, places
 from tests.scenarios.world import World
 
@@ -27,8 +25,8 @@ BRANCH = [*TRUNK, 30, 31, 32, 33, 34, 35, 36]
 
 
 def clear_lanes(w: World) -> None:
-    for slot in w.cache.slots:
-        w.cache.room.clear_slot(slot)
+    for slot in w.cache.lanes.slots:
+        slot.clear()
 
 
 def spans(disk: FakeDisk) -> list[tuple[int, int]]:
@@ -94,7 +92,7 @@ def test_what_comes_back_to_the_device_stays_within_its_salts_share() -> None:
     for chat in chats:
         w.run(chat, salt="a")
 
-    assert 0 < w.cache.tries["a"].store.num_bytes[Place.DEVICE] <= 200  # type: ignore[attr-defined]
+    assert 0 < w.cache.forest.tries["a"].store.num_bytes[Place.DEVICE] <= 200  # type: ignore[attr-defined]
 
 
 def test_closing_goes_on_when_one_salts_rows_push_anothers_off_the_disk() -> None:
@@ -121,8 +119,8 @@ def test_a_page_that_was_cut_before_it_was_written_survives_a_clean_close() -> N
 
     after = World(MODELS["full"], 4, disk=disk.restarted())
 
-    assert after.cache.look([1, 2, 3, 4, 5, 6]) == 5
-    assert after.cache.look([1, 2, 30, 31, 32]) == 4
+    assert after.cache.count_reusable([1, 2, 3, 4, 5, 6]) == 5
+    assert after.cache.count_reusable([1, 2, 30, 31, 32]) == 4
 
 
 def test_a_page_that_was_cut_before_it_was_written_moves_to_disk_when_room_is_short() -> None:
@@ -132,7 +130,7 @@ def test_a_page_that_was_cut_before_it_was_written_moves_to_disk_when_room_is_sh
 
     demote_all(w)
 
-    assert w.known([1, 2, 3, 4]) == 4 and w.cache.evictor.counts.tokens == 0
+    assert w.known([1, 2, 3, 4]) == 4 and w.cache.residency.evictor.counts.tokens == 0
 
 
 def test_a_page_cut_in_two_gets_a_file_for_each_half_and_the_old_file_goes() -> None:
@@ -162,7 +160,7 @@ def test_rows_that_came_back_to_the_device_before_they_were_written_survive_a_cl
 
     after = World(MODELS["full"], 4, budget_bytes=4000, host_bytes=4000, disk=disk.restarted())
 
-    assert after.cache.look([*CHAT, 14]) == len(CHAT)
+    assert after.cache.count_reusable([*CHAT, 14]) == len(CHAT)
 
 
 def test_a_disk_that_takes_nothing_more_does_not_stop_requests() -> None:
@@ -206,7 +204,7 @@ def test_closing_a_session_goes_on_when_a_page_cannot_be_cut() -> None:
 
     w.close(session)
 
-    assert w.engine.fail_next is None and not w.cache.slots[0].is_busy
+    assert w.engine.fail_next is None and not w.cache.lanes.slots[0].is_busy
     w.run(range(20))
     assert places(w)[Place.DEVICE] == 0
 
@@ -220,12 +218,12 @@ def test_clearing_while_a_lane_is_busy_lets_its_restore_points_reach_the_disk() 
     before.cache.clear()
     before.prefill(busy)
     before.close(busy)
-    assert before.cache.look([1, 2, 3, 4, 9]) == 4
+    assert before.cache.count_reusable([1, 2, 3, 4, 9]) == 4
     before.cache.close()
 
     after = World(MODELS["full+recurrent"], 4, disk=disk.restarted())
 
-    assert after.cache.look([1, 2, 3, 4, 9]) == 4
+    assert after.cache.count_reusable([1, 2, 3, 4, 9]) == 4
 
 
 @pytest.mark.parametrize("model", ["window", "recurrent"])
@@ -237,7 +235,7 @@ def test_a_restart_finds_the_tree_of_a_model_without_full_attention(model: str) 
 
     after = World(MODELS[model], 4, disk=disk.restarted())
 
-    assert after.cache.look(range(1, 31)) == 29
+    assert after.cache.count_reusable(range(1, 31)) == 29
 
 
 def test_a_leaf_that_lost_its_rows_does_not_keep_those_above_it_on_disk() -> None:
@@ -251,12 +249,12 @@ def test_a_leaf_that_lost_its_rows_does_not_keep_those_above_it_on_disk() -> Non
     for chat in ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 9, 9]):
         w.cache.begin(chat).close()
         demote_all(w)
-    assert w.cache.counts.misses == 2
+    assert w.cache.residency.loader.counts.misses == 2
 
-    while w.cache.evictor.evict_one(Place.DISK):
+    while w.cache.residency.evictor.evict_one(Place.DISK):
         w.check()
 
-    assert w.cache.memory.num_bytes[Place.DISK] == 0 and not w.cache.tries
+    assert w.cache.memory.num_bytes[Place.DISK] == 0 and not w.cache.forest.tries
 
 
 def remove_files(disk: FakeDisk, start: int) -> None:
@@ -277,7 +275,7 @@ def test_a_request_is_refused_after_few_plans_where_nothing_will_go(monkeypatch:
     w.run(chat)
     clear_lanes(w)
     monkeypatch.setattr("bough.cache.adoption.plan", counted)
-    monkeypatch.setattr(w.cache.evictor, "evict_one", lambda *_: False)
+    monkeypatch.setattr(w.cache.residency.evictor, "evict_one", lambda *_: False)
 
     with pytest.raises(DoesNotFit):
         w.begin([*chat, 7], max_new=600)
@@ -286,12 +284,10 @@ def test_a_request_is_refused_after_few_plans_where_nothing_will_go(monkeypatch:
 
 
 @pytest.mark.parametrize("model", ["full", "full+window", "full+recurrent", "window+recurrent+full"])
-def test_loading_goes_on_while_computing_all_that_is_left_would_take_longer(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_goes_on_while_computing_all_that_is_left_would_take_longer(model: str) -> None:
     """A page is read in 0.01 s, and holds 8 tokens, of which each takes 0.02 s to compute."""
-    monkeypatch.setattr("bough.cache.adoption.Loader", partial(Loader, clock=partial(next, count(0.0, 0.01))))
-    w = World(MODELS[model], 8, disk=FakeDisk(8), rates=Fixed(0.02, {Place.DISK: 0.01 / 64}))
+    w = World(MODELS[model], 8, disk=FakeDisk(8), rates=FixedRates(0.02, {Place.DISK: 0.01 / 64}))
+    w.cache.residency.loader.clock = partial(next, count(0.0, 0.01))
     chat = list(range(194))  # the rows of the window at its end lie in two pages
     w.run(chat)
     demote_all(w)
@@ -323,16 +319,16 @@ def test_a_restore_point_lives_on_disk_as_long_as_its_pages_are_used(tmp_path: P
     system, system_end, ttl_s = [1, 2, 3, 4, 5, 6, 7, 8], [Boundary(8, Mark.SYSTEM_END)], 40.0
     before = World(MODELS["full+recurrent"], 4, disk=open_disk(tmp_path), ttl_s=ttl_s)
     before.run([*system, 20], boundaries=system_end)
-    first_s = before.cache.wall()
+    first_s = before.cache.clock.wall()
     for last in range(21, 41):
         before.run([*system, last], boundaries=system_end)
-    now_s = before.cache.wall()
+    now_s = before.cache.clock.wall()
     assert now_s - first_s > ttl_s
     before.cache.close()
 
     after = World(MODELS["full+recurrent"], 4, disk=open_disk(tmp_path, ttl_s=ttl_s, now_s=now_s), ttl_s=ttl_s)
 
-    assert after.cache.look([*system, 50]) == len(system)
+    assert after.cache.count_reusable([*system, 50]) == len(system)
     after.cache.close()
 
 
@@ -359,7 +355,7 @@ def test_an_engine_without_memory_is_asked_again_after_something_was_let_go(wher
 
     assert done.computed == 20
     assert w.known(list(range(40, 60))) == 20
-    assert w.known(list(range(1, 33))) < 32 or w.cache.slots[0].lane.nbytes == 0  # something made way
+    assert w.known(list(range(1, 33))) < 32 or w.cache.lanes.slots[0].lane.nbytes == 0  # something made way
 
 
 def test_an_engine_that_has_no_memory_at_all_fails_that_request_only() -> None:

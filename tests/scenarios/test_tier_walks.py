@@ -76,7 +76,7 @@ class TierMachine(CacheMachine):
     @rule(place=st.sampled_from(list(Place)))
     def evict_from(self, place: Place) -> None:
         with suppress(EngineError, MemoryError):
-            self.world.cache.evictor.evict_one(place)
+            self.world.cache.residency.evictor.evict_one(place)
 
     @rule()
     def restart(self) -> None:
@@ -136,7 +136,7 @@ class Day:
                 with session.feeding(chunk):
                     engine.evaluate(session.lane, chunk)
                 session.publish()
-                assert cache.room.used_bytes <= cache.room.budget_bytes
+                assert cache.residency.room.used_bytes <= cache.residency.room.budget_bytes
                 if chance.random() < 0.03:
                     self.num_cancelled += 1
                     break
@@ -151,10 +151,10 @@ class Day:
 
     def check_budgets(self) -> None:
         cache = self.world.cache
-        assert cache.room.used_bytes <= cache.room.budget_bytes
-        assert cache.memory.num_bytes[Place.HOST] <= cache.tiers.host_bytes
+        assert cache.residency.room.used_bytes <= cache.residency.room.budget_bytes
+        assert cache.memory.num_bytes[Place.HOST] <= cache.memory.tiers.host_bytes
         assert cache.memory.disk.claimed_bytes <= cache.memory.disk.budget_bytes
-        assert not cache.room.pins and len(cache.memory._saving) == 0
+        assert not cache.forest.pins
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_day_in_miniature_stays_within_every_budget(model: str) -> None:
             w.check()
     w.check()
     assert day.num_cancelled > 100 and day.cached > day.computed / 2
-    assert disk.counts.loaded_bytes > 0 and w.cache.evictor.counts.host_bytes > 0
+    assert disk.counts.loaded_bytes > 0 and w.cache.residency.evictor.counts.host_bytes > 0
     w.cache.clear()
     w.check()
     assert not w.engine.live and not disk.live

@@ -10,12 +10,11 @@ import pytest
 
 from bough.cache.disk import Disk, DiskBusy
 from bough.cache.disk.errors import DiskSlow
-from bough.cache.residency.rates import Fixed
 from bough.cache.tree.address import Copy
 from bough.cache.tree.state import Place
 from bough.errors import EngineError
 from tests.fake_disk import FakeDisk
-from tests.fakes import MODELS
+from tests.fakes import MODELS, FixedRates
 from tests.scenarios.world import World
 
 LONG = list(range(1, 33))
@@ -24,15 +23,15 @@ OTHER = list(range(40, 63))
 
 def places(w: World) -> dict[Place, int]:
     """How many items lie at each place."""
-    items = [item for trie in w.cache.tries.values() for node in trie.walk() for item in node.items()]
+    items = [item for trie in w.cache.forest.tries.values() for node in trie.walk() for item in node.items()]
     return {place: sum(item.place is place for item in items) for place in Place}
 
 
 def demote_all(w: World) -> None:
     """Move everything from the device as far down as there are places, and forget what lanes hold."""
-    for slot in w.cache.slots:
-        w.cache.room.clear_slot(slot)
-    while w.cache.evictor.evict_one(Place.DEVICE):
+    for slot in w.cache.lanes.slots:
+        slot.clear()
+    while w.cache.residency.evictor.evict_one(Place.DEVICE):
         w.check()
 
 
@@ -78,21 +77,23 @@ def test_a_path_that_a_lane_stands_on_is_not_moved() -> None:
     w.run([*LONG, 90], [1])
     w.run([*LONG, 91], [1])  # a branch, so that the long part is an inner node
     session = w.begin([*LONG, 90, 1, 2])
-    while w.cache.evictor.evict_one(Place.DEVICE):
+    while w.cache.residency.evictor.evict_one(Place.DEVICE):
         w.check()
-    path = session.pin.node.path()
-    rows = [page for node in path for pages in node.pages.values() for page in pages if page.start < session.pin.offset]
+    path = session.sequence.pin.node.path()
+    rows = [
+        page for node in path for pages in node.pages.values() for page in pages if page.start < session.sequence.pin.offset
+    ]
     assert rows and all(page.place is Place.DEVICE for page in rows)
     w.close(session)
-    assert w.cache.evictor.evict_one(Place.DEVICE)
+    assert w.cache.residency.evictor.evict_one(Place.DEVICE)
 
 
 def test_idle_content_moves_to_the_host_before_the_device_is_full() -> None:
     w = World(MODELS["full"], 4, budget_bytes=8 * 100, host_bytes=100_000)
     for first in range(10):
         w.run([first + 100, *LONG[:20]], [1])
-        assert w.cache.room.used_bytes <= 0.9 * 800
-    assert w.cache.evictor.counts.tokens == 0  # nothing was lost
+        assert w.cache.residency.room.used_bytes <= 0.9 * 800
+    assert w.cache.residency.evictor.counts.tokens == 0  # nothing was lost
     assert places(w)[Place.HOST] > 0
 
 
@@ -109,7 +110,7 @@ def test_a_refused_allocation_on_the_host_falls_through_to_the_disk(model: str) 
     w = World(MODELS[model], 4, host_bytes=100_000, disk=FakeDisk(4))
     w.run(LONG, [1])
     w.engine.fail_next, w.engine.fail_with = "to_host", MemoryError
-    assert w.cache.evictor.evict_one(Place.DEVICE)
+    assert w.cache.residency.evictor.evict_one(Place.DEVICE)
     w.check()
     assert w.begin(LONG).cached == len(LONG) - 1
 
@@ -120,7 +121,7 @@ def test_a_full_disk_means_that_content_goes_for_good_and_nothing_else() -> None
     disk.is_full = True
     for first in range(6):
         w.run([first + 100, *LONG[:20]], [1])
-    assert disk.used_bytes == 0 and w.cache.evictor.counts.tokens > 0
+    assert disk.used_bytes == 0 and w.cache.residency.evictor.counts.tokens > 0
     disk.is_full = False
     w.run(LONG, [1])
     disk.work()
@@ -137,9 +138,9 @@ def test_a_page_that_cannot_be_read_is_a_miss_and_the_hole_is_filled_again(model
 
     first = w.run(LONG, [1])
     w.check()
-    assert first.cached < len(LONG) - 1 and w.cache.counts.misses == 1
-    for slot in w.cache.slots:
-        w.cache.room.clear_slot(slot)
+    assert first.cached < len(LONG) - 1 and w.cache.residency.loader.counts.misses == 1
+    for slot in w.cache.lanes.slots:
+        slot.clear()
     assert w.run(LONG, [1]).cached == len(LONG) - 1
 
 
@@ -149,14 +150,14 @@ def test_no_memory_for_what_is_read_costs_that_part_only() -> None:
     demote_all(w)
     w.engine.fail_next, w.engine.fail_with = "unpack", EngineError
     session = w.begin(LONG)
-    assert session.cached == 0 and w.cache.counts.failed_loads == 1
+    assert session.cached == 0 and w.cache.residency.loader.counts.failed_loads == 1
     w.close(session)
     assert w.run(LONG).cached > 0  # nothing was lost
 
 
 @pytest.mark.parametrize(("token_s", "byte_s", "cached"), [(1.0, 0.001, 31), (0.001, 1.0, 0), (None, 1.0, 31)])
 def test_what_is_sooner_computed_is_computed(token_s: float | None, byte_s: float, cached: int) -> None:
-    rates = Fixed(token_s, {Place.DISK: byte_s})
+    rates = FixedRates(token_s, {Place.DISK: byte_s})
     w = World(MODELS["full"], 4, disk=FakeDisk(4), rates=rates)
     w.run(LONG, [1])
     demote_all(w)
@@ -170,7 +171,7 @@ def test_what_is_sooner_computed_is_computed(token_s: float | None, byte_s: floa
 
 def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
     """The first half lies on the host, which is fast, the second on disk, which is slow."""
-    rates = Fixed(0.01, {Place.HOST: 1e-6, Place.DISK: 1.0})
+    rates = FixedRates(0.01, {Place.HOST: 1e-6, Place.DISK: 1.0})
     w = World(MODELS["full"], 4, host_bytes=16 * 8, disk=FakeDisk(4), rates=rates)
     w.run(LONG[:16])
     w.run(LONG)
@@ -180,7 +181,7 @@ def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
     assert session.cached == 16 and session.loading.disk_bytes == 0
 
 
-def test_loading_stops_when_it_turns_out_slower_than_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_stops_when_it_turns_out_slower_than_computing() -> None:
     class SlowDisk(FakeDisk):
         def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
             now[0] += 1.0
@@ -189,10 +190,10 @@ def test_loading_stops_when_it_turns_out_slower_than_computing(monkeypatch: pyte
             return super().get(copy)
 
     now = [0.0]
-    monkeypatch.setattr("bough.cache.residency.loading.time.perf_counter", lambda: now[0])
     w = World(MODELS["full"], 4, disk=SlowDisk(4))
+    w.cache.residency.loader.clock = lambda: now[0]
     w.run(LONG, [1])
-    w.cache.rates.note_prefill(0, 100, 1.0)
+    w.cache.residency.loader.rates.note_prefill(0, 100, 1.0)
     demote_all(w)
     session = w.begin(LONG)
     assert session.cached == 0 and session.loading.disk_bytes == 10  # it was given up in the middle of a page
@@ -208,7 +209,7 @@ def test_a_salt_that_is_over_its_share_evicts_its_own() -> None:
     w.run(OTHER, [1], salt="b")
     for first in range(30):
         w.run([first + 200, *LONG[:24]], [1], salt="greedy")
-        greedy = w.cache.tries["greedy"].store.num_bytes[Place.DEVICE]  # type: ignore[attr-defined]
+        greedy = w.cache.forest.tries["greedy"].store.num_bytes[Place.DEVICE]  # type: ignore[attr-defined]
         assert greedy <= 100 * row
     assert w.known(LONG, "a") == len(LONG) and w.known(OTHER, "b") == len(OTHER)
 
@@ -222,7 +223,7 @@ def test_shares_hold_on_every_place(place: Place) -> None:
     w.run(OTHER, [1], salt="b")
     for first in range(40):
         w.run([first + 200, *LONG[:12]], [1], salt="greedy")
-        assert w.cache.tries["greedy"].store.num_bytes[place] <= 100 * row  # type: ignore[attr-defined]
+        assert w.cache.forest.tries["greedy"].store.num_bytes[place] <= 100 * row  # type: ignore[attr-defined]
     assert w.known(OTHER, "b") == len(OTHER)
 
 
@@ -240,7 +241,7 @@ def test_what_nobody_used_for_its_time_to_live_is_forgotten_everywhere() -> None
 def test_a_device_that_is_off_keeps_nothing_beyond_the_request() -> None:
     w = World(MODELS["full"], 4, disk=FakeDisk(4), keeps_on_device=False)
     w.run(LONG, [1])
-    assert w.cache.room.used_bytes == 0 and places(w)[Place.DISK] > 0
+    assert w.cache.residency.room.used_bytes == 0 and places(w)[Place.DISK] > 0
     assert w.run([*LONG, 99]).cached == len(LONG)
 
 
@@ -248,7 +249,7 @@ def test_a_device_that_is_off_keeps_nothing_beyond_the_request() -> None:
 def test_a_long_prompt_leaves_restore_points_on_its_way(model: str) -> None:
     w = World(MODELS[model], 4, point_spacing=10)
     w.run(LONG)
-    w.cache.room.clear_slot(w.cache.slots[0])
+    w.cache.lanes.slots[0].clear()
     assert w.run([*LONG[:23], 99]).cached == 20
 
 
@@ -308,20 +309,22 @@ def talk(w: World) -> list[list[int]]:
 def test_a_restart_finds_the_same_tree_and_the_same_reuse(model: str, disks: RealDisks) -> None:
     before = World(MODELS[model], 4, disk=disks.open())
     chats = talk(before)
-    expected = {tuple(chat): before.cache.look([*chat, 63]) for chat in chats}
-    shape = [(node.start, node.end, sorted(node.points)) for node in before.cache.tries[""].walk()]
+    expected = {tuple(chat): before.cache.count_reusable([*chat, 63]) for chat in chats}
+    shape = [(node.start, node.end, sorted(node.points)) for node in before.cache.forest.tries[""].walk()]
     before.cache.close()
     assert not before.engine.live
 
     after = World(MODELS[model], 4, disk=disks.open())
 
     after.check()
-    assert sorted(shape) == sorted((node.start, node.end, sorted(node.points)) for node in after.cache.tries[""].walk())
+    assert sorted(shape) == sorted(
+        (node.start, node.end, sorted(node.points)) for node in after.cache.forest.tries[""].walk()
+    )
     for chat in chats:
-        assert after.cache.look([*chat, 63]) == expected[tuple(chat)]
+        assert after.cache.count_reusable([*chat, 63]) == expected[tuple(chat)]
         assert after.run([*chat, 63]).cached >= expected[tuple(chat)]
-    assert after.cache.look([*chats[1], 63], "other") == expected[tuple(chats[1])]
-    assert after.cache.look([*chats[0], 63], "other") <= 10  # the system prompt
+    assert after.cache.count_reusable([*chats[1], 63], "other") == expected[tuple(chats[1])]
+    assert after.cache.count_reusable([*chats[0], 63], "other") <= 10  # the system prompt
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "0" * 64}, {"page_tokens": 8}])
@@ -331,7 +334,7 @@ def test_another_fingerprint_or_page_size_finds_nothing(change: dict[str, object
     before.cache.close()
     disk = disks.open(**change)  # type: ignore[arg-type]
     after = World(MODELS["full"], disk.page_tokens, disk=disk)
-    assert after.cache.look(LONG) == 0
+    assert after.cache.count_reusable(LONG) == 0
     assert disk.counts.set_aside == 1
 
 
@@ -350,7 +353,7 @@ def test_damaged_files_are_misses_that_cost_computing_and_nothing_else(model: st
     assert first.cached < len(LONG) - 1
     assert sum(after.cache.memory.disk.counts.misses.values()) > 0
     for _ in range(20):  # each time one more is found out, and what it held is there again afterwards
-        after.cache.room.clear_slot(after.cache.slots[0])
+        after.cache.lanes.slots[0].clear()
         last = after.run(LONG, [1])
     assert last.cached == len(LONG) - 1
 
@@ -366,7 +369,7 @@ def test_one_damaged_page_costs_what_follows_it_and_no_more(which: int, disks: R
     first = after.run(LONG)
 
     assert first.cached % 4 == 0 and first.cached < len(LONG) - 1
-    after.cache.room.clear_slot(after.cache.slots[0])
+    after.cache.lanes.slots[0].clear()
     again = after.begin(LONG)
     assert again.cached == len(LONG) - 1
     assert after.cache.memory.disk.counts.loaded == 7  # every other page was of use
@@ -397,4 +400,4 @@ def test_figures_agree_with_the_file_system(disks: RealDisks) -> None:
     talk(w)
     assert w.cache.flush()
     on_disk = sum(file.stat().st_size for file in disks.page_files())
-    assert w.cache.stats()["disk_bytes"] == on_disk == w.cache.memory.num_bytes[Place.DISK]
+    assert w.stats()["disk_bytes"] == on_disk == w.cache.memory.num_bytes[Place.DISK]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bough.cache.captures import POINT_SPACING
+from bough.cache.admin.stats import Stats, stats
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.record import POINT_SPACING
 from bough.cache.residency.memory import Tiers
 from bough.cache.residency.rates import Rates
-from bough.cache.restore import restore
 from bough.cache.session import Session
 from bough.cache.tree.state import Group, Kind
 from bough.types import Boundary
@@ -71,12 +71,12 @@ class World:
             point_spacing=point_spacing,
         )
         if disk is not None:
-            restore(self.cache)
+            self.cache.restore()
         self.chunk = chunk
         self.sessions: list[Session] = []
 
     def set_budget(self, budget_bytes: int) -> None:
-        self.cache.room.budget_bytes = budget_bytes
+        self.cache.residency.room.budget_bytes = budget_bytes
         self.cache.costs.is_bounded = True
 
     @property
@@ -88,6 +88,9 @@ class World:
     @property
     def is_full_only(self) -> bool:
         return all(group.kind is Kind.FULL for group in self.engine.groups)
+
+    def stats(self) -> Stats:
+        return stats(self.cache.forest, self.cache.residency)
 
     def check(self) -> None:
         invariants.check(self.cache, self.engine, self.sessions)
@@ -155,5 +158,5 @@ class World:
 
     def known(self, tokens: Sequence[int], salt: str = "") -> int:
         """How many of these tokens the tree knows."""
-        trie = self.cache.tries.get(salt)
+        trie = self.cache.forest.tries.get(salt)
         return trie.match(list(tokens)).length if trie else 0

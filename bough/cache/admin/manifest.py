@@ -16,9 +16,8 @@ from typing import Any
 
 from bough.cache.disk.index import Identity
 from bough.cache.disk.keys import Keys
-from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_GROUP, MAX_PAGE_TOKENS, are_tokens, is_time
+from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_GROUP, MAX_PAGE_TOKENS, POINT_REASONS, are_tokens, is_time
 from bough.cache.tree.address import Address
-from bough.cache.tree.reason import REASONS
 from bough.cache.tree.tokens import num_tokens
 
 ARCHIVE_FORMAT = 1
@@ -201,7 +200,7 @@ def _decode_points(data: Any, ends: Sequence[int]) -> list[PointItem]:
         point = PointItem(
             step=last,
             end=ends[last],
-            reason=_whole(f"{place}.reason", reason, min(REASONS), max(REASONS)),
+            reason=_whole(f"{place}.reason", reason, min(POINT_REASONS), max(POINT_REASONS)),
             is_kept=_flag(f"{place}.is_kept", is_kept),
             is_superseded=_flag(f"{place}.is_superseded", is_superseded),
             last_used=_moment(f"{place}.last_used", last_used),

@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from bough.cache.residency import Residency, SaltForest
 from bough.cache.tree.state import Place
-
-if TYPE_CHECKING:
-    from bough.cache.prefix_cache import PrefixCache
 
 Stats = dict[str, int | str | None]
 
 
-def stats(cache: PrefixCache) -> Stats:
-    """Counts and bytes of everything that is kept, place by place, and what was let go so far."""
-    nodes = [node for trie in cache.tries.values() for node in trie.walk() if not node.is_root]
-    counts = cache.evictor.counts
+def stats(forest: SaltForest, residency: Residency) -> Stats:
+    """Counts and bytes of everything that is kept, tier by tier, and what was evicted so far. Walks the whole tree."""
+    nodes = [node for node in forest.nodes() if not node.is_root]
+    counts, room = residency.evictor.counts, residency.room
     return {
-        "roots": len(cache.tries),
+        "roots": len(forest.tries),
         "nodes": len(nodes),
         "tokens": sum(node.end - node.start for node in nodes),
         "pages": sum(len(pages) for node in nodes for pages in node.pages.values()),
         "restore_points": sum(len(node.points) for node in nodes),
         "kept": sum(point.kept for node in nodes for point in node.points.values()),
-        "tree_bytes": cache.memory.tree_bytes,
-        "lane_bytes": cache.room.lane_bytes,
-        "used_bytes": cache.room.used_bytes,
-        "budget_bytes": cache.room.budget_bytes,
-        "lanes": len(cache.slots),
-        "busy_lanes": sum(slot.is_busy for slot in cache.slots),
+        "tree_bytes": residency.memory.tree_bytes,
+        "lane_bytes": residency.lanes.nbytes,
+        "used_bytes": room.used_bytes,
+        "budget_bytes": room.budget_bytes,
+        "lanes": len(residency.lanes.slots),
+        "busy_lanes": residency.lanes.num_busy,
         "evicted_points": counts.points,
         "evicted_tokens": counts.tokens,
-        **_below(cache),
+        **_host(residency),
+        **_disk(residency),
     }
 
 
-def _below(cache: PrefixCache) -> Stats:
-    """The figures of the places below the device, where there are any."""
+def _host(residency: Residency) -> Stats:
+    """The figures of the host tier, where there is one."""
+    memory, tiers = residency.memory, residency.memory.tiers
+    if tiers is None or not tiers.has_host:
+        return {}
+    return {
+        "host_bytes": memory.num_bytes[Place.HOST],
+        "host_budget_bytes": tiers.host_bytes,
+        "host_taken_bytes": tiers.store.host_bytes(),
+        "demoted_bytes": residency.evictor.counts.host_bytes,
+    }
+
+
+def _disk(residency: Residency) -> Stats:
+    """The figures of the disk tier, where there is one or one was wanted."""
     found: Stats = {}
-    if cache.tiers is not None and cache.tiers.has_host:
-        found |= {
-            "host_bytes": cache.memory.num_bytes[Place.HOST],
-            "host_budget_bytes": cache.tiers.host_bytes,
-            "host_taken_bytes": cache.tiers.store.host_bytes(),
-            "demoted_bytes": cache.evictor.counts.host_bytes,
-        }
-    if cache.memory.disk is not None:
-        disk = cache.memory.disk
+    disk, tiers = residency.memory.disk, residency.memory.tiers
+    if disk is not None:
         found |= {
             "disk_bytes": disk.used_bytes,
             "disk_budget_bytes": disk.budget_bytes,
@@ -58,8 +61,8 @@ def _below(cache: PrefixCache) -> Stats:
             "disk_bad_rows": disk.counts.bad_rows,
             "disk_is_failing": disk.is_failing,
         }
-    if cache.tiers is not None and cache.tiers.problem:
-        found["disk_problem"] = cache.tiers.problem
-    if cache.tiers is not None:
-        found["failed_loads"] = cache.counts.failed_loads
+    if tiers is not None and tiers.problem:
+        found["disk_problem"] = tiers.problem
+    if tiers is not None:
+        found["failed_loads"] = residency.loader.counts.failed_loads
     return found

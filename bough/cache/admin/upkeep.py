@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from bough.cache.disk.errors import DiskError
-from bough.cache.residency.saving import lose_disk
-from bough.cache.restore import restore
-from bough.cache.tree.reason import Reason
+from bough.cache.disk import DiskError
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency.saving import forget_disk
+from bough.cache.tree.node import Reason
 from bough.cache.tree.tokens import num_tokens, pack, unpack
 from bough.errors import LanesBusy
-
-if TYPE_CHECKING:
-    from bough.cache.prefix_cache import PrefixCache
 
 Result = TypeVar("Result")
 
@@ -25,50 +22,46 @@ def keep(cache: PrefixCache, ids: Sequence[int] | bytes, kept: bool, salt: str =
     """
     packed = pack(ids)
     end = num_tokens(packed)
-    trie = cache.find_trie(salt)
+    trie = cache.forest.find(salt)
     found = trie.match(packed)
     point = found.node.points.get(end) if found.length == end else None
-    if kept and cache.look([*unpack(packed), 0], salt) < end:
+    if kept and cache.count_reusable([*unpack(packed), 0], salt) < end:
         return False  # something on the way was lost
     if point is None and kept and found.length == end > 0 and not cache.costs.needs_points:
         point = trie.add_point(found.node, end, Reason.END)
     if point is None:
         return False
     point.kept = kept
-    cache.evictor.offer(trie, found.node)
+    cache.residency.evictor.offer(trie, found.node)
     return True
 
 
 def forget(cache: PrefixCache, salt: str) -> None:
     """Forget all of one salt that no busy lane stands on; what it has on disk is deleted for good, all of it."""
-    for slot in cache.slots:
-        if not slot.is_busy and slot.salt == salt:
-            cache.room.clear_slot(slot)
-    trie = cache.find_trie(salt)
-    trie.clear()
-    for node in trie.walk():
-        cache.evictor.offer(trie, node)
+    for slot in cache.lanes.idle():
+        if slot.salt == salt:
+            slot.clear()
+    trie = cache.forest.find(salt)
+    cache.residency.evictor.clear(trie)
     if cache.memory.disk is not None:
-        lose_disk(trie)
-        cache.memory.disk.clear(cache.memory.disk.root(salt))
-    cache.forget_if_empty(trie)
+        forget_disk(trie)
+        cache.memory.disk.clear(trie.root_id)
 
 
 def change_disk(cache: PrefixCache, change: Callable[[], Result]) -> Result:
-    """Let go of all memory, let `change` work on the disk, and take up what is there then.
+    """Give all memory back, let `change` work on the disk, and take up what is there then.
 
     Raises LanesBusy if a lane is, and DiskError if not everything could be saved: then nothing has changed.
     """
     disk = cache.memory.disk
     assert disk is not None
-    busy = sum(slot.is_busy for slot in cache.slots)
-    if busy:
-        raise LanesBusy(busy)
+    if cache.lanes.num_busy:
+        raise LanesBusy(cache.lanes.num_busy)
     if not cache.flush():
         raise DiskError("not everything in memory could be saved: the disk is full or fails")
-    cache.let_go()
+    cache.detach_disk()
     try:
         return change()
     finally:
         cache.memory.disk = disk
-        restore(cache)
+        cache.restore()

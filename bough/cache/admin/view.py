@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any
 
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency import SaltForest, SaltTrie
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Place
 from bough.cache.tree.tokens import cut, unpack
-from bough.cache.tree.trie import Trie
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -126,21 +126,20 @@ def _label(view: NodeView, width: int) -> str:
     return f'[{view.start}, {view.end}) "{text}"  {" · ".join(notes)}'
 
 
-def view_tree(cache: PrefixCache, decode: Decode, salt: str | None = None) -> TreeView:
+def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None = None) -> TreeView:
     """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
-    now = cache.clock()
     if salt is not None:
-        top = _view_trie(cache.find_trie(salt), decode, now)
+        top = _view_trie(forest.find(salt), decode, now)
         return TreeView({salt: top} if top else {})
-    return TreeView({_name(salt, trie): _view_trie(trie, decode, now) for salt, trie in cache.tries.items()})
+    return TreeView({_name(salt, trie): _view_trie(trie, decode, now) for salt, trie in forest.tries.items()})
 
 
-def _name(salt: str, trie: Trie) -> str:
+def _name(salt: str, trie: SaltTrie) -> str:
     """The salt; of a root that was found on disk, and whose salt nobody has told yet, what stands for it there."""
-    return salt if salt == trie.salt else f"(on disk {trie.disk_root.hex()[:8]})"
+    return salt if salt == trie.salt else f"(on disk {trie.root_id.hex()[:8]})"
 
 
-def _view_trie(trie: Trie, decode: Decode, now: float) -> list[NodeView]:
+def _view_trie(trie: SaltTrie, decode: Decode, now: float) -> list[NodeView]:
     views: dict[Node, NodeView] = {}
     top: list[NodeView] = []
     for node in trie.walk():
@@ -192,16 +191,16 @@ class Explanation:
 
 def explain(cache: PrefixCache, ids: Sequence[int], salt: str, decode: Decode, around: int = 12) -> Explanation:
     """What the tree knows of a prompt, changing nothing."""
-    trie = cache.find_trie(salt)
+    trie = cache.forest.find(salt)
     found = trie.match(ids)
-    cached = cache.look(ids, salt)
+    cached = cache.count_reusable(ids, salt)
     return Explanation(
         prompt_tokens=len(ids),
         matched_tokens=found.length,
         cached_tokens=cached,
         prompt_goes_on=decode(list(ids[found.length : found.length + around])),
         tree_goes_on=tuple(decode(rest) for rest in _continuations(found.node, found.length, around)),
-        reason=_reason(cache, len(ids), found.length, cached),
+        reason=_reason(len(ids), found.length, cached, is_enabled=cache.is_enabled),
     )
 
 
@@ -211,8 +210,8 @@ def _continuations(node: Node, at: int, around: int) -> list[list[int]]:
     return [unpack(cut(child.edge, 0, around)) for child in islice(node.children.values(), MOST_BRANCHES)]
 
 
-def _reason(cache: PrefixCache, total: int, matched: int, cached: int) -> str:
-    if not cache.is_enabled:
+def _reason(total: int, matched: int, cached: int, *, is_enabled: bool) -> str:
+    if not is_enabled:
         return "reuse is off for this model or by the settings"
     if matched == 0:
         return "no conversation in the tree begins like this prompt"

@@ -10,7 +10,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -65,10 +65,9 @@ class Disk:
             )
         if ttl_s is not None:
             self._ledger.expire(clock() - ttl_s)
-        self._free_bytes, self._free_until = 0, 0.0
+        self._free_bytes, self._free_until, self._free_after = 0, 0.0, 0
         self._is_closed = False
         self._writer = Writer(self._ledger, opened.index, opened.files, warnings)
-        self._writer.on_freed = self._forget_free_bytes
         self._writer.start()
 
     @classmethod
@@ -161,22 +160,16 @@ class Disk:
         read: Callable[[], Buffer | None],
         nbytes: int,
         *,
-        replaces: Sequence[Copy] = (),
         last_used: float | None = None,
     ) -> Copy:
         """Queue a write of `nbytes` bytes of content and return at once.
 
-        The writer calls `read` on its own thread; None means that the content is gone. Once the copy is saved, those that
-        it replaces lose a user each; if it fails or is dropped before, they stay the caller's as they were. Where a copy of
-        this address exists, it gets one user more and is returned, and nothing is written.
+        The writer calls `read` on its own thread; None means that the content is gone. Where a copy of this address exists,
+        it gets one user more and is returned, and nothing is written.
         """
         used = self._clock() if last_used is None else last_used
         copy = Copy(address, self._opened.files.size(address, nbytes), used)
-        return self._ledger.put(address, read, copy, replaces)
-
-    def share(self, copy: Copy) -> bool:
-        """Count one user more; False if the copy is gone."""
-        return self._ledger.share(copy)
+        return self._ledger.put(address, read, copy)
 
     def drop(self, copy: Copy) -> None:
         """Count one user less. Without users a pending write is cancelled, and a saved copy deleted soon."""
@@ -310,13 +303,11 @@ class Disk:
         return None if content is None else bytearray(memoryview(content).cast("B"))
 
     def _find_free_bytes(self) -> int:
-        if (now := time.monotonic()) >= self._free_until:
+        num_unlinked = self._writer.num_unlinked
+        if (now := time.monotonic()) >= self._free_until or num_unlinked != self._free_after:
             try:
                 self._free_bytes = files.free_bytes(self.folder)
             except OSError:
                 self._free_bytes = 0
-            self._free_until = now + FREE_SPACE_FOR_S
+            self._free_until, self._free_after = now + FREE_SPACE_FOR_S, num_unlinked
         return self._free_bytes
-
-    def _forget_free_bytes(self) -> None:
-        self._free_until = 0.0

@@ -43,12 +43,11 @@ class Counts:
 
 @dataclass(eq=False, slots=True)
 class Write:
-    """A copy to be written, where its content comes from, and the copies that it takes the place of."""
+    """A copy to be written, and where its content comes from."""
 
     name: bytes
     copy: Copy
     read: Callable[[], Buffer | None]
-    replaces: list[Copy]
     is_urgent: bool = False
     is_taken: bool = False
 
@@ -60,7 +59,6 @@ class Settled:
     changes: Changes
     saved: Sequence[Write]
     removed: dict[bytes, Copy]
-    released: Sequence[Copy]
     cancelled: Sequence[bytes]
     touched: dict[Copy, None]
 
@@ -83,7 +81,6 @@ class Ledger:
         self._keys = keys
         self._queue: deque[Write] = deque()
         self._urgent: deque[Write] = deque()
-        self._releases: list[tuple[Copy, Sequence[Copy]]] = []
         self._touched: dict[Copy, None] = {}
         self._changed_points: dict[bytes, PointRecord | None] = {}
 
@@ -95,13 +92,13 @@ class Ledger:
     @property
     def has_work(self) -> bool:
         """Whether anything but recency waits for the writer."""
-        return bool(self.pending or self.dying or self._releases or self._changed_points)
+        return bool(self.pending or self.dying or self._changed_points)
 
     @property
     def has_touched(self) -> bool:
         return bool(self._touched)
 
-    def put(self, address: Address, read: Callable[[], Buffer | None], copy: Copy, replaces: Sequence[Copy]) -> Copy:
+    def put(self, address: Address, read: Callable[[], Buffer | None], copy: Copy) -> Copy:
         """Queue a write. A copy of the same address that exists is used instead, also one that was about to be deleted."""
         name = self._keys.name(address)
         with self.changed:
@@ -109,12 +106,11 @@ class Ledger:
             if known is not None:
                 known.num_users += copy.num_users
                 known.last_used = max(known.last_used, copy.last_used)
-                self._replace(name, known, replaces)
                 return known
             if self.is_refusing:
                 copy.has_failed = True
                 return copy
-            write = Write(name, copy, read, list(replaces))
+            write = Write(name, copy, read)
             self.live[name] = copy
             self.pending[name] = write
             self.claimed_bytes += copy.nbytes
@@ -122,14 +118,6 @@ class Ledger:
             self._queue.append(write)
             self.changed.notify_all()
             return copy
-
-    def share(self, copy: Copy) -> bool:
-        """Count one user more, unless the copy is gone."""
-        with self.changed:
-            if not self.is_live(copy):
-                return False
-            copy.num_users += 1
-            return True
 
     def drop(self, copy: Copy) -> None:
         """Count one user less; without users the copy is no longer live."""
@@ -234,18 +222,13 @@ class Ledger:
             for write in saved:
                 del self.pending[write.name]
                 self.pending_bytes -= write.copy.nbytes
-            released = [old for write in saved for old in write.replaces] + self._take_releases()
-            for old in released:
-                old.num_users = max(0, old.num_users - 1)
-                if old.num_users == 0 and self._forget(old):
-                    self.counts.dropped += 1
             removed, self.dying = self.dying, {}
             touched, self._touched = self._touched, {}
             points, self._changed_points = self._changed_points, {}
             saved_rows = [(write.name, write.copy) for write in saved if self.live.get(write.name) is write.copy]
             used = [(self._keys.name(copy.address), copy.last_used) for copy in touched]
             changes = Changes(list(removed), saved_rows, points, used)
-            return Settled(changes, saved, removed, released, cancelled, touched)
+            return Settled(changes, saved, removed, cancelled, touched)
 
     def finish(self, settled: Settled, rejected: Collection[bytes] = ()) -> None:
         """The transaction is safe: its copies are saved, but for those that the index cannot hold, which have failed."""
@@ -282,8 +265,6 @@ class Ledger:
                 if self.live.get(write.name) is write.copy:
                     del self.live[write.name]
                     self.claimed_bytes -= write.copy.nbytes
-            for old in settled.released:
-                old.num_users += 1
             written = {write.name for write in settled.saved}
             for name, copy in settled.removed.items():
                 if name not in self.live and name not in written:
@@ -292,8 +273,6 @@ class Ledger:
                         self._revive(name)
                 else:
                     self.leaving_bytes -= copy.nbytes
-            for old in settled.released:
-                old.has_failed |= not self.is_live(old)  # a write that was cancelled for good
             self._changed_points = {**settled.changes.points, **self._changed_points}
             self._touched = {**settled.touched, **self._touched}
             self.changed.notify_all()
@@ -351,14 +330,3 @@ class Ledger:
         self.live[name] = copy
         self.claimed_bytes += copy.nbytes
         return copy
-
-    def _replace(self, name: bytes, known: Copy, replaces: Sequence[Copy]) -> None:
-        if write := self.pending.get(name):
-            write.replaces.extend(replaces)
-        elif replaces:
-            self._releases.append((known, replaces))
-            self.changed.notify_all()
-
-    def _take_releases(self) -> list[Copy]:
-        releases, self._releases = self._releases, []
-        return [old for copy, replaces in releases if copy.is_saved for old in replaces]

@@ -16,8 +16,10 @@ from typing import Any
 
 from bough.cache.disk.keys import HASH_BYTES, Keys
 from bough.cache.tree.address import POINT, Address, Copy
-from bough.cache.tree.reason import REASONS
+from bough.cache.tree.node import Reason
 from bough.cache.tree.tokens import TOKEN_BYTES
+
+POINT_REASONS = frozenset(map(int, Reason))
 
 MAX_CONTENT_BYTES = 2**30
 """No page and no state is larger than this."""
@@ -152,7 +154,7 @@ def _find_copy_problem(address: Address, nbytes: Any, page_tokens: int) -> str:
 
 
 def _find_point_problem(reason: Any, is_kept: Any, is_superseded: Any, last_used: Any) -> str:
-    if type(reason) is not int or reason not in REASONS:
+    if type(reason) is not int or reason not in POINT_REASONS:
         return f"reason is {_shown(reason)}"
     for name, value in (("is_kept", is_kept), ("is_superseded", is_superseded)):
         if type(value) is not int or value not in (0, 1):

@@ -53,7 +53,8 @@ class _Clearing:
 class Writer:
     """Carries out what the ledger has queued, from `start` to `stop`.
 
-    `used_bytes` is what the page files take now; `is_failing` tells that a write failed and none has succeeded since.
+    `used_bytes` is what the page files take now, `num_unlinked` how many were to be deleted so far. `is_failing` tells that
+    a write failed and none has succeeded since.
     """
 
     def __init__(self, ledger: Ledger, index: Index, files: PageFiles, warnings: Warnings) -> None:
@@ -63,7 +64,7 @@ class Writer:
         self._warnings = warnings
         self._sizes = {name: copy.nbytes for pool in (ledger.live, ledger.dying) for name, copy in pool.items()}
         self.used_bytes = sum(self._sizes.values())
-        self.on_freed: Callable[[], None] = lambda: None
+        self.num_unlinked = 0
         self._orphans: Iterator[list[tuple[str, bytes | None]]] | None = files.names()
         self._collect_at = time.monotonic() + COLLECT_AFTER_S
         self._clearings: list[_Clearing] = []
@@ -284,8 +285,7 @@ class Writer:
                 self._note_size(name, 0)
             except OSError as error:
                 failure = error
-        if names:
-            self.on_freed()
+        self.num_unlinked += len(names)
         return failure
 
     def _clear(self, clearing: _Clearing) -> None:

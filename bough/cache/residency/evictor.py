@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from bough.cache.residency.memory import Item, Memory, covering_copy, saved_copy, span
+from bough.cache.disk import Disk
+from bough.cache.residency.addresses import PathAddresses
+from bough.cache.residency.clock import Clock
+from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_copy, saved_copy
 from bough.cache.residency.order import Candidate, Order
 from bough.cache.residency.policy import (
     LRU,
@@ -29,15 +31,10 @@ from bough.cache.residency.policy import (
     tail_items,
     tail_start,
 )
-from bough.cache.residency.trail import Trail
-from bough.cache.tree.node import Node, Pin
-from bough.cache.tree.state import Kind, Place
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.address import Copy
+from bough.cache.tree.node import Node
+from bough.cache.tree.state import Item, Kind, Place
 from bough.errors import EngineError
-
-if TYPE_CHECKING:
-    from bough.cache.disk.disk import Disk
-    from bough.cache.tree.address import Copy
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +63,12 @@ class Evictor:
     def __init__(
         self,
         memory: Memory,
+        forest: SaltForest,
         page_tokens: int,
         policy: Policy = LRU,
         *,
-        pins: Iterable[Pin] = (),
         salt_share: float = 1.0,
-        to_wall: Callable[[float], float] = lambda at: at,
-        tries: Callable[[], Iterable[Trie]] = tuple,
-        on_empty: Callable[[Trie], None] = lambda trie: None,
+        clock: Clock | None = None,
     ) -> None:
         self.memory = memory
         self.page_tokens = page_tokens
@@ -81,22 +76,19 @@ class Evictor:
         self.needs_points = any(group.kind is not Kind.FULL for group in memory.groups)
         self.order = Order(policy, by_trie=salt_share < 1)
         self._salt_share = salt_share
-        self._pins = pins
-        self._on_empty = on_empty
-        self.to_wall = to_wall
-        self._tries = tries
+        self._forest = forest
+        self._clock = clock or Clock()
         self._refused: list[tuple[Place, Candidate, int]] = []
         self._refused_limit = MOST_REFUSED
         self._waits_from = 0.0  # not before this time an eviction waits for the disk again
-        tiers = memory.tiers
-        self._host_bytes = tiers.host_bytes if tiers and tiers.has_host else 0
+        self._host_bytes = memory.host_budget_bytes
         self._places = [Place.DEVICE] + [Place.HOST] * bool(self._host_bytes) + [Place.DISK] * bool(memory.disk)
 
     @property
     def _step_tokens(self) -> int:
         return self.order.policy.step_tokens(self.page_tokens)
 
-    def offer(self, trie: Trie, node: Node) -> None:
+    def offer(self, trie: SaltTrie, node: Node) -> None:
         """Enter a node into the order of every place, or enter it anew because it has changed."""
         node.stamp += 1
         for place in self._places:
@@ -113,7 +105,7 @@ class Evictor:
             return None
         return classify(node, self._step_tokens, needs_points=self.needs_points)
 
-    def evict_one(self, place: Place = Place.DEVICE, trie: Trie | None = None) -> bool:
+    def evict_one(self, place: Place = Place.DEVICE, trie: SaltTrie | None = None) -> bool:
         """Let the least valuable thing of a place go, or of one trie's there; False if nothing may."""
         while (candidate := self.order.take(place, trie)) is not None:
             if self._evict(place, candidate):
@@ -130,7 +122,7 @@ class Evictor:
             self._refused_limit = max(MOST_REFUSED, 2 * len(self._refused))
         self._refused.append((place, candidate, candidate.node.stamp))
 
-    def _evict_refused(self, place: Place, trie: Trie | None) -> bool:
+    def _evict_refused(self, place: Place, trie: SaltTrie | None) -> bool:
         """Try once more what was taken out of the order before and could not go then."""
         refused, self._refused = self._refused, []
         has_evicted = False
@@ -145,14 +137,14 @@ class Evictor:
                 self._refused.append(entry)
         return has_evicted
 
-    def _free_stuck(self, place: Place, trie: Trie | None) -> bool:
+    def _free_stuck(self, place: Place, trie: SaltTrie | None) -> bool:
         """When nothing in the order may go: content that could not be moved, and cannot go because others hang below it.
 
         The disk takes nothing, or the places below are full of what must stay. Then what hangs below goes first.
         """
-        for each in [trie] if trie else list(self._tries()):
+        for each in [trie] if trie else list(self._forest.tries.values()):
             for node in each.walk():
-                if tail_items(node, place, self.page_tokens, held_to=self._held_to(node), take_kept=True):
+                if tail_items(node, place, self.page_tokens, held_to=self._forest.held_to(node), take_kept=True):
                     leaves = [leaf for leaf in _below(node) if self._is_leaf_free(leaf)]
                     oldest = min(leaves, key=self.order.policy.key, default=None)
                     if oldest is not None and self._let_go(Candidate(Class.TAIL, oldest, each)):
@@ -187,7 +179,7 @@ class Evictor:
         self.offer(trie, node)
         return True
 
-    def _trim(self, trie: Trie, leaf: Node, *, take_kept: bool) -> bool:
+    def _trim(self, trie: SaltTrie, leaf: Node, *, take_kept: bool) -> bool:
         end = leaf.end
         target = tail_start(leaf, self._step_tokens, needs_points=self.needs_points, take_kept=take_kept)
         if target >= end:
@@ -206,7 +198,7 @@ class Evictor:
             self.remove(trie, leaf)
         return True
 
-    def remove(self, trie: Trie, leaf: Node) -> None:
+    def remove(self, trie: SaltTrie, leaf: Node) -> None:
         """Remove a leaf, then whatever of its parents serves nobody any more."""
         parent = trie.remove(leaf)
         self.counts.removals += 1
@@ -220,8 +212,20 @@ class Evictor:
             parent = trie.remove(parent)
             self.counts.removals += 1
         self.settle(trie, parent)
-        if parent.is_root and parent.is_leaf:
-            self._on_empty(trie)
+        if parent.is_root:
+            self.forget_if_empty(trie)
+
+    def clear(self, trie: SaltTrie) -> None:
+        """Drop everything of a trie that no busy lane stands on."""
+        trie.clear()
+        for node in trie.walk():
+            self.offer(trie, node)
+        self.forget_if_empty(trie)
+
+    def forget_if_empty(self, trie: SaltTrie) -> None:
+        """Forget a trie that holds nothing and in which no lane stands."""
+        if self._forest.remove_if_empty(trie):
+            self.order.forget(trie)
 
     def _dangles(self, node: Node) -> bool:
         """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""
@@ -229,7 +233,7 @@ class Evictor:
             return False
         return max(node.deepest_point(node.end) or node.start, node.pinned_to) < node.end
 
-    def settle(self, trie: Trie, node: Node) -> None:
+    def settle(self, trie: SaltTrie, node: Node) -> None:
         """Merge a node with its only child if both were last used together, and offer what is left."""
         if not node.is_root and len(node.children) == 1:
             (child,) = node.children.values()
@@ -273,19 +277,11 @@ class Evictor:
             point = redundant_point(node)
             return [state for state in point.states.values() if state.place is place] if point else []
         take_kept = candidate.kind is Class.KEPT_TAIL
-        return tail_items(node, place, self.page_tokens, held_to=self._held_to(node), take_kept=take_kept)
-
-    def _held_to(self, node: Node) -> int:
-        """Rows of a node below this offset stay, because a busy lane stands on them, here or further down."""
-        held = node.start
-        for pin in self._pins:
-            if node.start < pin.offset and node in pin.node.path():
-                held = max(held, min(pin.offset, node.end))
-        return held
+        return tail_items(node, place, self.page_tokens, held_to=self._forest.held_to(node), take_kept=take_kept)
 
     def _to_host(self, candidate: Candidate, items: list[Item]) -> bool:
         """Move items to the host; where the engine has no memory for them, something there makes way first, once."""
-        memory, node = memory_of(candidate.trie), candidate.node
+        memory, node = candidate.trie.memory, candidate.node
         moved = [item.nbytes for item in items if memory.to_host(item)]
         self.counts.host_bytes += sum(moved)
         if not moved:
@@ -301,15 +297,15 @@ class Evictor:
         """How much of a budget one salt may have."""
         return int(self._salt_share * budget_bytes)
 
-    def make_share(self, place: Place, trie: Trie, nbytes: int, budget_bytes: int) -> bool:
+    def make_share(self, place: Place, trie: SaltTrie, nbytes: int, budget_bytes: int) -> bool:
         """Make room for so many bytes in the share of a trie's salt, among its own; False if there is none to be had."""
         share = self.share_of(budget_bytes)
-        while self._salt_share < 1 and memory_of(trie).num_bytes[place] + nbytes > share:
+        while self._salt_share < 1 and trie.memory.num_bytes[place] + nbytes > share:
             if nbytes > share or not self.evict_one(place, trie):
                 return False
         return True
 
-    def make_host_room(self, nbytes: int, trie: Trie) -> bool:
+    def make_host_room(self, nbytes: int, trie: SaltTrie) -> bool:
         """Make room on the host for so many bytes; False if there is none to be had."""
         if not self.make_share(Place.HOST, trie, nbytes, self._host_bytes):
             return False
@@ -321,7 +317,7 @@ class Evictor:
     def _to_disk(self, candidate: Candidate, items: list[Item]) -> bool:
         """Let the content of items go that are saved, or can be saved now; True if any could."""
         node, trie = candidate.node, candidate.trie
-        memory, stamp, has_left = memory_of(trie), candidate.node.stamp, False
+        memory, stamp, has_left = trie.memory, candidate.node.stamp, False
         for item in items:
             is_saved = self._is_saved(trie, node, item)
             if node.stamp != stamp:  # making room on disk has changed the node
@@ -335,7 +331,7 @@ class Evictor:
             self.offer(trie, node)
         return has_left
 
-    def _is_saved(self, trie: Trie, node: Node, item: Item) -> bool:
+    def _is_saved(self, trie: SaltTrie, node: Node, item: Item) -> bool:
         """Whether an item is on disk, after writing it there now if it was not."""
         disk = self.memory.disk
         assert disk is not None
@@ -346,7 +342,9 @@ class Evictor:
             stamp = node.stamp
             if not self.make_disk_room(self.memory.file_bytes([item]), trie) or node.stamp != stamp:
                 return False
-            copy = memory_of(trie).save(item, Trail.of(disk, trie, node).address(item), self.to_wall(node.last_used))
+            copy = trie.memory.save(
+                item, PathAddresses.of(disk, trie, node).address(item), self._clock.to_wall(node.last_used)
+            )
         return self._wait_for(disk, copy)
 
     def _wait_for(self, disk: Disk, copy: Copy) -> bool:
@@ -358,7 +356,7 @@ class Evictor:
             self._waits_from = time.monotonic() + WAIT_AGAIN_S
         return is_saved
 
-    def make_disk_room(self, nbytes: int, trie: Trie) -> bool:
+    def make_disk_room(self, nbytes: int, trie: SaltTrie) -> bool:
         """Make room on disk for so many bytes; False if there is none to be had, or nothing is taken just now."""
         disk = self.memory.disk
         assert disk is not None
@@ -372,7 +370,7 @@ class Evictor:
     def _evict_copies(self, candidate: Candidate) -> bool:
         """Take the tail of what a node has on disk: what is in memory too stays there, else it goes for good."""
         node, trie = candidate.node, candidate.trie
-        items = sorted((item for item in node.items() if item.copies), key=lambda item: span(item)[1])
+        items = sorted((item for item in node.items() if item.copies), key=lambda item: item.span[1])
         if items and items[-1].place is Place.DISK and self._let_go(candidate):
             return True
         if not items and is_bare(node):
@@ -380,7 +378,7 @@ class Evictor:
         in_memory = [item for item in items if item.place is not Place.DISK]
         if not in_memory:
             return False
-        memory_of(trie).drop_copies(in_memory[-1])
+        trie.memory.drop_copies(in_memory[-1])
         self.offer(trie, node)
         return True
 
@@ -391,9 +389,3 @@ def _below(node: Node) -> Iterator[Node]:
     while stack:
         yield (each := stack.pop())
         stack.extend(each.children.values())
-
-
-def memory_of(trie: Trie) -> Memory:
-    """The account of a trie of the prefix cache."""
-    assert isinstance(trie.store, Memory)
-    return trie.store

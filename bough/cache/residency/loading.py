@@ -1,4 +1,4 @@
-"""Loading: how much of a planned prefix is brought back from below the device, and the bringing itself.
+"""Loading: how much of a planned prefix is brought back from below the device, and the reading itself.
 
 A page that cannot be read, or is not what it should be, is a miss: the tree loses it, and the plan is made again with less.
 The same happens, without a loss, when loading turns out to be slower than computing.
@@ -10,22 +10,18 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from bough.cache.disk.errors import DiskMiss, DiskSlow
-from bough.cache.residency.evictor import memory_of
-from bough.cache.residency.memory import Item, content_bytes, span
+from bough.cache.disk import DiskMiss, DiskSlow
+from bough.cache.residency.evictor import Evictor
+from bough.cache.residency.memory import Memory, SaltTrie
+from bough.cache.residency.rates import Rates
 from bough.cache.tree.node import Node
 from bough.cache.tree.plan import Live, plan
-from bough.cache.tree.state import Group, Kind, Page, Place
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.state import Group, Item, Kind, Page, Place
 from bough.errors import EngineError
 from bough.types import Loading
-
-if TYPE_CHECKING:
-    from bough.cache.prefix_cache import PrefixCache
 
 log = logging.getLogger(__name__)
 
@@ -71,87 +67,109 @@ class Depth:
     loading: Loading
 
 
-def choose_depth(cache: PrefixCache, path: Sequence[Node], matched: int, live: Live, offset: int, total: int) -> Depth:
-    """The offset at or below `offset` from which the prompt's end is reached soonest, by the measured rates."""
-    below = [each for each in needed(cache.groups, path, live, offset) if each.item.place is not Place.DEVICE]
-    if not below:
-        return Depth(offset, Loading())
-    all_s = _load_s(cache, below)
-    compute_s = cache.rates.prefill_s(0, total)
-    if compute_s is None:
-        return Depth(offset, Loading(estimated_load_s=all_s))
+@dataclass
+class LoadCounts:
+    """What could not be brought back: copies that were not what they should be, and loads without memory for them."""
 
-    def seconds(at: int) -> float:
-        items = [each for each in needed(cache.groups, path, live, at) if each.item.place is not Place.DEVICE]
-        return _load_s(cache, items) + (cache.rates.prefill_s(at, total) or 0.0)
-
-    limits = {offset} | {each.start for each in _first_of_runs(below)}
-    depths = {plan(cache.groups, path, matched, live, limit) for limit in limits}
-    best = min(depths, key=lambda at: (seconds(at), -at))
-    without = cache.rates.prefill_s(min(depths), offset) or 0.0
-    return Depth(best, Loading(recomputed_tokens=offset - best, estimated_load_s=all_s, estimated_compute_s=without))
+    misses: int = 0
+    failed_loads: int = 0
 
 
-def _first_of_runs(below: Sequence[Needed]) -> Iterator[Needed]:
-    """Where content begins to lie at another place: between those offsets, deeper is better or none is."""
-    before: tuple[Group, Place] | None = None
-    for each in below:
-        if (each.item.group, each.item.place) != before:
-            yield each
-        before = each.item.group, each.item.place
+class Loader:
+    """Decides what is worth loading, and starts the loads of requests."""
 
+    def __init__(
+        self, memory: Memory, evictor: Evictor, rates: Rates, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.counts = LoadCounts()
+        self.memory = memory
+        self.rates = rates
+        self.clock = clock
+        self.groups = memory.groups
+        self._evictor = evictor
 
-def _load_s(cache: PrefixCache, items: Sequence[Needed]) -> float:
-    return sum(content_bytes(each.item) * _byte_s(cache, each.item.place) for each in items)
+    def choose_depth(self, path: Sequence[Node], matched: int, live: Live, offset: int, total: int) -> Depth:
+        """The offset at or below `offset` from which the prompt's end is reached soonest, by the measured rates."""
+        below = self._below_device(path, live, offset)
+        if not below:
+            return Depth(offset, Loading())
+        all_s = self._load_s(below)
+        if self.rates.prefill_s(0, total) is None:
+            return Depth(offset, Loading(estimated_load_s=all_s))
 
+        def seconds(at: int) -> float:
+            return self._load_s(self._below_device(path, live, at)) + (self.rates.prefill_s(at, total) or 0.0)
 
-def _byte_s(cache: PrefixCache, place: Place) -> float:
-    """Seconds for a byte from this place to a lane; what lies on disk comes by way of the host."""
-    measured = cache.rates.byte_s(place)
-    if measured or place is Place.DISK or cache.tiers is None:
-        return measured
-    return cache.tiers.store.host_seconds_per_byte() or 0.0
+        limits = {offset} | {each.start for each in _first_of_runs(below)}
+        depths = {plan(self.groups, path, matched, live, limit) for limit in limits}
+        best = min(depths, key=lambda at: (seconds(at), -at))
+        without = self.rates.prefill_s(min(depths), offset) or 0.0
+        return Depth(best, Loading(recomputed_tokens=offset - best, estimated_load_s=all_s, estimated_compute_s=without))
 
+    def _below_device(self, path: Sequence[Node], live: Live, offset: int) -> list[Needed]:
+        return [each for each in needed(self.groups, path, live, offset) if each.item.place is not Place.DEVICE]
 
-def bytes_on_disk(cache: PrefixCache, path: Sequence[Node], live: Live, offset: int) -> int:
-    """How much of what standing at `offset` needs has to be read first."""
-    items = needed(cache.groups, path, live, offset) if cache.memory.disk is not None else ()
-    return sum(content_bytes(each.item) for each in items if each.item.place is Place.DISK)
+    def _load_s(self, items: Sequence[Needed]) -> float:
+        return sum(each.item.content_bytes * self._byte_s(each.item.place) for each in items)
+
+    def _byte_s(self, place: Place) -> float:
+        """Seconds for a byte from this tier to a lane; what lies on disk comes by way of the host."""
+        measured = self.rates.byte_s(place)
+        if measured or place is Place.DISK or self.memory.tiers is None:
+            return measured
+        return self.memory.tiers.store.host_seconds_per_byte() or 0.0
+
+    def bytes_on_disk(self, path: Sequence[Node], live: Live, offset: int) -> int:
+        """How much of what standing at `offset` needs has to be read first."""
+        items = needed(self.groups, path, live, offset) if self.memory.disk is not None else ()
+        return sum(each.item.content_bytes for each in items if each.item.place is Place.DISK)
+
+    def make_room(self, trie: SaltTrie, nbytes: int) -> int:
+        """Make room for what is to be read from disk; returns how much of it will have to fit on the device."""
+        tiers = self.memory.tiers
+        if tiers is None or tiers.load_place is Place.DEVICE:
+            return nbytes
+        self._evictor.make_host_room(nbytes, trie)
+        return 0
+
+    def start(self, trie: SaltTrie, total: int, loading: Loading) -> Load:
+        """The load of one request with a prompt of `total` tokens."""
+        return Load(self, trie, total, loading)
 
 
 @dataclass
-class Loader:
+class Load:
     """Brings back what one request needs, measuring as it goes.
 
     Whatever the disk does, it is left early enough: what was spent on reading in vain stays below a tenth of what computing
     everything would have taken, as far as that is known.
     """
 
-    cache: PrefixCache
-    trie: Trie
+    loader: Loader
+    trie: SaltTrie
     total: int  # tokens of the prompt
     loading: Loading
-    clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
 
-    def load(self, path: Sequence[Node], live: Live, offset: int) -> int:
+    def run(self, path: Sequence[Node], live: Live, offset: int) -> int:
         """Read what is on disk, where room was made for it; returns how deep the lane can stand at the most."""
-        if self.cache.memory.disk is None:
+        groups = self.loader.groups
+        if self.loader.memory.disk is None:
             return offset
-        items = [each for each in needed(self.cache.groups, path, live, offset) if each.item.place is Place.DISK]
-        left = sum(content_bytes(each.item) for each in items)
-        stand = partial(plan, self.cache.groups, path, offset, live)
+        items = [each for each in needed(groups, path, live, offset) if each.item.place is Place.DISK]
+        left = sum(each.item.content_bytes for each in items)
+        stand = partial(plan, groups, path, offset, live)
         without = stand(min((each.start for each in items), default=0))
         for each in items:
             at = stand(each.start) if each.item.group.kind is Kind.FULL else without
             patience_s = self._patience_s(without, at)
             if patience_s <= 0 or self._is_too_slow(left, at, offset) or not self._load_one(each, patience_s):
                 return each.start
-            left -= content_bytes(each.item)
+            left -= each.item.content_bytes
         return offset
 
     def _patience_s(self, without: int, at: int) -> float:
         """How long reading may still take if all of it was in vain from here on: a tenth of computing, and what was won."""
-        compute_s, won_s = (self.cache.rates.prefill_s(without, end) for end in (self.total, at))
+        compute_s, won_s = (self.loader.rates.prefill_s(without, end) for end in (self.total, at))
         if compute_s is None or won_s is None:
             return math.inf
         return WASTE * compute_s + won_s - self.loading.load_s
@@ -160,50 +178,61 @@ class Loader:
         """Whether computing from `at` on would be done sooner than loading what is left, as it goes now."""
         if not self.loading.disk_bytes:
             return False
-        compute_s = self.cache.rates.prefill_s(at, offset)
+        compute_s = self.loader.rates.prefill_s(at, offset)
         pace = self.loading.load_s / self.loading.disk_bytes
         return compute_s is not None and left_bytes * pace > compute_s
 
     def note_host(self, path: Sequence[Node], live: Live, offset: int) -> None:
         """Count what the lane takes from the host."""
-        items = [each.item for each in needed(self.cache.groups, path, live, offset)] if self.cache.tiers else []
-        host_bytes = sum(content_bytes(item) for item in items if item.place is Place.HOST)
+        if self.loader.memory.tiers is None:
+            return
+        items = (each.item for each in needed(self.loader.groups, path, live, offset))
+        host_bytes = sum(item.content_bytes for item in items if item.place is Place.HOST)
         self.loading = replace(self.loading, host_bytes=host_bytes)
 
     def _has_room(self, nbytes: int) -> bool:
         """Room on the device was made for sure before; on the host as far as it could be."""
-        tiers = self.cache.tiers
-        assert tiers is not None
-        return tiers.load_place is Place.DEVICE or self.cache.memory.num_bytes[Place.HOST] + nbytes <= tiers.host_bytes
+        memory = self.loader.memory
+        return not memory.has_host or memory.num_bytes[Place.HOST] + nbytes <= memory.host_budget_bytes
 
     def _load_one(self, each: Needed, patience_s: float) -> bool:
-        started_s, size = self.clock(), content_bytes(each.item)
+        clock = self.loader.clock
+        started_s, size = clock(), each.item.content_bytes
         if not self._has_room(size):
             return False
         try:
-            fresh = memory_of(self.trie).load(each.item, lambda: self.clock() - started_s < patience_s)
+            fresh = self.trie.memory.load(each.item, lambda: clock() - started_s < patience_s)
         except (DiskMiss, ValueError):
             self._lose(each)
             return False
         except DiskSlow as slow:
-            self._note(slow.done_bytes, self.clock() - started_s)
+            self._note(slow.done_bytes, clock() - started_s)
             return False
         except (EngineError, MemoryError) as error:
-            log.warning("rows %s could not be brought back: %s", span(each.item), error)
-            self.cache.counts.failed_loads += 1
+            log.warning("rows %s could not be brought back: %s", each.item.span, error)
+            self.loader.counts.failed_loads += 1
             return False
-        self._note(size, self.clock() - started_s)
+        self._note(size, clock() - started_s)
         self.trie.exchange(each.node, each.item, fresh)
         return True
 
     def _lose(self, each: Needed) -> None:
-        self.cache.counts.misses += 1
+        self.loader.counts.misses += 1
         if isinstance(each.item, Page):
             self.trie.lose(each.node, each.item)
         else:
             self.trie.drop_point(each.node, each.node.points[each.item.offset])
 
     def _note(self, nbytes: int, seconds: float) -> None:
-        self.cache.rates.note_load(Place.DISK, nbytes, seconds)
+        self.loader.rates.note_load(Place.DISK, nbytes, seconds)
         done = self.loading
         self.loading = replace(done, disk_bytes=done.disk_bytes + nbytes, load_s=done.load_s + seconds)
+
+
+def _first_of_runs(below: Sequence[Needed]) -> Iterator[Needed]:
+    """Where content begins to lie in another tier: between those offsets, deeper is better or none is."""
+    before: tuple[Group, Place] | None = None
+    for each in below:
+        if (each.item.group, each.item.place) != before:
+            yield each
+        before = each.item.group, each.item.place

@@ -1,7 +1,8 @@
-"""Memory: what the tree holds at each place, counted, and how content moves between places.
+"""Memory: what the tree holds in each tier, counted, and how content moves between tiers.
 
-`Memory` stands between the tries and the engine's page store: tries cut, join and release through it, so that no byte
-escapes the count. A page on disk has no content here; it is cut without being read, because the halves share the file.
+`Memory` has the totals; each trie has an `Account` in it. An account stands between its trie and the engine's page store:
+the trie cuts, joins and releases through it, so that no byte escapes the count. A page on disk has no content here; it is
+cut without being read, because the halves share the file.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from bough.cache.disk.errors import DiskMiss
+from bough.cache.disk import Disk, DiskMiss
 from bough.cache.tree.address import Address, Copy
-from bough.cache.tree.state import ContentStore, Group, Page, PageStore, Place, State
+from bough.cache.tree.forest import Forest
+from bough.cache.tree.node import Point
+from bough.cache.tree.state import ContentStore, Group, Item, Page, PageStore, Place, Range, State
+from bough.cache.tree.trie import Trie
 from bough.errors import EngineError
 
-if TYPE_CHECKING:
-    from bough.cache.disk.disk import Disk
-
-Item = Page | State
-Range = tuple[int, int]
 Held = TypeVar("Held", Page, State)
 
 
@@ -48,30 +47,77 @@ class Tiers:
 
 
 class Memory:
-    """The pages and states of all tries, or of one: what an account counts, the memory that it was opened in counts too."""
+    """The bytes of all tries, by tier, and the stores that hold them. `disk` is None without one, and after close."""
 
-    def __init__(self, store: PageStore, tiers: Tiers | None = None, *, part_of: Memory | None = None) -> None:
+    def __init__(self, store: PageStore, tiers: Tiers | None = None) -> None:
         self.groups: Sequence[Group] = store.groups
+        self.store = store
         self.tiers = tiers
         self.disk = tiers.disk if tiers else None
         self.num_bytes = dict.fromkeys(Place, 0)
-        self._store = store
-        self._part_of = part_of
-        self._saving: deque[Item] = deque()  # items with a newer copy under way, in the order of writing
 
-    def open_account(self) -> Memory:
-        """A memory for one trie."""
-        return Memory(self._store, self.tiers, part_of=self)
+    def open_account(self) -> Account:
+        """Memory for one trie."""
+        return Account(self)
 
-    def _count(self, place: Place, nbytes: int) -> None:
-        self.num_bytes[place] += nbytes
-        if self._part_of is not None:
-            self._part_of._count(place, nbytes)
+    def root_id(self, salt: str) -> bytes:
+        """What stands for a salt on disk; nothing without one."""
+        return b"" if self.disk is None else self.disk.root(salt)
 
     @property
     def tree_bytes(self) -> int:
         """Bytes of the tree on the device."""
         return self.num_bytes[Place.DEVICE]
+
+    @property
+    def has_host(self) -> bool:
+        return self.tiers is not None and self.tiers.has_host
+
+    @property
+    def host_budget_bytes(self) -> int:
+        """What the host may hold; 0 where there is no host tier."""
+        return self.tiers.host_bytes if self.tiers is not None and self.tiers.has_host else 0
+
+    def file_bytes(self, items: Iterable[Item]) -> int:
+        """What the files of these items would take on disk at the most."""
+        assert self.disk is not None and self.tiers is not None
+        disk, store = self.disk, self.tiers.store
+        return sum(disk.file_bytes(store.packed_bytes(item), num_tokens=item.span[1]) for item in items)
+
+    def detach_disk(self, items: Iterable[Item]) -> None:
+        """Know of no disk any more; what was written there stays there."""
+        self.disk = None
+        for item in items:
+            item.copies = {}
+        self.num_bytes[Place.DISK] = 0
+
+    def check(self, items: Sequence[Item]) -> None:
+        """Assert that what is counted is what these items hold, tier by tier, and that the budgets hold."""
+        for place in (Place.DEVICE, Place.HOST):
+            assert sum(item.nbytes for item in items if item.place is place) == self.num_bytes[place]
+        for item in items:
+            is_copied = any(low <= item.span[0] and item.span[1] <= high for low, high in item.copies.values())
+            assert is_copied or item.place is not Place.DISK
+        copies = Counter(copy for item in items for copy in item.copies)
+        assert all(copy.num_users == number for copy, number in copies.items())
+        assert sum(copy.nbytes for copy in copies) == self.num_bytes[Place.DISK]
+        assert self.tiers is None or self.num_bytes[Place.HOST] <= self.tiers.host_bytes
+        assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
+
+
+class Account:
+    """The pages and states of one trie: what is counted here is counted in the memory too."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.groups = memory.groups
+        self.num_bytes = dict.fromkeys(Place, 0)
+        self._memory = memory
+        self._store = memory.store
+        self._saving: deque[Item] = deque()  # items with a newer copy under way, in the order of writing
+
+    def _count(self, place: Place, nbytes: int) -> None:
+        self.num_bytes[place] += nbytes
+        self._memory.num_bytes[place] += nbytes
 
     def take(self, item: Held) -> Held:
         """Count a page or state that a lane has just handed to the tree."""
@@ -89,7 +135,7 @@ class Memory:
         for half in (left, right):
             self.take(half)
             half.copies = {
-                copy: _common(held, span(half)) for copy, held in page.copies.items() if _overlap(held, span(half))
+                copy: _common(held, half.span) for copy, held in page.copies.items() if _overlap(held, half.span)
             }
         for copy in page.copies:
             copy.num_users += (copy in left.copies) + (copy in right.copies) - 1
@@ -121,6 +167,11 @@ class Memory:
             self._store.release(item)
         self.drop_copies(item)
 
+    def forget_point(self, point: Point) -> None:
+        """Let the disk forget a restore point that was dropped."""
+        if point.noted is not None and self._memory.disk is not None:
+            self._memory.disk.drop_point(point.noted.address)
+
     def drop_copies(self, item: Item) -> None:
         """Let the disk forget an item."""
         for copy in item.copies:
@@ -129,10 +180,11 @@ class Memory:
 
     def to_host(self, item: Item) -> bool:
         """Move an item from the device to the host; False if the engine has no memory for it there."""
-        assert self.tiers is not None and item.place is Place.DEVICE
+        tiers = self._memory.tiers
+        assert tiers is not None and item.place is Place.DEVICE
         before = item.nbytes
         try:
-            self.tiers.store.to_host(item)
+            tiers.store.to_host(item)
         except (EngineError, MemoryError):
             return False
         self._count(Place.DEVICE, -before)
@@ -152,23 +204,17 @@ class Memory:
 
     def save(self, item: Item, address: Address, last_used: float) -> Copy:
         """Begin to write an item to disk; its older copies stay until that is done."""
-        assert self.disk is not None and self.tiers is not None
-        read = partial(self.tiers.store.pack, item)
-        copy = self.disk.put(address, read, self.tiers.store.packed_bytes(item), last_used=last_used)
+        disk, tiers = self._memory.disk, self._memory.tiers
+        assert disk is not None and tiers is not None
+        copy = disk.put(address, partial(tiers.store.pack, item), tiers.store.packed_bytes(item), last_used=last_used)
         if copy in item.copies:  # rows that had gone have come back just as they were
             self._drop(copy)
         elif not copy.has_failed and copy.num_users == 1:  # else the disk has it counted
             self._count(Place.DISK, copy.nbytes)
         if not copy.has_failed:
-            item.copies[copy] = span(item)
+            item.copies[copy] = item.span
             self._saving.append(item)
         return copy
-
-    def file_bytes(self, items: Iterable[Item]) -> int:
-        """What the files of these items would take on disk at the most."""
-        assert self.disk is not None and self.tiers is not None
-        disk, store = self.disk, self.tiers.store
-        return sum(disk.file_bytes(store.packed_bytes(item), num_tokens=span(item)[1]) for item in items)
 
     def found(self, copy: Copy) -> None:
         """Count a copy that an earlier run left on disk."""
@@ -192,8 +238,8 @@ class Memory:
                 self._drop(copy)
 
     def _drop(self, copy: Copy) -> None:
-        assert self.disk is not None and copy.num_users > 0
-        self.disk.drop(copy)
+        assert self._memory.disk is not None and copy.num_users > 0
+        self._memory.disk.drop(copy)
         if copy.num_users == 0:
             self._count(Place.DISK, -copy.nbytes)
 
@@ -203,12 +249,13 @@ class Memory:
         Raises DiskMiss if the copy is not what it should be, DiskSlow if reading is not to go on, EngineError or
         MemoryError if there is no memory; the given item is then as it was, else it is void.
         """
-        assert self.tiers is not None and self.disk is not None and item.place is Place.DISK
+        disk, tiers = self._memory.disk, self._memory.tiers
+        assert disk is not None and tiers is not None and item.place is Place.DISK
         copy = saved_copy(item)
         if copy is None:
             raise DiskMiss("missing", "another part of it could not be read")
-        data = self.disk.get(copy, goes_on)
-        store, place = self.tiers.store, self.tiers.load_place
+        data = disk.get(copy, goes_on)
+        store, place = tiers.store, tiers.load_place
         if isinstance(item, State):
             state = store.unpack_state(item.group, item.offset, data, place)
             state.copies, item.copies = item.copies, {}
@@ -234,19 +281,6 @@ class Memory:
         self._store.release(rest)
         return kept
 
-    def check(self, items: Sequence[Item]) -> None:
-        """Assert that what is counted is what these items hold, place by place, and that the budgets hold."""
-        for place in (Place.DEVICE, Place.HOST):
-            assert sum(item.nbytes for item in items if item.place is place) == self.num_bytes[place]
-        for item in items:
-            is_copied = any(low <= span(item)[0] and span(item)[1] <= high for low, high in item.copies.values())
-            assert is_copied or item.place is not Place.DISK
-        copies = Counter(copy for item in items for copy in item.copies)
-        assert all(copy.num_users == number for copy, number in copies.items())
-        assert sum(copy.nbytes for copy in copies) == self.num_bytes[Place.DISK]
-        assert self.tiers is None or self.num_bytes[Place.HOST] <= self.tiers.host_bytes
-        assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
-
 
 def _is_pending(copy: Copy) -> bool:
     return not copy.is_saved and not copy.has_failed
@@ -264,17 +298,6 @@ def _common(first: Range, second: Range) -> Range:
     return max(first[0], second[0]), min(first[1], second[1])
 
 
-def span(item: Item) -> Range:
-    """The rows [start, end) of a page; the offset of a state, twice."""
-    return (item.start, item.end) if isinstance(item, Page) else (item.offset, item.offset)
-
-
-def content_bytes(item: Item) -> int:
-    """How much there is to move, wherever it lies."""
-    group = item.group
-    return (item.end - item.start) * group.bytes_per_token if isinstance(item, Page) else group.state_bytes
-
-
 def saved_copy(item: Item) -> Copy | None:
     """A copy that is safely on disk and holds all of the item."""
     return covering_copy(item, saved=True)
@@ -289,13 +312,19 @@ def own_copy(item: Item, *, saved: bool = False) -> Copy | None:
 
 
 def _is_own(item: Item, copy: Copy) -> bool:
-    return (copy.address.start, copy.address.end) == span(item) == item.copies[copy]
+    return (copy.address.start, copy.address.end) == item.span == item.copies[copy]
 
 
 def covering_copy(item: Item, *, saved: bool = False) -> Copy | None:
     """A copy that holds all of the item, or will when it is written; a saved one, if asked."""
-    start, end = span(item)
+    start, end = item.span
     for copy, (low, high) in item.copies.items():
         if low <= start and end <= high and not copy.has_failed and (copy.is_saved or not saved):
             return copy
     return None
+
+
+SaltTrie = Trie[Account]
+"""A trie whose pages are counted: one salt's part of the cache."""
+
+SaltForest = Forest[Account]

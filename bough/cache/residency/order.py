@@ -10,12 +10,12 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from bough.cache.residency.memory import SaltTrie
 from bough.cache.residency.policy import Class, Key, Policy
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Place
-from bough.cache.tree.trie import Trie
 
-_Entry = tuple[int, Key, int, int, Node, Trie]
+_Entry = tuple[int, Key, int, int, Node, SaltTrie]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Candidate:
 
     kind: Class
     node: Node
-    trie: Trie
+    trie: SaltTrie
 
 
 FEW_ENTRIES = 8
@@ -57,13 +57,13 @@ class Order:
     def __init__(self, policy: Policy, *, by_trie: bool = False) -> None:
         self.policy = policy
         self._by_trie = by_trie
-        self._heaps: dict[tuple[Place, Trie | None], _Heap] = defaultdict(_Heap)
+        self._heaps: dict[tuple[Place, SaltTrie | None], _Heap] = defaultdict(_Heap)
         self._sequence = 0
 
     def __len__(self) -> int:
         return sum(len(heap.entries) for heap in self._heaps.values())
 
-    def enter(self, place: Place, kind: Class, trie: Trie, node: Node) -> None:
+    def enter(self, place: Place, kind: Class, trie: SaltTrie, node: Node) -> None:
         """Enter a node as it is now; entries from before its last change are stale."""
         self._sequence += 1
         entry = (kind, self.policy.key(node), self._sequence, node.stamp, node, trie)
@@ -71,7 +71,7 @@ class Order:
         if self._by_trie:
             self._heaps[place, trie].push(entry)
 
-    def take(self, place: Place, trie: Trie | None = None) -> Candidate | None:
+    def take(self, place: Place, trie: SaltTrie | None = None) -> Candidate | None:
         """The least valuable candidate, which is taken out; of one trie only, if asked."""
         heap = self._heaps[place, trie]
         while heap.entries:
@@ -87,7 +87,7 @@ class Order:
             heapq.heappop(heap.entries)
         return Candidate(Class(heap.entries[0][0]), heap.entries[0][4], heap.entries[0][5]) if heap.entries else None
 
-    def forget(self, trie: Trie) -> None:
+    def forget(self, trie: SaltTrie) -> None:
         """Drop the heaps of a trie that is gone."""
         for place in Place:
             self._heaps.pop((place, trie), None)

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bough.cache.residency.memory import Item
 from bough.cache.tree.node import Node, Pin, Point
-from bough.cache.tree.state import Kind, Page, Place
+from bough.cache.tree.state import Item, Kind, Page, Place
 
 Key = tuple[float, ...]
 

@@ -80,18 +80,3 @@ class Rates:
 
     def _nearest(self, band: int) -> float:
         return self._token_s[min(self._token_s, key=lambda known: abs(known - band))].value
-
-
-class Fixed(Rates):
-    """Rates that are given, and never change: for tests and replays."""
-
-    def __init__(self, token_s: float | None = None, byte_s: dict[Place, float] | None = None) -> None:
-        super().__init__()
-        self._fixed_token_s = token_s
-        self._fixed_byte_s = byte_s or {}
-
-    def byte_s(self, place: Place) -> float:
-        return self._fixed_byte_s.get(place, 0.0)
-
-    def prefill_s(self, start: int, end: int) -> float | None:
-        return None if self._fixed_token_s is None else (end - start) * self._fixed_token_s

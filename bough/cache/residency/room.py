@@ -6,15 +6,14 @@ worked out whether that would help: a request that cannot fit takes nothing from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.memory import Item
-from bough.cache.session import Slot
+from bough.cache.residency.lanes import Lanes, Slot
+from bough.cache.residency.memory import SaltForest, SaltTrie
 from bough.cache.tree.node import Node, Pin, Point
-from bough.cache.tree.state import Kind, Page, Place
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.state import Item, Kind, Page, Place
 from bough.errors import DoesNotFit, EngineError
 
 Result = TypeVar("Result")
@@ -23,22 +22,18 @@ Result = TypeVar("Result")
 class Room:
     """What is used, what may go, and what a lane may take. Without a budget there is always room."""
 
-    def __init__(self, evictor: Evictor, slots: Sequence[Slot], budget_bytes: int | None, pins: set[Pin]) -> None:
+    def __init__(self, evictor: Evictor, lanes: Lanes, forest: SaltForest, budget_bytes: int | None) -> None:
         self.evictor = evictor
-        self.slots = slots
         self.budget_bytes = budget_bytes
-        self.pins = pins
-
-    @property
-    def lane_bytes(self) -> int:
-        return sum(slot.lane.nbytes for slot in self.slots)
+        self._lanes = lanes
+        self._forest = forest
 
     @property
     def used_bytes(self) -> int:
         """Every byte that lanes and tree hold on the device."""
-        return self.evictor.memory.tree_bytes + self.lane_bytes
+        return self.evictor.memory.tree_bytes + self._lanes.nbytes
 
-    def affordable(self, trie: Trie) -> int:
+    def affordable(self, trie: SaltTrie) -> int:
         """How many bytes could be added to a trie at the most, if everything that may go went."""
         assert self.budget_bytes is not None
         fits = self.budget_bytes - self._fixed_bytes(None)
@@ -51,7 +46,7 @@ class Room:
             return 0
         return max(0, self._fixed_bytes(spare) + needed_bytes - self.budget_bytes)
 
-    def make(self, needed_bytes: int, spare: Slot | None = None, trie: Trie | None = None) -> bool:
+    def make(self, needed_bytes: int, spare: Slot | None = None, trie: SaltTrie | None = None) -> bool:
         """Bring used + needed within the budget: clear resting lanes, then evict. If it cannot be done, nothing goes.
 
         What a trie is to get has to fit into its salt's share too, in which it makes room among its own.
@@ -65,11 +60,11 @@ class Room:
         if self.shortage(needed_bytes, spare):
             return False
         while self.used_bytes + needed_bytes > self.budget_bytes:
-            if not (self._clear_resting_lane(spare) or self.evictor.evict_one()):
+            if not (self._lanes.clear_oldest_idle(spare) or self.evictor.evict_one()):
                 return False
         return True
 
-    def _fits_share(self, trie: Trie, needed_bytes: int) -> bool:
+    def _fits_share(self, trie: SaltTrie, needed_bytes: int) -> bool:
         assert self.budget_bytes is not None
         if self.evictor.share_of(self.budget_bytes) - self._pinned_bytes(trie) < needed_bytes:
             return False
@@ -89,7 +84,7 @@ class Room:
         except (EngineError, MemoryError):
             target = self.used_bytes - nbytes
             has_freed = False
-            while self.used_bytes > target and (self._clear_resting_lane(spare) or self.evictor.evict_one()):
+            while self.used_bytes > target and (self._lanes.clear_oldest_idle(spare) or self.evictor.evict_one()):
                 has_freed = True
             if not has_freed:
                 raise
@@ -103,30 +98,31 @@ class Room:
         assert self.budget_bytes is not None
         return DoesNotFit(needed_bytes, self.budget_bytes, self._fixed_bytes(None))
 
-    def clear_slot(self, slot: Slot) -> None:
-        slot.tokens = b""  # first: what follows may fail
-        slot.lane.clear()
+    def hold(self, trie: SaltTrie, pin: Pin, node: Node, offset: int) -> None:
+        """Move a busy lane's pin, and offer the place that it leaves to eviction again."""
+        left = pin.node
+        pin.move(node, offset)
+        self._offer_path(trie, left)
 
-    def _clear_resting_lane(self, spare: Slot | None) -> bool:
-        slots = [slot for slot in self.slots if not slot.is_busy and slot is not spare and slot.lane.nbytes]
-        if not slots:
-            return False
-        self.clear_slot(min(slots, key=lambda slot: slot.last_used))
-        return True
+    def release(self, trie: SaltTrie, pin: Pin) -> None:
+        """Remove a pin, and offer the path that its lane stood on to eviction."""
+        self._forest.unpin(pin)
+        self._offer_path(trie, pin.node)
+
+    def _offer_path(self, trie: SaltTrie, node: Node) -> None:
+        """Offer a node; and those above it, where what they hold could be moved while a lane stands below."""
+        for each in [node] if self.evictor.memory.tiers is None else [*node.path(), node]:
+            self.evictor.offer(trie, each)
 
     def _fixed_bytes(self, spare: Slot | None) -> int:
         """Bytes that stay whatever happens: of busy lanes, of `spare`, and of what busy lanes stand on."""
-        return sum(slot.lane.nbytes for slot in self.slots if slot.is_busy or slot is spare) + self._pinned_bytes(None)
+        return sum(slot.lane.nbytes for slot in self._lanes.slots if slot.is_busy or slot is spare) + self._pinned_bytes(
+            None
+        )
 
-    def _pinned_bytes(self, trie: Trie | None) -> int:
+    def _pinned_bytes(self, trie: SaltTrie | None) -> int:
         """Bytes on the device that busy lanes stand on; in one trie only, if asked."""
-        reached: dict[Node, int] = {}
-        for pin in self.pins:
-            path = pin.node.path()
-            if trie is None or (path and path[0].parent is trie.root):
-                for node in path:
-                    reached[node] = max(reached.get(node, 0), min(pin.offset, node.end))
-        return sum(_pinned_bytes(node, at) for node, at in reached.items())
+        return sum(_pinned_bytes(node, at) for node, at in self._forest.held_nodes(trie).items())
 
 
 def _pinned_bytes(node: Node, at: int) -> int:

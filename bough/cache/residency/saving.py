@@ -1,97 +1,150 @@
-"""Saving: a path's pages, states and restore points go to disk, behind the requests' backs.
+"""Saving: pages, states and restore points are handed to the disk, whose own thread writes them.
 
-What is handed over here is written by the disk's own thread. Nothing waits for it, except an eviction that needs the
-memory.
+Nothing waits for a write, except an eviction that needs the memory. What was not used for the time to live expires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from bough.cache.residency.evictor import memory_of
-from bough.cache.residency.memory import Item, own_copy
-from bough.cache.residency.trail import Trail
+from bough.cache.disk import Disk
+from bough.cache.residency.addresses import PathAddresses
+from bough.cache.residency.clock import Clock
+from bough.cache.residency.evictor import Evictor
+from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_copy
 from bough.cache.tree.node import Node, Noted, Point
-from bough.cache.tree.state import Page, Place
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.state import Item, Page, Place
 
-if TYPE_CHECKING:
-    from bough.cache.prefix_cache import PrefixCache
+EXPIRE_EVERY_S = 60.0
 
 
-def save(cache: PrefixCache, trie: Trie, tokens: bytes, *, whole_pages: bool = False) -> None:
-    """Hand over what the path of these tokens, just used, holds and the disk does not; only whole pages while they grow."""
-    disk = cache.memory.disk
-    if disk is None:
-        return
-    if not _make_room(cache, trie, trie.match(tokens).path, whole_pages=whole_pages) and whole_pages:
-        return
-    path = trie.match(tokens).path  # again: making room may have merged nodes
-    if not path:
-        return
-    trail, now = Trail.of(disk, trie, path[-1]), cache.wall()
-    for node in path:
-        _save_node(cache, trie, node, trail, now, whole_pages=whole_pages)
-    if not whole_pages:
-        disk.touch([copy for node in path for item in node.items() for copy in item.copies], now)
+class Saver:
+    """Saves what the disk does not have yet. Without a disk it does nothing."""
+
+    def __init__(
+        self, memory: Memory, evictor: Evictor, page_tokens: int, clock: Clock, ttl_s: float | None = None
+    ) -> None:
+        self._memory = memory
+        self._evictor = evictor
+        self._page_tokens = page_tokens
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._split: list[tuple[SaltTrie, Node]] = []
+
+    def save(self, trie: SaltTrie, tokens: bytes, *, whole_pages: bool = False) -> None:
+        """Hand over what the path of these tokens holds and the disk lacks; whole pages only, while the path grows."""
+        disk = self._memory.disk
+        if disk is None:
+            return
+        page_tokens = self._page_tokens if whole_pages else 0
+        if not self._make_room(trie, trie.match(tokens).path, page_tokens) and whole_pages:
+            return
+        path = trie.match(tokens).path  # again: making room may have merged nodes
+        if not path:
+            return
+        addresses, now = PathAddresses.of(disk, trie, path[-1]), self._clock.wall()
+        for node in path:
+            self._save_items(disk, trie, node, addresses, now, page_tokens)
+            if not whole_pages:
+                self._note_points(disk, node, addresses, now)
+            self._evictor.offer(trie, node)
+        if not whole_pages:
+            disk.touch([copy for node in path for item in node.items() for copy in item.copies], now)
+
+    def save_all(self, trie: SaltTrie) -> None:
+        """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used."""
+        self._save_nodes(trie, list(trie.walk()))
+
+    def note_split(self, trie: SaltTrie, tail: Node) -> None:
+        """An edge was split above `tail`: the page across the cut became two, and neither may be on disk yet."""
+        if self._memory.disk is not None:
+            self._split.append((trie, tail))
+
+    def save_split(self) -> None:
+        """Save the tails of edges that were split since the last time."""
+        split, self._split = self._split, []
+        for trie, tail in split:
+            self._save_nodes(trie, tail.path())
+
+    def _save_nodes(self, trie: SaltTrie, nodes: Sequence[Node]) -> None:
+        disk = self._memory.disk
+        if disk is None:
+            return
+        for node in nodes:
+            last_used = self._clock.to_wall(node.last_used)
+            if not _unsaved([node]) and not self._unnoted(node, last_used):
+                continue  # its addresses would cost as much as its whole path
+            self._make_room(trie, [node])
+            if _is_attached(trie, node):  # making room may have merged it with another, which is saved later
+                addresses = PathAddresses.of(disk, trie, node)
+                self._save_items(disk, trie, node, addresses, last_used)
+                self._note_points(disk, node, addresses, last_used)
+                self._evictor.offer(trie, node)
+
+    def _make_room(self, trie: SaltTrie, nodes: Sequence[Node], page_tokens: int = 0) -> bool:
+        """Make room on disk for what is to be saved; False if there is nothing."""
+        for item in (item for node in nodes for item in node.items() if item.place is not Place.DISK):
+            trie.memory.tidy(item)
+        unsaved = _unsaved(nodes, page_tokens)
+        if unsaved:
+            self._evictor.make_disk_room(self._memory.file_bytes(unsaved), trie)
+        return bool(unsaved)
+
+    def _save_items(
+        self, disk: Disk, trie: SaltTrie, node: Node, addresses: PathAddresses, last_used: float, page_tokens: int = 0
+    ) -> None:
+        for item in _unsaved([node], page_tokens):
+            if disk.has_room(self._memory.file_bytes([item])):
+                trie.memory.save(item, addresses.address(item), last_used)
+
+    def _note_points(self, disk: Disk, node: Node, addresses: PathAddresses, last_used: float) -> None:
+        for point in self._unnoted(node, last_used):
+            point.noted = noted = Noted(addresses.address(point), point.reason, point.kept, point.superseded, last_used)
+            disk.put_point(
+                noted.address,
+                reason=noted.reason,
+                is_kept=noted.kept,
+                is_superseded=noted.superseded,
+                last_used=last_used,
+            )
+
+    def _unnoted(self, node: Node, last_used: float) -> list[Point]:
+        """The restore points of a node of which the disk does not know what is true now."""
+        return [point for point in node.points.values() if not self._is_noted(point, last_used)]
+
+    def _is_noted(self, point: Point, last_used: float) -> bool:
+        noted = point.noted  # its address never changes
+        if noted is None or self._is_aging(last_used - noted.last_used):
+            return False
+        return (noted.reason, noted.kept, noted.superseded) == (point.reason, point.kept, point.superseded)
+
+    def _is_aging(self, seconds: float) -> bool:
+        """Whether a note of use that is so old may let its restore point expire too early."""
+        return self._ttl_s is not None and seconds > self._ttl_s / 4
 
 
-def save_all(cache: PrefixCache, trie: Trie) -> None:
-    """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used."""
-    _save_nodes(cache, trie, list(trie.walk()))
+class Expiry:
+    """Removes what was not used for the time to live, about once a minute. Without one it does nothing."""
+
+    def __init__(self, forest: SaltForest, evictor: Evictor, clock: Clock, ttl_s: float | None) -> None:
+        self._forest = forest
+        self._evictor = evictor
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._next_at = clock.now()
+
+    def expire(self) -> None:
+        """Remove what is too old, if it is time to look. Costs a walk over the whole tree then."""
+        if self._ttl_s is None or (now := self._clock.now()) < self._next_at:
+            return
+        self._next_at = now + min(EXPIRE_EVERY_S, self._ttl_s)
+        for trie in list(self._forest.tries.values()):
+            for node in reversed(list(trie.walk())):
+                if node.parent and node.is_leaf and not node.pins and node.last_used < now - self._ttl_s:
+                    self._evictor.remove(trie, node)
 
 
-def save_parted(cache: PrefixCache) -> None:
-    """Save the tails of edges that were split since: the page across the cut became two, and neither may be on disk yet."""
-    parted, cache.parted = cache.parted, []
-    for trie, tail in parted:
-        _save_nodes(cache, trie, tail.path())
-
-
-def _save_nodes(cache: PrefixCache, trie: Trie, nodes: Sequence[Node]) -> None:
-    disk = cache.memory.disk
-    if disk is None:
-        return
-    for node in nodes:
-        last_used = cache.evictor.to_wall(node.last_used)
-        if not _unsaved([node]) and not _unnoted(cache, node, last_used):
-            continue  # its trail would cost as much as its whole path
-        _make_room(cache, trie, [node])
-        if _is_attached(trie, node):  # making room may have merged it with another, which comes later or is unsaved for now
-            _save_node(cache, trie, node, Trail.of(disk, trie, node), last_used)
-
-
-def _is_attached(trie: Trie, node: Node) -> bool:
-    if node.parent is None:
-        return node is trie.root
-    return node.parent.children.get(node.first_token) is node
-
-
-def _make_room(cache: PrefixCache, trie: Trie, nodes: Sequence[Node], *, whole_pages: bool = False) -> bool:
-    """Make room on disk for what is to be saved; False if there is nothing."""
-    for item in (item for node in nodes for item in node.items() if item.place is not Place.DISK):
-        memory_of(trie).tidy(item)
-    unsaved = _unsaved(nodes, cache.page_tokens if whole_pages else 0)
-    if unsaved:
-        cache.evictor.make_disk_room(cache.memory.file_bytes(unsaved), trie)
-    return bool(unsaved)
-
-
-def _save_node(
-    cache: PrefixCache, trie: Trie, node: Node, trail: Trail, last_used: float, *, whole_pages: bool = False
-) -> None:
-    disk = cache.memory.disk
-    assert disk is not None
-    for item in _unsaved([node], cache.page_tokens if whole_pages else 0):
-        if disk.has_room(cache.memory.file_bytes([item])):
-            memory_of(trie).save(item, trail.address(item), last_used)
-    if not whole_pages:
-        _note_points(cache, node, trail, last_used)
-    cache.evictor.offer(trie, node)
-
-
-def lose_disk(trie: Trie) -> None:
+def forget_disk(trie: SaltTrie) -> None:
     """Let a trie forget its copies; what lies on disk alone is lost."""
     for node in trie.walk():
         for pages in list(node.pages.values()):
@@ -100,9 +153,15 @@ def lose_disk(trie: Trie) -> None:
         for point in [p for p in node.points.values() if any(s.place is Place.DISK for s in p.states.values())]:
             trie.drop_point(node, point)
         for item in node.items():
-            memory_of(trie).drop_copies(item)
+            trie.memory.drop_copies(item)
         for point in node.points.values():
             point.noted = None
+
+
+def _is_attached(trie: SaltTrie, node: Node) -> bool:
+    if node.parent is None:
+        return node is trie.root
+    return node.parent.children.get(node.first_token) is node
 
 
 def _unsaved(nodes: Sequence[Node], page_tokens: int = 0) -> list[Item]:
@@ -117,28 +176,3 @@ def _unsaved(nodes: Sequence[Node], page_tokens: int = 0) -> list[Item]:
 
 def _is_whole(item: Item, page_tokens: int) -> bool:
     return isinstance(item, Page) and item.end % page_tokens == 0
-
-
-def _unnoted(cache: PrefixCache, node: Node, last_used: float) -> list[Point]:
-    """The restore points of a node of which the disk does not know what is true now."""
-    return [point for point in node.points.values() if not _is_noted(cache, point, last_used)]
-
-
-def _is_noted(cache: PrefixCache, point: Point, last_used: float) -> bool:
-    noted = point.noted  # its address never changes
-    if noted is None or cache.is_aging(last_used - noted.last_used):
-        return False
-    return (noted.reason, noted.kept, noted.superseded) == (point.reason, point.kept, point.superseded)
-
-
-def _note_points(cache: PrefixCache, node: Node, trail: Trail, last_used: float) -> None:
-    assert cache.memory.disk is not None
-    for point in _unnoted(cache, node, last_used):
-        point.noted = noted = Noted(trail.address(point), point.reason, point.kept, point.superseded, last_used)
-        cache.memory.disk.put_point(
-            noted.address,
-            reason=noted.reason,
-            is_kept=noted.kept,
-            is_superseded=noted.superseded,
-            last_used=last_used,
-        )

@@ -10,11 +10,22 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from bough.cache.tree.address import Address
-from bough.cache.tree.reason import Reason
 from bough.cache.tree.state import Group, Kind, Page, State
 from bough.cache.tree.tokens import TOKEN_BYTES, num_tokens
+
+
+class Reason(IntEnum):
+    """Why a restore point exists; a larger one is worth more. Trees on disk keep these numbers."""
+
+    MESSAGE = 0  # a message boundary
+    LAST_USER = 1  # the start of the last user message
+    PROMPT_END = 2  # one token before the end of a prompt
+    END = 3  # where a request ended
+    BRANCH = 4  # where paths part
+    SYSTEM = 5  # the end of system text and tools
 
 
 @dataclass(frozen=True)

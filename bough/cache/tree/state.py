@@ -15,6 +15,9 @@ from bough.cache.tree.address import Copy
 
 PAGE_TOKENS = 256
 
+Range = tuple[int, int]
+"""Tokens [start, end), counted from the root."""
+
 Buffer = bytes | bytearray | memoryview
 """Plain bytes: the content of a page or state on its way to disk or back."""
 
@@ -79,7 +82,17 @@ class Page:
     nbytes: int
     users: set[Any] = field(default_factory=set)
     place: Place = Place.DEVICE
-    copies: dict[Copy, tuple[int, int]] = field(default_factory=dict)
+    copies: dict[Copy, Range] = field(default_factory=dict)
+
+    @property
+    def span(self) -> Range:
+        """The rows [start, end)."""
+        return self.start, self.end
+
+    @property
+    def content_bytes(self) -> int:
+        """How much there is to move, wherever it lies."""
+        return (self.end - self.start) * self.group.bytes_per_token
 
 
 @dataclass(eq=False, slots=True)
@@ -91,7 +104,20 @@ class State:
     data: Any
     nbytes: int
     place: Place = Place.DEVICE
-    copies: dict[Copy, tuple[int, int]] = field(default_factory=dict)
+    copies: dict[Copy, Range] = field(default_factory=dict)
+
+    @property
+    def span(self) -> Range:
+        """The offset, twice."""
+        return self.offset, self.offset
+
+    @property
+    def content_bytes(self) -> int:
+        """How much there is to move, wherever it lies."""
+        return self.group.state_bytes
+
+
+Item = Page | State
 
 
 @dataclass(frozen=True)

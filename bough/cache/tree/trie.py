@@ -1,7 +1,7 @@
 """The prefix trie: which token prefixes we hold state for.
 
 A node owns one edge, the tokens in [start, end) counted from the root, and what it holds for each group. Nodes exist where
-paths part and where they end. This module never looks inside a page; it cuts, joins and releases pages through the store.
+paths part and where they end. This module never looks inside a page; it cuts, joins and releases pages through its memory.
 
 Always true between calls (`check` asserts it):
 - a child starts where its parent ends, and is found under its first token;
@@ -17,9 +17,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from bough.cache.tree.node import Node, Pin, Point, needs
-from bough.cache.tree.reason import Reason
+from bough.cache.tree.node import Node, Pin, Point, Reason, needs
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, Place, State
 from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError
@@ -40,10 +40,24 @@ def _start(page: Page) -> int:
     return page.start
 
 
-class NoStore:
-    """A store for a trie that holds no pages."""
+class TrieMemory(PageStore, Protocol):
+    """The memory of one trie: every page is cut, joined and released through it, so that it can count them."""
+
+    def forget_point(self, point: Point) -> None:
+        """A restore point was dropped; its states are released one by one."""
+        ...
+
+
+M = TypeVar("M", bound=TrieMemory)
+
+
+class NoMemory:
+    """The memory of a trie that holds no pages: token prefixes alone."""
 
     groups = ()
+
+    def forget_point(self, point: Point) -> None:
+        pass
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         raise AssertionError("this trie holds no pages")
@@ -55,16 +69,18 @@ class NoStore:
         raise AssertionError("this trie holds no pages")
 
 
-class Trie:
-    """A compressed trie over token ids with pages and restore points on its edges."""
+class Trie(Generic[M]):
+    """A compressed trie over token ids with pages and restore points on its edges, and the memory that these take.
 
-    def __init__(self, store: PageStore | None = None, page_tokens: int = PAGE_TOKENS, salt: str = "") -> None:
-        self.store: PageStore = store or NoStore()
+    `root_id` stands for the salt in addresses.
+    """
+
+    def __init__(self, memory: M, page_tokens: int = PAGE_TOKENS, *, salt: str = "", root_id: bytes = b"") -> None:
+        self.memory = memory
         self.page_tokens = page_tokens
         self.salt = salt
-        self.disk_root = b""  # what stands for the salt on disk
+        self.root_id = root_id
         self.root = Node(None, 0, b"")
-        self.on_drop: Callable[[Point], None] = lambda point: None
 
     def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
         """Find the longest known prefix of `tokens`, changing nothing.
@@ -127,7 +143,7 @@ class Trie:
         """Cut the one page that reaches across `at`, if there is one; halves that nobody needs are released."""
         index = bisect_left(pages, at, key=_start) - 1
         if index >= 0 and pages[index].end > at:
-            users, halves = pages[index].users, self.store.cut(pages[index], at)
+            users, halves = pages[index].users, self.memory.cut(pages[index], at)
             pages[index : index + 1] = [half for half in halves if self._is_wanted(half, users)]
 
     def _is_wanted(self, page: Page, users: set[Point | Pin]) -> bool:
@@ -135,7 +151,7 @@ class Trie:
             return True
         page.users = {user for user in users if needs(user, page)}
         if not page.users:
-            self.store.release(page)
+            self.memory.release(page)
         return bool(page.users)
 
     def merge(self, node: Node) -> Node:
@@ -163,7 +179,7 @@ class Trie:
         self._join_at(node, page.group, page.start)
 
     def _join_at(self, node: Node, group: Group, border: int) -> None:
-        """Join the two pages that meet at `border` inside a page; they stay apart on disk, and if the store cannot."""
+        """Join the two pages that meet at `border` inside a page; they stay apart on disk, and if the memory cannot."""
         pages = node.pages[group]
         index = bisect_left(pages, border, key=_start)
         if border % self.page_tokens == 0 or not 0 < index < len(pages):
@@ -171,7 +187,7 @@ class Trie:
         left, right = pages[index - 1], pages[index]
         if left.end == right.start == border and left.place is right.place is not Place.DISK:
             try:
-                joined = self.store.join(left, right)
+                joined = self.memory.join(left, right)
             except (EngineError, MemoryError):
                 return
             joined.users = left.users | right.users
@@ -198,7 +214,7 @@ class Trie:
                 page.users.discard(user)
                 if not page.users:
                     at.pages[group].remove(page)
-                    self.store.release(page)
+                    self.memory.release(page)
             at = at.parent
 
     def add_point(self, node: Node, offset: int, reason: Reason, *, kept: bool = False) -> Point:
@@ -213,10 +229,10 @@ class Trie:
     def drop_point(self, node: Node, point: Point) -> None:
         """Forget a restore point with its states, and the window rows that only it needs."""
         del node.points[point.offset]
-        self.on_drop(point)
+        self.memory.forget_point(point)
         for state in point.states.values():
-            self.store.release(state)
-        for group in self.store.groups:
+            self.memory.release(state)
+        for group in self.memory.groups:
             if group.kind is Kind.WINDOW:
                 self.let_window_go(node, point, group)
 
@@ -230,7 +246,7 @@ class Trie:
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
             while pages and pages[-1].start >= to:
-                self.store.release(pages.pop())
+                self.memory.release(pages.pop())
         leaf.edge = cut(leaf.edge, 0, to - leaf.start)
 
     def remove(self, leaf: Node) -> Node:
@@ -243,7 +259,7 @@ class Trie:
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
             for page in pages:
-                self.store.release(page)
+                self.memory.release(page)
         del parent.children[leaf.first_token]
         leaf.parent = None
         leaf.stamp += 1
@@ -261,7 +277,7 @@ class Trie:
         """Give up one page that failed to load: its rows are missing until somebody publishes them again."""
         node.pages[page.group].remove(page)
         node.has_holes = node.has_holes or page.group.kind is Kind.FULL
-        self.store.release(page)
+        self.memory.release(page)
 
     def walk(self) -> Iterator[Node]:
         """Every node, the root first, parents before children."""
@@ -292,7 +308,7 @@ class Trie:
                 assert pin.node is node and (node.start < pin.offset <= node.end or (node.is_root and pin.offset == 0))
             for group, pages in node.pages.items():
                 self._check_pages(node, group, pages)
-            for group in self.store.groups:
+            for group in self.memory.groups:
                 if group.kind is Kind.FULL and not node.is_root and not node.has_holes:
                     assert not list(node.missing_between(group, node.start, node.end, self.page_tokens))
 

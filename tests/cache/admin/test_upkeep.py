@@ -65,7 +65,7 @@ def test_what_is_not_known_whole_cannot_be_kept(ids: list[int]) -> None:
 
     assert not keep(world.cache, ids, True)
     assert not keep(world.cache, ids, False)
-    assert world.cache.stats()["kept"] == 0
+    assert world.stats()["kept"] == 0
 
 
 def test_what_another_salt_knows_cannot_be_kept() -> None:
@@ -73,7 +73,7 @@ def test_what_another_salt_knows_cannot_be_kept() -> None:
     world.run([1, 2, 3, 4, 5], salt="other")
 
     assert not keep(world.cache, [1, 2, 3, 4, 5], True)
-    assert list(world.cache.tries) == ["other"]
+    assert list(world.cache.forest.tries) == ["other"]
 
 
 def test_what_is_kept_outlives_what_is_not() -> None:
@@ -114,13 +114,13 @@ def test_a_salt_is_forgotten_everywhere_and_the_others_stay(model: str, has_disk
     forget(world.cache, "mine")
     world.check()
 
-    assert list(world.cache.tries) == ["yours"]
-    assert world.cache.look([1, 2, 3, 4, 5, 6, 9], "mine") == 0
-    assert world.cache.look([1, 2, 3, 4, 5, 6, 9], "yours") > 0
+    assert list(world.cache.forest.tries) == ["yours"]
+    assert world.cache.count_reusable([1, 2, 3, 4, 5, 6, 9], "mine") == 0
+    assert world.cache.count_reusable([1, 2, 3, 4, 5, 6, 9], "yours") > 0
     if disk is not None:
         roots = {address.root for kept in (disk.platter.files, disk.platter.points) for address in kept}
         assert roots == {disk.root("yours")}
-        assert list(make_world(model, disk.restarted()).cache.tries) != []
+        assert list(make_world(model, disk.restarted()).cache.forest.tries) != []
 
 
 def test_forgetting_a_salt_that_nobody_has_used_changes_nothing() -> None:
@@ -138,13 +138,13 @@ def test_a_salt_that_an_earlier_run_left_on_disk_is_forgotten_though_nobody_has_
     make_world(disk=disk).run([1, 2, 3, 4], salt="mine")
     disk.work()
     world = make_world(disk=disk.restarted())
-    assert world.cache.look([1, 2, 3, 4, 5], "mine") > 0
+    assert world.cache.count_reusable([1, 2, 3, 4, 5], "mine") > 0
 
     forget(world.cache, "mine")
     world.check()
 
-    assert not world.cache.tries
-    assert world.cache.look([1, 2, 3, 4, 5], "mine") == 0
+    assert not world.cache.forest.tries
+    assert world.cache.count_reusable([1, 2, 3, 4, 5], "mine") == 0
 
 
 @every_model
@@ -169,11 +169,11 @@ def test_what_a_request_stands_on_is_not_forgotten_under_its_feet(model: str) ->
 def test_after_a_change_of_the_disk_all_is_known_as_before(model: str) -> None:
     world = make_world(model, FakeDisk(2))
     tokens = world.run([1, 2, 3, 4, 5, 6], [7, 8]).tokens
-    before = world.cache.look([*tokens, 9])
+    before = world.cache.count_reusable([*tokens, 9])
 
     assert change_disk(world.cache, lambda: "done") == "done"
 
-    assert world.cache.look([*tokens, 9]) == before > 0
+    assert world.cache.count_reusable([*tokens, 9]) == before > 0
 
 
 def test_bytes_on_disk_are_counted_once_however_often_the_disk_is_changed() -> None:
@@ -199,8 +199,8 @@ def test_what_came_to_the_disk_meanwhile_is_known_afterwards() -> None:
 
     change_disk(world.cache, lambda: disk.platter.files.update(other.platter.files))
 
-    assert world.cache.look([7, 7, 7, 7, 7], "mine") == 4
-    assert world.cache.look([1, 2, 3, 4, 5]) == 4
+    assert world.cache.count_reusable([7, 7, 7, 7, 7], "mine") == 4
+    assert world.cache.count_reusable([1, 2, 3, 4, 5]) == 4
 
 
 def test_a_change_that_fails_raises_its_error_and_loses_nothing() -> None:
@@ -210,7 +210,7 @@ def test_a_change_that_fails_raises_its_error_and_loses_nothing() -> None:
     with pytest.raises(ZeroDivisionError):
         change_disk(world.cache, lambda: 1 // 0)
 
-    assert world.cache.look([1, 2, 3, 4, 5]) == 4
+    assert world.cache.count_reusable([1, 2, 3, 4, 5]) == 4
 
 
 def test_the_disk_is_not_changed_while_a_lane_is_busy() -> None:
@@ -251,7 +251,7 @@ class UpkeepMachine(TierMachine):
         except (EngineError, MemoryError):
             return
         is_used = any(session.salt == salt for session in self.open)
-        assert is_used or salt not in self.world.cache.tries
+        assert is_used or salt not in self.world.cache.forest.tries
         if self.disk is not None:
             assert not any(address.root == self.disk.root(salt) for address in self.disk.platter.points)
 

@@ -24,7 +24,7 @@ def test_taking_a_view_decodes_nothing_and_reading_it_does() -> None:
     world, decoder = World(MODELS["full"], 2), Decoder()
     world.run([1, 2, 3, 4])
 
-    tree = view_tree(world.cache, decoder)
+    tree = view_tree(world.cache.forest, world.cache.clock.now(), decoder)
     taken = decoder.num_tokens
     (node,) = tree.as_dict()[""]
 
@@ -37,7 +37,7 @@ def test_a_view_stays_as_it_was_when_the_tree_goes_on() -> None:
     world = World(MODELS["full"], 2)
     world.run([1, 2, 3, 4])
 
-    tree = view_tree(world.cache, Decoder())
+    tree = view_tree(world.cache.forest, world.cache.clock.now(), Decoder())
     world.run([1, 2, 7, 8])
     world.cache.clear()
 

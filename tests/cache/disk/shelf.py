@@ -59,9 +59,9 @@ def content_of(address: Address, num_bytes: int = CONTENT_BYTES) -> bytes:
     return (seed * (num_bytes // len(seed) + 1))[:num_bytes]
 
 
-def put(disk: Disk, address: Address, *, replaces: Sequence[Copy] = (), last_used: float = 1.0) -> Copy:
+def put(disk: Disk, address: Address, *, last_used: float = 1.0) -> Copy:
     content = content_of(address)
-    return disk.put(address, lambda: content, len(content), replaces=replaces, last_used=last_used)
+    return disk.put(address, lambda: content, len(content), last_used=last_used)
 
 
 def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "") -> list[Copy]:

@@ -132,7 +132,7 @@ def test_an_address_that_is_there_is_not_written_again(disk: Disk) -> None:
 def test_a_copy_goes_with_its_last_user(disk: Disk, shelf: Shelf) -> None:
     copy = put(disk, address_of(disk, [1, 2], 0))
     assert disk.flush(10)
-    assert disk.share(copy)
+    assert put(disk, copy.address) is copy  # a second user
 
     disk.drop(copy)
     assert disk.flush(10)
@@ -143,7 +143,6 @@ def test_a_copy_goes_with_its_last_user(disk: Disk, shelf: Shelf) -> None:
     assert disk.flush(10)
     assert shelf.page_files() == [] and disk.used_bytes == 0
     assert disk.counts.dropped == 1
-    assert not disk.share(copy)
 
 
 def test_a_copy_from_an_earlier_run_can_be_dropped_without_being_used(shelf: Shelf) -> None:
@@ -183,41 +182,9 @@ def test_what_is_dropped_and_put_again_at_once_is_there(disk: Disk) -> None:
     assert disk.get(again) == content_of(copy.address)
 
 
-def test_a_saved_copy_takes_the_place_of_those_that_it_replaces(disk: Disk, shelf: Shelf) -> None:
+def test_content_that_is_gone_makes_no_copy_and_is_no_failure(disk: Disk) -> None:
     part = put(disk, address_of(disk, [1, 2], 0))
-    shared = put(disk, address_of(disk, [1, 2, 3], 2))
-    assert disk.flush(10) and disk.share(shared)
-
-    whole = put(disk, address_of(disk, [1, 2, 3, 4], 0), replaces=[part, shared])
-    assert disk.flush(10)
-
-    assert whole.is_saved and (part.num_users, shared.num_users) == (0, 1)
-    assert {copy.address for copy in disk.copies()} == {whole.address, shared.address}
-    assert len(shelf.page_files()) == 2
-    assert disk.get(shared) == content_of(shared.address)
-
-
-def test_a_part_and_the_whole_that_replaces_it_can_be_saved_together(disk: Disk, shelf: Shelf) -> None:
-    with held_writer(disk) as held:
-        part = put(disk, address_of(disk, [1, 2], 0))
-        whole = put(disk, address_of(disk, [1, 2, 3, 4], 0), replaces=[part])
-    assert disk.flush(10)
-
-    assert disk.copies() == [*held, whole] or disk.copies() == [whole, *held]
-    assert len(shelf.page_files()) == 2
-
-
-def test_replacing_by_a_copy_that_is_there_already_works_too(disk: Disk) -> None:
-    part, whole = put(disk, address_of(disk, [1, 2], 0)), put(disk, address_of(disk, [1, 2, 3, 4], 0))
-    assert disk.flush(10)
-    put(disk, whole.address, replaces=[part])
-    assert disk.flush(10)
-    assert disk.copies() == [whole]
-
-
-def test_a_copy_that_fails_replaces_nothing(disk: Disk) -> None:
-    part = put(disk, address_of(disk, [1, 2], 0))
-    gone = disk.put(address_of(disk, [1, 2, 3, 4], 0), lambda: None, CONTENT_BYTES, replaces=[part])
+    gone = disk.put(address_of(disk, [1, 2, 3, 4], 0), lambda: None, CONTENT_BYTES)
     assert disk.flush(10)
 
     assert gone.has_failed and not gone.is_saved and disk.counts.failed_writes == 0

@@ -211,7 +211,7 @@ def test_an_index_that_cannot_be_written_loses_nothing(disk: Disk, shelf: Shelf,
         failing.setattr(Index, "apply", fail_with_sqlite)
         with held_writer(disk):
             disk.drop(dropped)
-            whole = put(disk, address_of(disk, [7, 7], 0), replaces=[part])
+            whole = put(disk, address_of(disk, [7, 7], 0))
             point = address_of(disk, [5], 1, group=-1)
             disk.put_point(point, reason=0, is_kept=True, is_superseded=False, last_used=1.0)
         assert not disk.flush(10)

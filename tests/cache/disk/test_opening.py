@@ -42,7 +42,7 @@ disk = Shelf(pathlib.Path(sys.argv[1])).open()
 print("open", flush=True)
 kept = []
 for number in itertools.count():
-    copy = put(disk, address_of(disk, [number], 0), replaces=kept[-1:] if number % 3 == 0 else ())
+    copy = put(disk, address_of(disk, [number], 0))
     kept.append(copy)
     if number > 100 and number % 7 == 0:
         disk.drop(kept.pop(0))

@@ -53,18 +53,17 @@ class Play:
 
     def put(self) -> None:
         address = address_of(self.disk, [self.random.randrange(20)], 0)
-        replaced = []
         if self.held and self.random.random() < 0.3:
-            replaced = [self.held.pop(self.random.randrange(len(self.held)))]
-        self.held.append(put(self.disk, address, replaces=replaced))
+            self.drop()
+        self.held.append(put(self.disk, address))
 
     def drop(self) -> None:
         if self.held:
             self.disk.drop(self.held.pop(self.random.randrange(len(self.held))))
 
     def share(self) -> None:
-        if self.held and self.disk.share(copy := self.random.choice(self.held)):
-            self.held.append(copy)
+        if self.held:
+            self.held.append(put(self.disk, self.random.choice(self.held).address))
 
     def save(self) -> None:
         if self.held:

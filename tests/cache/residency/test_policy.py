@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.memory import Memory
+from bough.cache.residency.memory import Memory, SaltForest
 from bough.cache.residency.policy import (
     LRU2,
     WHOLE_NODES,
@@ -14,15 +14,15 @@ from bough.cache.residency.policy import (
     redundant_point,
     tail_start,
 )
-from bough.cache.tree.node import Node, Pin, Point
-from bough.cache.tree.reason import Reason
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.forest import Forest
+from bough.cache.tree.node import Node, Pin, Point, Reason
+from bough.cache.tree.trie import NoMemory, Trie
 from tests.fakes import MODELS, FakeEngine
 from tests.scenarios.world import World
 
 
 def leaf(num_tokens: int = 10, start: int = 0) -> Node:
-    trie = Trie()
+    trie = Trie(NoMemory())
     parent = trie.append(trie.root, list(range(start))) if start else trie.root
     return trie.append(parent, list(range(100, 100 + num_tokens)))
 
@@ -89,8 +89,8 @@ def test_another_policy_sorts_what_is_there_already() -> None:
     for prompt in ([1, 2], [1, 2], [5, 6]):
         w.run(prompt)
 
-    w.cache.evictor.order.use(LRU2)
-    w.cache.evictor.evict_one()
+    w.cache.residency.evictor.order.use(LRU2)
+    w.cache.residency.evictor.evict_one()
 
     assert w.known([1, 2]) == 2
     assert w.known([5, 6]) == 0
@@ -98,21 +98,21 @@ def test_another_policy_sorts_what_is_there_already() -> None:
 
 def test_a_policy_of_whole_nodes_takes_a_leaf_at_once_and_spares_what_is_pinned() -> None:
     w = World(MODELS["full"], 4)
-    w.cache.evictor.order.use(WHOLE_NODES)
+    w.cache.residency.evictor.order.use(WHOLE_NODES)
     w.run(list(range(1, 15)))
     session = w.begin([1, 2, 3, 99])
 
-    assert w.cache.evictor.evict_one()
+    assert w.cache.residency.evictor.evict_one()
     assert w.known(list(range(1, 15))) == 3
     w.close(session)
-    assert w.cache.evictor.evict_one()
+    assert w.cache.residency.evictor.evict_one()
     assert w.known([1]) == 0
 
 
 def test_the_heap_forgets_stale_entries() -> None:
     memory = Memory(FakeEngine())
-    evictor = Evictor(memory, 4)
-    trie = Trie(memory, 4)
+    forest: SaltForest = Forest(memory, 4)
+    evictor, trie = Evictor(memory, forest, 4), forest.open("")
     node = trie.append(trie.root, list(range(8)))
     for _ in range(10_000):
         evictor.offer(trie, node)
@@ -123,7 +123,7 @@ def test_a_leaf_goes_page_by_page_not_as_a_whole() -> None:
     w = World(MODELS["full"], 4)
     w.run(list(range(1, 15)))
     known = []
-    while w.cache.evictor.evict_one():
+    while w.cache.residency.evictor.evict_one():
         w.check()
         known.append(w.known(list(range(1, 15))))
     assert known == [12, 8, 4, 0]
@@ -133,7 +133,7 @@ def test_a_parent_goes_only_after_its_last_child() -> None:
     w = World(MODELS["full"], 4)
     w.run([1, 2, 3, 4, 5, 6])
     w.run([1, 2, 3, 4, 7, 8])
-    w.cache.evictor.evict_one()
+    w.cache.residency.evictor.evict_one()
     assert w.known([1, 2, 3, 4, 5, 6]) == 4
     assert w.known([1, 2, 3, 4, 7, 8]) == 6
 
@@ -141,13 +141,13 @@ def test_a_parent_goes_only_after_its_last_child() -> None:
 def test_rows_that_no_restore_point_needs_go_together_up_through_the_parents() -> None:
     w = World(MODELS["full+recurrent"], 4)
     w.run([1, 2, 3, 4, 5, 6, 7, 8])
-    trie = w.cache.tries[""]
+    trie = w.cache.forest.tries[""]
     (node,) = trie.root.children.values()
     trie.split(node, 3)
     for point in list(node.points.values()):
         trie.drop_point(node, point)
-    w.cache.evictor.offer(trie, node)
+    w.cache.residency.evictor.offer(trie, node)
 
-    w.cache.evictor.evict_one()
+    w.cache.residency.evictor.evict_one()
 
     assert trie.root.is_leaf

@@ -114,14 +114,14 @@ def bounded(num_tokens: int) -> World:
 def test_the_cache_follows_the_winner_and_keeps_what_comes_back() -> None:
     w = bounded(30)
     serve(w, scan(300))
-    assert w.cache.duel.policy is LRU2
+    assert w.cache.finisher.duel.policy is LRU2
     assert [w.known([1000 * chat + step for step in range(4)]) for chat in range(3)] == [4, 4, 4]
 
 
 def test_the_cache_stays_with_recency_where_that_serves_more() -> None:
     w = bounded(30)
     serve(w, bursts(200))
-    assert w.cache.duel.policy is LRU
+    assert w.cache.finisher.duel.policy is LRU
 
 
 def test_the_same_requests_twice_leave_the_same_tree() -> None:
@@ -130,20 +130,20 @@ def test_the_same_requests_twice_leave_the_same_tree() -> None:
     first, second = bounded(12), bounded(12)
 
     assert serve(first, requests) == serve(second, requests)
-    assert first.cache.stats() == second.cache.stats()
+    assert first.stats() == second.stats()
 
 
 def test_rows_that_come_back_after_they_were_let_go_count_as_returned() -> None:
     w = bounded(8)
     w.run([1, 2, 3, 4])
-    while w.cache.evictor.evict_one():
+    while w.cache.residency.evictor.evict_one():
         pass
     assert w.known([1, 2, 3, 4]) == 0
 
     w.run([1, 2, 3, 4])
     w.run([20, 21])
 
-    returned, new = (w.cache.tries[""].match(tokens).node for tokens in ([1, 2, 3, 4], [20, 21]))
+    returned, new = (w.cache.forest.tries[""].match(tokens).node for tokens in ([1, 2, 3, 4], [20, 21]))
     assert returned.previous_used > NEVER
     assert new.previous_used == NEVER
 
@@ -152,7 +152,7 @@ def test_a_new_branch_of_a_known_conversation_has_not_come_back() -> None:
     w = World(MODELS["full"], 1)
     w.run([1, 2, 3])
     w.run([1, 2, 8])
-    found = w.cache.tries[""].match([1, 2, 8])
+    found = w.cache.forest.tries[""].match([1, 2, 8])
     assert found.path[0].previous_used > NEVER
     assert found.node.previous_used == NEVER
 
@@ -161,4 +161,4 @@ def test_clearing_the_cache_forgets_the_shadows_too() -> None:
     w = bounded(30)
     serve(w, scan(300))
     w.cache.clear()
-    assert w.cache.duel.policy is LRU
+    assert w.cache.finisher.duel.policy is LRU

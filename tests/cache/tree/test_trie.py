@@ -6,16 +6,15 @@ import random
 
 import pytest
 
-from bough.cache.tree.node import Pin
-from bough.cache.tree.reason import Reason
+from bough.cache.tree.node import Pin, Point, Reason
 from bough.cache.tree.state import Page
 from bough.cache.tree.tokens import common_prefix, pack, unpack
-from bough.cache.tree.trie import Trie
+from bough.cache.tree.trie import NoMemory, Trie
 from tests.fakes import FakeEngine, full, recurrent, window
 
 
 def test_match_stops_inside_the_edge_where_the_prompt_diverges() -> None:
-    trie = Trie()
+    trie = Trie(NoMemory())
     chat = trie.append(trie.append(trie.root, [1, 2, 3]), [4, 5, 6])
 
     found = trie.match([1, 2, 3, 4, 9])
@@ -26,7 +25,7 @@ def test_match_stops_inside_the_edge_where_the_prompt_diverges() -> None:
 
 
 def test_two_branches_match_their_common_part_and_an_unrelated_prompt_nothing() -> None:
-    trie = Trie()
+    trie = Trie(NoMemory())
     head = trie.append(trie.root, [1, 2, 3])
     trie.append(head, [4, 5])
     trie.append(head, [6, 7])
@@ -37,7 +36,7 @@ def test_two_branches_match_their_common_part_and_an_unrelated_prompt_nothing() 
 
 
 def test_repeated_branching_at_three_then_two() -> None:
-    trie = Trie()
+    trie = Trie(NoMemory())
     tail = trie.append(trie.root, [1, 2, 3, 4])
     at_three = trie.split(tail, 3)
     trie.append(at_three, [9])
@@ -51,7 +50,7 @@ def test_repeated_branching_at_three_then_two() -> None:
 
 
 def test_remove_refuses_the_root_and_inner_nodes() -> None:
-    trie = Trie()
+    trie = Trie(NoMemory())
     head = trie.append(trie.root, [1, 2])
     leaf = trie.append(head, [3])
 
@@ -62,7 +61,7 @@ def test_remove_refuses_the_root_and_inner_nodes() -> None:
 
 
 def test_a_trie_of_100_000_nodes_is_walked_and_checked_without_recursion() -> None:
-    trie = Trie()
+    trie = Trie(NoMemory())
     node = trie.root
     for token in range(50_000):  # one deep path, with a leaf beside each node
         trie.append(node, [token, 7])
@@ -95,12 +94,19 @@ def test_packing_survives_a_round_trip() -> None:
     assert unpack(pack([0, 1, 2**31 - 1, 5])) == [0, 1, 2**31 - 1, 5]
 
 
+class PageMemory(FakeEngine):
+    """The fake engine as the memory of a trie, which has no disk to tell of restore points."""
+
+    def forget_point(self, point: Point) -> None:
+        pass
+
+
 class Held:
     """A trie over the fake engine with one node of eleven tokens, pages of 4 and a restore point with a state at 6."""
 
     def __init__(self) -> None:
         self.rows, self.near, self.state = full(0), window(1), recurrent(2)
-        self.engine = FakeEngine((self.rows, self.near, self.state))
+        self.engine = PageMemory((self.rows, self.near, self.state))
         self.trie = Trie(self.engine, page_tokens=4)
         self.tokens = list(range(10, 21))
         self.node = self.trie.append(self.trie.root, self.tokens)

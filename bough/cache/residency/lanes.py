@@ -1,0 +1,92 @@
+"""Lanes: which of them are busy, and what the idle ones still hold.
+
+An idle lane holds only what the tree holds too: it pins nothing, and is cleared first when memory is short.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bough.cache.residency.memory import SaltTrie
+from bough.cache.tree.node import Pin
+from bough.cache.tree.state import Lane
+from bough.errors import LanesBusy
+
+
+@dataclass(eq=False)
+class Slot:
+    """A lane, busy or idle. While it is idle, `tokens` and `salt` tell what it holds."""
+
+    lane: Lane
+    tokens: bytes = b""
+    salt: str = ""
+    is_busy: bool = False
+    last_used: float = float("-inf")
+
+    def clear(self) -> None:
+        """Empty the lane and give its memory back."""
+        self.tokens = b""  # first: what follows may fail
+        self.lane.clear()
+
+
+class Lanes:
+    """All lanes of one engine."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.slots = [Slot(lane) for lane in lanes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slot.lane.nbytes for slot in self.slots)
+
+    @property
+    def num_busy(self) -> int:
+        return sum(slot.is_busy for slot in self.slots)
+
+    def idle(self) -> list[Slot]:
+        """The lanes that can serve a request, least recently used first."""
+        return sorted((slot for slot in self.slots if not slot.is_busy), key=lambda slot: slot.last_used)
+
+    def require_idle(self) -> list[Slot]:
+        """The same; raises LanesBusy if there is none."""
+        slots = self.idle()
+        if not slots:
+            raise LanesBusy(len(self.slots))
+        return slots
+
+    def clear_idle(self) -> None:
+        for slot in self.idle():
+            slot.clear()
+
+    def clear_oldest_idle(self, spare: Slot | None) -> bool:
+        """Clear the idle lane that was used longest ago and holds memory; False if there is none but `spare`."""
+        slot = next((slot for slot in self.idle() if slot is not spare and slot.lane.nbytes), None)
+        if slot is None:
+            return False
+        slot.clear()
+        return True
+
+
+@dataclass(eq=False)
+class LiveSequence:
+    """What a busy lane holds: the tokens of its request so far, and the pin up to which the tree holds them too."""
+
+    slot: Slot
+    trie: SaltTrie
+    pin: Pin
+    tokens: array[int]
+
+    @property
+    def lane(self) -> Lane:
+        return self.slot.lane
+
+    @property
+    def offset(self) -> int:
+        """Tokens that the lane holds for certain."""
+        return len(self.tokens)
+
+    def packed(self, end: int | None = None) -> bytes:
+        """The first tokens, packed; all of them without an end."""
+        return self.tokens[:end].tobytes()
