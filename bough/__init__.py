@@ -5,6 +5,8 @@ with bough.load() as runner:
     print(answer.text, answer.usage.cached_tokens)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from bough.errors import (
     BoughError,
     DoesNotFit,
@@ -18,8 +20,10 @@ from bough.errors import (
     SettingsError,
     UnsupportedModel,
 )
-from bough.runner import Runner, load
 from bough.types import Chunk, Completion, SamplingParams, Timings, Usage
+
+if TYPE_CHECKING:
+    from bough.runner import Runner, load
 
 __all__ = [
     "BoughError",
@@ -41,3 +45,12 @@ __all__ = [
     "Usage",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the runner when somebody asks for it: `import bough.cache.tree` must not load a whole server's worth."""
+    if name in ("Runner", "load"):
+        from bough import runner
+
+        return getattr(runner, name)
+    raise AttributeError(f"module 'bough' has no attribute {name!r}")
