@@ -88,7 +88,7 @@ class FakeDisk:
         copy.is_saved = True
         return True
 
-    def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
+    def get(self, copy: Copy, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
         assert copy.is_saved and self.live.get(copy.address) is copy
         if self.fail_next == "read" or copy.address not in self.platter.files:
             self.fail_next = None

@@ -103,8 +103,8 @@ def _evict_s(num_nodes: int, evictions: int = 900) -> float:
     heads = [trie.append(trie.root, [number]) for number in range(num_nodes // 10)]
     for number in range(num_nodes - len(heads)):
         node = trie.append(heads[number % len(heads)], [number] * 16, now=chance.random())
-        trie.hold(node, trie.memory.take(Page(GROUP, 1, 16, None, 15)))
-        trie.hold(node, trie.memory.take(Page(GROUP, 16, 17, None, 1)))
+        trie.add_page(node, trie.memory.add(Page(GROUP, 1, 16, None, 15)))
+        trie.add_page(node, trie.memory.add(Page(GROUP, 16, 17, None, 1)))
         evictor.offer(trie, node)
     batches = []
     for _ in range(evictions // 100):

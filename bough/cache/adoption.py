@@ -27,7 +27,7 @@ from bough.types import Loading
 class Adoption:
     """A busy lane that stands in the tree, pinned; `matched` tokens of the prompt were found.
 
-    `is_branch`: the tree goes on otherwise from there than the prompt does.
+    `is_branch`: the tree continues from there with other tokens than the prompt.
     """
 
     sequence: LiveSequence
@@ -132,7 +132,7 @@ class Adopter:
                 raise room.refuse(slot.lane.bytes_for(total_tokens))
 
     def _plan_less(self, pin: Pin, live: Live, offset: int, shortage: int) -> tuple[list[Node], int, int]:
-        """The next best thing: the lane's own rows without the tree's, or less of the tree, by what was missing."""
+        """Plan again with less: the lane's own rows without the tree's, or less of the tree, by what was missing."""
         row_bytes = self._costs.row_bytes
         limit = offset - -(-shortage // row_bytes) if row_bytes and shortage else offset // 2
         path, matched = pin.node.path(), pin.offset
@@ -153,7 +153,7 @@ class Adopter:
         finally:
             pin.is_adopting = False
             for group in self._windows:
-                trie.let_window_go(pin.node, pin, group)
+                trie.release_window(pin.node, pin, group)
             self._evictor.offer(trie, pin.node)
 
 

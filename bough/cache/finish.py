@@ -1,6 +1,6 @@
 """Finishing: what follows when a session has ended, for the path that it used.
 
-Its nodes are touched, the duel of the policies hears of it, restore points that a later one replaces are marked or dropped,
+Its nodes are touched, the duel of the policies counts it, restore points that a later one replaces are marked or dropped,
 and nodes that were used together merge. Then the path is handed to the disk. Where there is a host tier, what lies there is
 promoted as far as there is room, and idle content is demoted before the device is full.
 """
@@ -74,7 +74,7 @@ class Finisher:
             self._residency.saver.save(trie, reached)
             self._residency.saver.save_split()
             self._demote_ahead()
-            trie.memory.prune()
+            trie.memory.drop_replaced()
             self._residency.expiry.expire()
         if not self._keeps_on_device:
             sequence.slot.clear()
@@ -82,13 +82,13 @@ class Finisher:
                 pass
 
     def _ask_duel(self, sequence: LiveSequence, prompt: bytes, salt: str, now: float) -> list[float]:
-        """Tell the duel of a request and evict by its winner; returns when each page of the request was used before."""
+        """Show the duel a request, and evict by its winner; returns when each page of the request was used before."""
         page_bytes = self._costs.row_bytes * self._page_tokens
         if self._room.budget_bytes is None or not page_bytes:
             return []
         capacity = max(0, self._residency.total_budget_bytes - self._residency.lanes.nbytes) // page_bytes
         before = self.duel.note(prompt, sequence.packed(), salt, now, capacity)
-        self._evictor.order.use(self._policy or self.duel.policy)
+        self._evictor.order.use_policy(self._policy or self.duel.policy)
         return before
 
     def _thin(self, trie: SaltTrie, path: Sequence[Node]) -> None:
@@ -123,7 +123,7 @@ class Finisher:
             return False
         while not self._is_low(page.nbytes):
             oldest = self._evictor.order.peek(Place.DEVICE)
-            if oldest is None or oldest.node.last_used >= node.last_used or not self._evictor.move_one_to_host():
+            if oldest is None or oldest.node.last_used >= node.last_used or not self._evictor.demote_one():
                 return False
         return True
 
@@ -136,12 +136,12 @@ class Finisher:
         """Demote idle content to the host before the device is full, so that the next request finds room."""
         if not self._memory.has_host or self._room.budget_bytes is None:
             return
-        while not self._is_low() and self._evictor.move_one_to_host():
+        while not self._is_low() and self._evictor.demote_one():
             pass
 
 
 def _note_earlier_use(path: Sequence[Node], before: Sequence[float], page_tokens: int) -> None:
-    """Tell nodes that are new when their first page was used before."""
+    """Set the earlier use of new nodes: when their first page was used before."""
     for node in path:
         if node.hits == 1:
             page = node.start // page_tokens
@@ -175,14 +175,14 @@ def _next_on_host(sequence: LiveSequence, tokens: bytes) -> tuple[Node, Page] | 
 
 
 def _take_from_lane(sequence: LiveSequence, node: Node, page: Page) -> bool:
-    """Put rows of the lane into the place of a page on the host; False if there is no memory for them after all."""
+    """Replace a page on the host by rows of the lane, on the device; False if there is no memory for them after all."""
     memory = sequence.trie.memory
     try:
-        fresh = memory.take(sequence.lane.publish(page.group, page.start, page.end))
+        fresh = memory.add(sequence.lane.publish(page.group, page.start, page.end))
     except (EngineError, MemoryError):
         return False
     memory.cancel_writes(page)  # they would read memory that is released here
     fresh.users, fresh.copies, page.copies = page.users, page.copies, {}
-    sequence.trie.exchange(node, page, fresh)
+    sequence.trie.replace(node, page, fresh)
     memory.release(page)
     return True

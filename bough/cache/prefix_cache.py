@@ -6,7 +6,7 @@ The session that it returns publishes what the lane computes and closes. One thr
 Always true between calls (`check` asserts it):
 - the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, tier by tier;
 - lanes and tree together stay within the device's budget, and the tree within the host's and the disk's;
-- what lies on disk alone has a copy there that was saved, and is there unless it was found damaged;
+- what lies on disk alone has a saved file there, unless that was found damaged;
 - only busy lanes pin anything, each exactly one node, at or before the lane's offset.
 """
 
@@ -165,16 +165,16 @@ class PrefixCache:
             self.residency.saver.save_all(trie)
         is_safe = disk.flush()
         for trie in tries:
-            trie.memory.prune()
-        return disk.flush() and is_safe  # now without what newer copies have replaced
+            trie.memory.drop_replaced()
+        return disk.flush() and is_safe  # the second time without files that newer ones replaced
 
     def detach_disk(self) -> None:
-        """Give all memory back, and know of no disk any more; what was written there stays there."""
+        """Release all memory, and forget the disk; what was written there stays there."""
         self.memory.detach_disk(self.forest.items())
         self.clear_memory()
 
     def close(self) -> None:
-        """Bring everything to disk and give all memory back. Only at the end, when no lane is busy."""
+        """Write everything to disk and release all memory. Only at the end, when no lane is busy."""
         disk = self.memory.disk
         if disk is not None:
             self.flush()

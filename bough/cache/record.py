@@ -44,7 +44,7 @@ class Capture:
         return self.kept, self.reason, self.offset
 
     def united(self, reason: Reason, *, kept: bool = False) -> Capture:
-        """This capture, asked for once more: the stronger reason stays."""
+        """This capture, asked for again: the stronger reason stays."""
         return Capture(self.offset, max(self.reason, reason), self.kept or kept)
 
 
@@ -58,7 +58,7 @@ class CaptureCosts:
         self.needs_points = bool(self._groups)
 
     def point_bytes(self, offset: int) -> int:
-        """What a restore point at `offset` costs at the most, beside the rows of full attention."""
+        """The most that a restore point at `offset` costs, beside the rows of full attention."""
         return sum(group.needed_bytes(offset) for group in self._groups)
 
     def total_bytes(self, offsets: Iterable[int]) -> int:
@@ -126,7 +126,7 @@ class Recorder:
         rows = (end - at) * self._costs.row_bytes
         while True:
             offsets = {capture.offset for capture in kept} | ({end} if self._costs.needs_points else set())
-            if self._room.make(rows + self._costs.total_bytes(offsets), spare=sequence.slot, trie=sequence.trie):
+            if self._room.make_room(rows + self._costs.total_bytes(offsets), spare=sequence.slot, trie=sequence.trie):
                 return end, kept
             if not kept or offsets == {end}:
                 return self._fit_less(sequence, at, end)
@@ -142,7 +142,7 @@ class Recorder:
         if not less or any(sequence.lane.first_row(group) > group.first_needed(less) for group in self._groups):
             return at, []
         needed_bytes = (less - at) * costs.row_bytes + costs.point_bytes(less)
-        if not self._room.make(needed_bytes, spare=sequence.slot, trie=sequence.trie):
+        if not self._room.make_room(needed_bytes, spare=sequence.slot, trie=sequence.trie):
             return at, []
         return less, [Capture(less, Reason.END)] if costs.needs_points else []
 
@@ -152,7 +152,9 @@ class Recorder:
         if start >= end:
             return
         nbytes = (end - start) * self._costs.row_bytes
-        pages = self._room.insist(lambda: self._publish(sequence, start, end), nbytes, sequence.slot)  # first: it may fail
+        pages = self._room.retry_after_eviction(
+            lambda: self._publish(sequence, start, end), nbytes, sequence.slot
+        )  # first: it may fail
         try:
             node = self._place(sequence, start, end)
         except BaseException:
@@ -160,7 +162,7 @@ class Recorder:
                 sequence.trie.memory.release(page)
             raise
         for page in pages:
-            sequence.trie.hold(node, page)
+            sequence.trie.add_page(node, page)
         self._room.hold(sequence.trie, sequence.pin, node, end)
 
     def _place(self, sequence: LiveSequence, start: int, end: int) -> Node:
@@ -181,7 +183,7 @@ class Recorder:
         try:
             for group in self._full_groups:
                 for low, high in page_ranges(start, end, self._page_tokens):
-                    pages.append(memory.take(sequence.lane.publish(group, low, high)))
+                    pages.append(memory.add(sequence.lane.publish(group, low, high)))
         except BaseException:
             for page in pages:
                 memory.release(page)
@@ -228,9 +230,9 @@ class Recorder:
         try:
             for group in self._groups:
                 if group.kind is Kind.RECURRENT and group not in point.states:
-                    point.states[group] = memory.take(lane.capture(group))
+                    point.states[group] = memory.add(lane.capture(group))
                 elif group.kind is Kind.WINDOW:
-                    trie.hold_window(node, point, group, lambda g, low, high: memory.take(lane.publish(g, low, high)))
+                    trie.hold_window(node, point, group, lambda g, low, high: memory.add(lane.publish(g, low, high)))
         except BaseException:
             if is_new:
                 trie.drop_point(node, point)
@@ -242,11 +244,11 @@ class Recorder:
         if not any(node.has_holes for node in sequence.pin.node.path()):
             return
         needed = sum((high - low) * group.bytes_per_token for _, group, low, high in self._holes(sequence))
-        if not self._room.make(needed, spare=sequence.slot, trie=sequence.trie):
+        if not self._room.make_room(needed, spare=sequence.slot, trie=sequence.trie):
             return
         trie, lane = sequence.trie, sequence.lane
         for node, group, low, high in self._holes(sequence):  # again: making room may have merged nodes
-            trie.hold(node, trie.memory.take(lane.publish(group, low, high)))
+            trie.add_page(node, trie.memory.add(lane.publish(group, low, high)))
         for node in sequence.pin.node.path():
             node.has_holes = any(
                 list(node.missing_between(group, node.start, node.end, self._page_tokens)) for group in self._full_groups

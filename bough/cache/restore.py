@@ -1,8 +1,8 @@
 """Restoring: the tree as an earlier run left it on disk, built again from the index alone.
 
-No page is read: all that was found lies on disk until somebody needs it. A page's address names the page border before it
-by a digest, so the index is walked from the root, border by border. First the edges are built, then what lies on them is
-hung there. What the walk does not reach, because something before it is gone, is dropped.
+No page is read: content stays on disk until a request needs it. A page's address names the page border before it by a
+digest, so the index is walked from the root, border by border. First the edges are built, then pages, states and restore
+points are attached to them. What the walk does not reach, because something before it is missing, is dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bough.cache.disk.rows import PointRecord
 from bough.cache.residency import Clock, Residency, SaltForest, SaltTrie
 from bough.cache.residency.evictor import Evictor
 from bough.cache.tree.address import Address, Copy
-from bough.cache.tree.node import Node, Noted, Pin, Point, Reason
+from bough.cache.tree.node import IndexedPoint, Node, Pin, Point, Reason
 from bough.cache.tree.state import Group, Kind, Page, Place, State
 from bough.cache.tree.tokens import common_prefix, cut, num_tokens
 
@@ -67,7 +67,7 @@ def _lies_at(address: Address, offset: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _PathPart:
     """Some borders that lie on one path, and a pin at the path's end."""
 
     pin: Pin
@@ -103,8 +103,8 @@ def _build_tries(disk: Disk, forest: SaltForest, groups: Sequence[Group], clock:
         roots[record.address.root][record.address.before].points.append(record)
     for root, borders in roots.items():
         trie = forest.make(root)
-        stretches = _Edges(disk, trie, borders).build()
-        _Hanging(disk, trie, groups, clock.offset).hang(stretches)
+        parts = _Edges(disk, trie, borders).build()
+        _Contents(disk, trie, groups, clock.offset).attach(parts)
         for border in borders.values():  # those that were not reached
             _drop_border(disk, border)
         yield trie
@@ -115,14 +115,14 @@ class _Edges:
 
     def __init__(self, disk: Disk, trie: SaltTrie, borders: dict[bytes, _Border]) -> None:
         self._disk, self._trie, self._borders = disk, trie, borders
-        self._stretches: list[_Stretch] = []
+        self._parts: list[_PathPart] = []
 
-    def build(self) -> list[_Stretch]:
+    def build(self) -> list[_PathPart]:
         pending = [(self._disk.digests(self._trie.root_id, b"")[0], _pin(self._trie.root, 0))]
         while pending:
             digest, pin = pending.pop()
             pending += self._follow(digest, pin)
-        return self._stretches
+        return self._parts
 
     def _follow(self, digest: bytes, pin: Pin) -> list[tuple[bytes, Pin]]:
         """Go on from a border while the path does not part; returns the borders after the blocks where it does."""
@@ -137,7 +137,7 @@ class _Edges:
             offset += num_tokens(tokens[-1])
             border = self._take(digest, offset)
         self._extend(pin, b"".join(tokens))
-        self._stretches.append(_Stretch(pin, run))
+        self._parts.append(_PathPart(pin, run))
         branches = blocks.items() if border is not None else ()
         return [self._branch(pin, digest, block, own) for block, own in branches]
 
@@ -154,7 +154,7 @@ class _Edges:
         """Place one of several blocks that follow a border, with what lies on it."""
         end = _pin(pin.node, pin.offset)
         self._extend(end, block)
-        self._stretches.append(_Stretch(end, [own]))
+        self._parts.append(_PathPart(end, [own]))
         return self._disk.keys.after(digest, block), _pin(end.node, end.offset)
 
     def _extend(self, pin: Pin, tokens: bytes) -> None:
@@ -198,8 +198,8 @@ def _drop_copy(disk: Disk, copy: Copy) -> None:
     disk.drop(copy)
 
 
-class _Hanging:
-    """Hangs copies and restore points on the edges of one trie."""
+class _Contents:
+    """Attaches files and restore points to the edges of one trie."""
 
     def __init__(self, disk: Disk, trie: SaltTrie, groups: Sequence[Group], clock_offset: float) -> None:
         self._disk, self._trie, self._memory = disk, trie, trie.memory
@@ -209,19 +209,19 @@ class _Hanging:
         self._broken: list[tuple[Node, Point]] = []  # restore points that something is missing of
         self._states: dict[tuple[Node, int], list[State]] = defaultdict(list)
 
-    def hang(self, stretches: list[_Stretch]) -> None:
-        """Hang everything; the pins of the stretches go."""
-        for stretch in stretches:
-            for border in stretch.borders:
+    def attach(self, parts: list[_PathPart]) -> None:
+        """Attach everything; the pins of the parts are removed."""
+        for part in parts:
+            for border in part.borders:
                 if len(border.copies) > 1:
                     border.copies.sort(key=lambda copy: copy.address.start - copy.address.end)  # the longest first
                 for copy in border.copies:
-                    self._hang(stretch, copy)
-        for stretch in stretches:
-            for border in stretch.borders:
+                    self._attach(part, copy)
+        for part in parts:
+            for border in part.borders:
                 for record in border.points:
-                    self._add_point(stretch, record)
-            stretch.pin.node.pins.discard(stretch.pin)
+                    self._add_point(part, record)
+            part.pin.node.pins.discard(part.pin)
         for node, point in self._broken:  # not before all are there: they may share window rows
             self._trie.drop_point(node, point)
         for states in self._states.values():
@@ -229,26 +229,26 @@ class _Hanging:
                 self._memory.release(state)  # of no restore point
         self._release_unused()
 
-    def _hang(self, stretch: _Stretch, copy: Copy) -> None:
+    def _attach(self, part: _PathPart, copy: Copy) -> None:
         address, group = copy.address, self._groups.get(copy.address.group)
         if group is not None and (address.start < address.end) == (group.kind is not Kind.RECURRENT):
-            node, used = stretch.node_of(address), self._clock_offset + copy.last_used
+            node, used = part.node_of(address), self._clock_offset + copy.last_used
             if group.kind is Kind.RECURRENT:
-                self._hang_state(node, group, copy, used)
+                self._attach_state(node, group, copy, used)
             else:
-                self._hang_rows(node, group, copy, used)
+                self._attach_rows(node, group, copy, used)
         if copy.num_users:
-            self._memory.found(copy)
+            self._memory.count_file(copy)
         else:
             _drop_copy(self._disk, copy)
 
-    def _hang_state(self, node: Node, group: Group, copy: Copy, used: float) -> None:
+    def _attach_state(self, node: Node, group: Group, copy: Copy, used: float) -> None:
         offset = copy.address.end
         self._states[node, offset].append(State(group, offset, None, 0, Place.DISK, {copy: (offset, offset)}))
         copy.num_users = 1
         node.last_used = max(node.last_used, used)
 
-    def _hang_rows(self, node: Node, group: Group, copy: Copy, used: float) -> None:
+    def _attach_rows(self, node: Node, group: Group, copy: Copy, used: float) -> None:
         """Make pages of the rows that no longer copy holds already, in every node that they lie in."""
         start, end = copy.address.start, copy.address.end
         at: Node | None = node
@@ -266,13 +266,13 @@ class _Hanging:
                 at.last_used = used
             end, at = low, at.parent
 
-    def _add_point(self, stretch: _Stretch, record: PointRecord) -> None:
+    def _add_point(self, part: _PathPart, record: PointRecord) -> None:
         """Make a restore point again, if all that it needs is here."""
         address = record.address
-        node = stretch.node_of(address)
+        node = part.node_of(address)
         point = self._trie.add_point(node, address.end, Reason(record.reason), kept=record.is_kept)
         point.superseded = record.is_superseded
-        point.noted = Noted(address, point.reason, point.kept, point.superseded, record.last_used)
+        point.indexed = IndexedPoint(address, point.reason, point.kept, point.superseded, record.last_used)
         point.states = {state.group: state for state in self._states.pop((node, address.end), [])}
         for group in self._groups.values():
             if group.kind is Kind.WINDOW:

@@ -66,8 +66,8 @@ class Reuse(Protocol):
 class SessionContext:
     """What all sessions of a cache share.
 
-    Prompts beyond `reuse_limit` tokens are computed whole, and nothing beyond it is recorded. Restore points on the way
-    through a long prompt are `point_spacing` tokens apart.
+    Prompts beyond `reuse_limit` tokens are computed whole, and nothing beyond it is recorded. Restore points inside a
+    long prompt are `point_spacing` tokens apart.
     """
 
     groups: Sequence[Group]
@@ -85,7 +85,7 @@ class SessionContext:
 
 
 class Session:
-    """A request on its way: prompt tokens to feed, a lane to feed them to, and captures to take on the way."""
+    """One running request: prompt tokens to feed, a lane to feed them to, and restore points to capture."""
 
     def __init__(self, context: SessionContext, adoption: Adoption, prompt: bytes, salt: str, *, stores: bool) -> None:
         self.sequence = adoption.sequence
@@ -180,7 +180,7 @@ class Session:
         self._context.recorder.record(self.sequence, end, due)
 
     def restart(self) -> None:
-        """Publish what the lane holds, then let it start anew; what it holds from now on is not recorded."""
+        """Publish what the lane holds, then start the lane again at 0; from now on nothing is recorded."""
         self.publish()
         self.stores = False
         self.sequence.tokens = array("i")
@@ -191,7 +191,7 @@ class Session:
         return self._context.residency.room.reserve(self.sequence.slot, total_tokens)
 
     def note_prefill(self, seconds: float) -> None:
-        """Learn from the time that computing the rest of the prompt took, up to its first token."""
+        """Learn the rate of computing: the rest of the prompt, up to the first token, took so many seconds."""
         self._context.residency.loader.rates.note_prefill(self.cached, self.prompt_tokens, seconds)
 
     def close(self) -> None:

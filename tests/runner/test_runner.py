@@ -229,7 +229,7 @@ def test_a_seed_gives_the_same_text_and_another_choice_another(llama: Runner) ->
 def test_settings_reach_the_runner(folders: Path) -> None:
     with load("llama", folders, lanes=2, context=100, dtype="bfloat16") as runner:
         assert isinstance(runner.settings, Settings)
-        assert len(runner.prefix_cache.slots) == 2
+        assert len(runner.prefix_cache.lanes.slots) == 2
         assert runner.engine.context_tokens == 100
         assert runner.engine.describe()["dtype"] == "bfloat16"
 

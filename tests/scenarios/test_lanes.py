@@ -209,7 +209,7 @@ def test_a_lost_page_is_a_miss_and_is_filled_again(model: str) -> None:
     for node in list(trie.walk()):
         for group, pages in node.pages.items():
             if group.kind.value == "full":
-                trie.lose(node, pages[1])
+                trie.drop_page(node, pages[1])
     w.cache.lanes.slots[0].clear()
     w.check()
 

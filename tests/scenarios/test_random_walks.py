@@ -162,7 +162,7 @@ class CacheMachine(RuleBasedStateMachine):
         ]
         if places:
             trie, node, page = places[pick % len(places)]
-            trie.lose(node, page)
+            trie.drop_page(node, page)
 
     @rule()
     def clear(self) -> None:

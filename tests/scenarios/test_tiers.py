@@ -183,9 +183,9 @@ def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
 
 def test_loading_stops_when_it_turns_out_slower_than_computing() -> None:
     class SlowDisk(FakeDisk):
-        def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
+        def get(self, copy: Copy, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
             now[0] += 1.0
-            if not goes_on():
+            if not keep_reading():
                 raise DiskSlow(10)
             return super().get(copy)
 

@@ -29,7 +29,7 @@ from bough.cache.admin.manifest import (
 from bough.cache.disk import files
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskError, DiskMiss
-from bough.cache.disk.folder import translated
+from bough.cache.disk.folder import translate_errors
 from bough.cache.disk.rows import PointRecord, clamp_time
 from bough.cache.tree.address import POINT, Copy
 
@@ -96,7 +96,7 @@ def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
 
 
 def import_tree(disk: Disk, file: Path, salt: str = "") -> Imported:
-    """Add what an archive holds to a disk, under this salt, as far as there is room; used by nobody yet.
+    """Add what an archive holds to a disk, under this salt, as far as there is room; no lane or page uses it yet.
 
     Raises DiskError if the archive is of another model, fingerprint, format or page size; then nothing was added.
     """
@@ -211,7 +211,7 @@ def _export_item(disk: Disk, number: int, copy: Copy, write: Callable[..., None]
 def _written(file: Path) -> Iterator[Callable[..., None]]:
     """Give a function that adds a member to a new archive, which gets its name when all is written."""
     temporary = file.with_name(f".{file.name}.tmp")
-    with translated(file):
+    with translate_errors(file):
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
@@ -232,7 +232,7 @@ def _add_member(archive: tarfile.TarFile, name: str, parts: Sequence[bytes]) -> 
 
 
 class _Reader:
-    """The members of an archive, one after another: plain files alone, nothing that a header claims is believed.
+    """The members of an archive, one after another: plain files alone, and every claim of a header is checked.
 
     The library's own reader takes long names and other extensions into memory, however long they say they are.
     """
@@ -263,7 +263,7 @@ class _Reader:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[_Reader]:
-    with translated(file):
+    with translate_errors(file):
         try:
             with file.open("rb") as stream:
                 yield _Reader(stream)

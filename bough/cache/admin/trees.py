@@ -17,8 +17,18 @@ from pathlib import Path
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskBusy, DiskError, DiskMiss
 from bough.cache.disk.files import PAGES, PageFiles
-from bough.cache.disk.folder import CONTENT, SECRET, SET_ASIDE, read_secret, translated
-from bough.cache.disk.index import FORMAT, INDEX, Changes, Identity, Index, Unfit, index_bytes, look, read_meta
+from bough.cache.disk.folder import CONTENT, SECRET, SET_ASIDE, read_secret, translate_errors
+from bough.cache.disk.index import (
+    FORMAT,
+    INDEX,
+    Changes,
+    Identity,
+    Index,
+    UnusableIndex,
+    index_bytes,
+    open_read_only,
+    read_meta,
+)
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.lock import LOCK, FolderLock, owner_pid
 from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS
@@ -61,7 +71,7 @@ class Verified:
 
 def list_trees(folder: Path) -> list[TreeInfo]:
     """Every tree below a folder, also those that cannot be used, by name."""
-    with translated(folder):
+    with translate_errors(folder):
         children = sorted(folder.iterdir()) if folder.is_dir() else []
         return [_inspect(child) for child in children if (child / INDEX).exists() or (child / SECRET).exists()]
 
@@ -90,7 +100,7 @@ def open_tree(
 
 def remove_tree(folder: Path) -> int:
     """Delete a tree for good and return the bytes that were freed; what else lies in its folder stays."""
-    with translated(folder), FolderLock(folder):
+    with translate_errors(folder), FolderLock(folder):
         content = [folder / name for name in CONTENT if (folder / name).exists()]
         freed_bytes = sum(map(_files_bytes, content))
         for entry in content:
@@ -122,12 +132,12 @@ def make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
 
 def verify_tree(folder: Path, on_file: Callable[[int], None] = lambda nbytes: None, repair: bool = False) -> Verified:
     """Read and check every file of a tree; `on_file` hears the size of each. With `repair`, what is damaged is removed."""
-    with translated(folder), FolderLock(folder):
+    with translate_errors(folder), FolderLock(folder):
         try:
-            with look(folder) as connection:
+            with open_read_only(folder) as connection:
                 identity = _read_identity(folder, read_meta(connection))
             index = Index.open(folder / INDEX, identity)
-        except (Unfit, sqlite3.DatabaseError) as error:
+        except (UnusableIndex, sqlite3.DatabaseError) as error:
             return Verified(0, 0, (f"index: {error}",), 0)
         with contextlib.closing(index):
             return _Verifying(folder, index).run(on_file, repair)
@@ -149,7 +159,7 @@ class _Verifying:
         broken = [f"index: {problem}" for problem in self._index.problems()]
         try:
             content = self._index.read(self._keys, now)
-        except Unfit as error:
+        except UnusableIndex as error:
             return Verified(0, 0, (*broken, f"index: {error}"), 0)
         copies = content.copies
         problems = broken + [f"index: {row}" for row in content.bad_rows]
@@ -160,7 +170,7 @@ class _Verifying:
             on_file(copy.nbytes)
         orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in copies]
         if repair:
-            self._index.mend(content.bad_rows, now)
+            self._index.remove_bad_rows(content.bad_rows, now)
             self._index.apply(Changes(removed=list(damaged)))
             for file in (*orphans, *map(self._files.path, damaged)):
                 file.unlink(missing_ok=True)
@@ -182,12 +192,12 @@ def _inspect(folder: Path) -> TreeInfo:
     tree = TreeInfo(folder.name, folder, index_bytes=index_bytes(folder), owner_pid=owner_pid(folder))
     try:
         if not (folder / INDEX).exists():
-            raise Unfit("it has no index")
-        with look(folder) as connection:
+            raise UnusableIndex("it has no index")
+        with open_read_only(folder) as connection:
             meta = read_meta(connection)
             tree = _count(_describe(tree, meta), connection)
         problem = "" if meta.get("format") == str(FORMAT) else f"it has format {meta.get('format')}, and {FORMAT} is wanted"
-    except (sqlite3.Error, Unfit, OSError, ValueError) as error:
+    except (sqlite3.Error, UnusableIndex, OSError, ValueError) as error:
         tree, problem = replace(tree, nbytes=_files_bytes(folder / PAGES)), f"it cannot be read: {error}"
     if tree.is_set_aside:
         problem = "it was set aside" + (f"; {problem}" if problem else "")
@@ -204,10 +214,10 @@ def _describe(tree: TreeInfo, meta: dict[str, str]) -> TreeInfo:
 
 
 def _read_page_tokens(meta: dict[str, str]) -> int:
-    """The page size that an index says it has; raises Unfit if it is none."""
+    """The page size that an index says it has; raises UnusableIndex if it is none."""
     text = meta.get("page_tokens", "")
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MAX_PAGE_TOKENS):
-        raise Unfit(f"its page_tokens is {text[:40]!r}")
+        raise UnusableIndex(f"its page_tokens is {text[:40]!r}")
     return int(text)
 
 
@@ -239,9 +249,9 @@ def _count_used(connection: sqlite3.Connection, table: str) -> tuple[int, float]
 def _read_identity(folder: Path, meta: dict[str, str]) -> Identity:
     secret = read_secret(folder)
     if secret is None:
-        raise Unfit("its secret is missing")
+        raise UnusableIndex("its secret is missing")
     if meta.get("format") != str(FORMAT):
-        raise Unfit(f"it has format {meta.get('format')}, and {FORMAT} is wanted")
+        raise UnusableIndex(f"it has format {meta.get('format')}, and {FORMAT} is wanted")
     page_tokens, fingerprint = _read_page_tokens(meta), meta.get("fingerprint", "")
     return Identity(fingerprint, meta.get("model", ""), page_tokens, Keys(secret, fingerprint, page_tokens).proof())
 

@@ -1,4 +1,4 @@
-"""What people do to the tree from outside: keep a prefix, forget a salt, take up what came to the disk by another way."""
+"""Changes to the tree from outside: keep a prefix, forget a salt, take up what an import added to the disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keep(cache: PrefixCache, ids: Sequence[int] | bytes, kept: bool, salt: str =
     found = trie.match(packed)
     point = found.node.points.get(end) if found.length == end else None
     if kept and cache.count_reusable([*unpack(packed), 0], salt) < end:
-        return False  # something on the way was lost
+        return False  # something on the path was lost
     if point is None and kept and found.length == end > 0 and not cache.costs.needs_points:
         point = trie.add_point(found.node, end, Reason.END)
     if point is None:

@@ -1,7 +1,7 @@
 """The tree as people and programs see it: plain data, taken at one moment.
 
 Taking a view costs little for each node, because it holds up the engine. Texts and ids are made of the packed tokens when
-somebody reads them, in any thread: decoding a whole tree takes seconds.
+they are read, in any thread: decoding a whole tree takes seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bough.cache.tree.tokens import cut, unpack
 Decode = Callable[[Sequence[int]], str]
 
 MOST_BRANCHES = 16
-"""So many ways in which the tree goes on are shown at the most: a node may have as many as there are tokens."""
+"""The most continuations of the tree that are shown: a node may have as many children as there are tokens."""
 
 _NOT_PLAIN = ("edge", "decode", "children")
 
@@ -135,7 +135,7 @@ def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None =
 
 
 def _name(salt: str, trie: SaltTrie) -> str:
-    """The salt; of a root that was found on disk, and whose salt nobody has told yet, what stands for it there."""
+    """The salt; for a root that was found on disk, and whose salt is not known yet, its id there."""
     return salt if salt == trie.salt else f"(on disk {trie.root_id.hex()[:8]})"
 
 

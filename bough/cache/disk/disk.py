@@ -1,4 +1,4 @@
-"""The disk place: pages and states of one model in files, found again after a restart.
+"""The disk tier: pages and states of one model in files, found again after a restart.
 
 A `Disk` owns one folder. One thread, the engine's, calls it; a second one, the writer, does all the writing. Nothing here
 raises because of a failing disk but `open`, `clear` and, as a miss, `get`.
@@ -17,7 +17,7 @@ from types import TracebackType
 from bough.cache.disk import files
 from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
 from bough.cache.disk.files import Buffer
-from bough.cache.disk.folder import Opened, open_folder, translated
+from bough.cache.disk.folder import Opened, open_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
 from bough.cache.disk.ledger import Counts, Ledger
 from bough.cache.disk.rows import PointRecord
@@ -84,7 +84,7 @@ class Disk:
         clock: Callable[[], float] = time.time,
         warn: Callable[[str], None] = log.warning,
     ) -> Disk:
-        """Take a folder and read its index. Raises DiskBusy if somebody has it, DiskError if the system fails.
+        """Take a folder and read its index. Raises DiskBusy if another owner has it, DiskError if the system fails.
 
         Content that is damaged, or of another fingerprint, format or page size, is moved to a folder beside it.
         """
@@ -100,10 +100,10 @@ class Disk:
         )
 
     def close(self) -> None:
-        """Save what is queued, stop the writer and let go of the folder. A second call does nothing.
+        """Save what is queued, stop the writer and release the folder. A second call does nothing.
 
-        In a forked child the writer, the index and the lock are the parent's, and so may be whatever lock a thread of it
-        held: nothing of them is touched, and nothing is saved.
+        In a forked child the writer, the index and the lock belong to the parent, and any lock of a thread may be held for
+        ever: nothing of them is touched, and nothing is saved.
         """
         if self._is_closed:
             return
@@ -114,7 +114,7 @@ class Disk:
         if not self._writer.stop():
             self._warnings.say("close", f"{self.folder}: the thread that writes does not end; what it had left is lost")
             return
-        self._ledger.refuse(math.inf)
+        self._ledger.back_off(math.inf)
         try:
             self._opened.index.checkpoint()
         except sqlite3.Error as error:
@@ -177,11 +177,11 @@ class Disk:
 
     def save(self, copy: Copy) -> bool:
         """Make a pending copy safe now, ahead of all else, and wait a few seconds for it; False if that failed."""
-        self._ledger.hurry(copy)
+        self._ledger.prioritize(copy)
         self._writer.wait_for(lambda: self._ledger.is_settled(copy), SAVE_WITHIN_S)
         return copy.is_saved
 
-    def get(self, copy: Copy, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
+    def get(self, copy: Copy, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
         """The content of a copy, after everything about its file was checked. Raises DiskSlow if it is not to go on.
 
         Raises DiskMiss if it is not what it should be: then the copy is dropped, whoever uses it. The content of a pending
@@ -192,11 +192,11 @@ class Disk:
         try:
             if not (copy.is_saved or self.save(copy)):
                 raise DiskMiss(MISSING, "it was never written")
-            content = self._opened.files.read(self.keys.name(copy.address), copy.address, goes_on)
+            content = self._opened.files.read(self.keys.name(copy.address), copy.address, keep_reading)
             if (size := self._opened.files.size(copy.address, len(content))) != copy.nbytes:
                 raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {copy.nbytes}")
         except DiskMiss as miss:
-            self._ledger.lose(copy, miss.reason)
+            self._ledger.mark_lost(copy, miss.reason)
             self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
             raise
         self.counts.loaded += 1
@@ -237,7 +237,7 @@ class Disk:
 
         No token of it remains in index or log. Copies that somebody still refers to have failed.
         """
-        with translated(self.folder):
+        with translate_errors(self.folder):
             self._writer.clear(root)
 
     def has_room(self, nbytes: int) -> bool:
@@ -250,8 +250,8 @@ class Disk:
 
     @property
     def can_write(self) -> bool:
-        """Whether writes are taken; not while writing rests after a failure."""
-        return self._writer.is_alive and not self._ledger.is_refusing
+        """Whether writes are taken; not while the disk backs off after a failure."""
+        return self._writer.is_alive and not self._ledger.is_backing_off
 
     @property
     def is_failing(self) -> bool:
@@ -292,7 +292,7 @@ class Disk:
         self._ledger.check()
 
     def _pending_content(self, copy: Copy) -> bytearray | None:
-        write = self._ledger.write_of(copy)
+        write = self._ledger.find_write(copy)
         if write is None:
             return None
         try:

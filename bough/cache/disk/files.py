@@ -26,7 +26,7 @@ from bough.cache.tree.address import Address
 MAGIC = b"BOUGHPG1"
 PAGES, TEMPORARY = "pages", "tmp"
 MAX_HEADER_BYTES = 2**24
-BITE_BYTES = 2 * 2**20  # read at a time; in between the reader may lose patience
+READ_BYTES = 2 * 2**20  # read at a time; in between the reader may lose patience
 
 Buffer = bytes | bytearray | memoryview
 
@@ -92,7 +92,7 @@ class PageFiles:
             sync_folder(folder)
         self._unsynced.clear()
 
-    def read(self, name: bytes, address: Address, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
+    def read(self, name: bytes, address: Address, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
         """The payload, after everything about the file was checked; raises DiskMiss, or DiskSlow if it is not to go on."""
         file = self.path(name)
         try:
@@ -102,7 +102,7 @@ class PageFiles:
         except OSError as error:
             raise DiskMiss(UNREADABLE, str(error)) from None
         try:
-            return self._read_payload(descriptor, address, goes_on)
+            return self._read_payload(descriptor, address, keep_reading)
         except OSError as error:
             raise DiskMiss(UNREADABLE, f"{file}: {error}") from None
         except DiskMiss as miss:
@@ -131,7 +131,7 @@ class PageFiles:
         finally:
             os.close(descriptor)
 
-    def _read_payload(self, descriptor: int, address: Address, goes_on: Callable[[], bool]) -> bytearray:
+    def _read_payload(self, descriptor: int, address: Address, keep_reading: Callable[[], bool]) -> bytearray:
         size = os.fstat(descriptor).st_size
         prefix = _read_exactly(descriptor, _PREFIX.size)
         magic, header_bytes, header_crc = _PREFIX.unpack(prefix)
@@ -148,19 +148,19 @@ class PageFiles:
         expected = _PREFIX.size + header_bytes + payload_bytes
         if size != expected:
             raise DiskMiss(TRUNCATED if size < expected else DAMAGED, f"{size} of {expected} bytes")
-        payload = _read_exactly(descriptor, payload_bytes, goes_on)
+        payload = _read_exactly(descriptor, payload_bytes, keep_reading)
         if crc32(payload) != payload_crc:
             raise DiskMiss(DAMAGED, "the checksum of its payload is wrong")
         return payload
 
 
-def _read_exactly(descriptor: int, num_bytes: int, goes_on: Callable[[], bool] = lambda: True) -> bytearray:
+def _read_exactly(descriptor: int, num_bytes: int, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
     content = bytearray(num_bytes)
     view, done = memoryview(content), 0
     while done < num_bytes:
-        if done and not goes_on():
+        if done and not keep_reading():
             raise DiskSlow(done)
-        if not (count := read_into(descriptor, view[done : done + BITE_BYTES])):
+        if not (count := read_into(descriptor, view[done : done + READ_BYTES])):
             raise DiskMiss(TRUNCATED, f"it ends {num_bytes - done} bytes early")
         done += count
     return content

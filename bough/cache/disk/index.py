@@ -41,7 +41,7 @@ _FAILURES = {  # of the system, not of the index: moving the index away would no
     getattr(sqlite3, f"SQLITE_{name}") for name in ("PERM", "BUSY", "LOCKED", "NOMEM", "READONLY", "FULL", "CANTOPEN")
 }
 
-_UNFIT_VALUES = (  # raised for a value that the index cannot hold, whenever it is tried
+_BAD_VALUES = (  # raised for a value that the index cannot hold, whenever it is tried
     sqlite3.IntegrityError,
     sqlite3.DataError,
     sqlite3.InterfaceError,
@@ -66,13 +66,13 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-class Unfit(Exception):
+class UnusableIndex(Exception):
     """The index is damaged, or of another format, model or secret: it must not be used as it is."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What an index must agree on with whoever opens it (`model` is only a name, for people)."""
+    """What an index and its user must agree on. `model` is only a name, for people."""
 
     fingerprint: str
     model: str
@@ -103,10 +103,10 @@ class Index:
 
     @classmethod
     def open(cls, file: Path, identity: Identity) -> Index:
-        """Open or begin an index; raises Unfit if it must not be used, sqlite3.Error or OSError if the system fails."""
+        """Open or begin an index. Raises UnusableIndex, or sqlite3.Error or OSError if the system fails."""
         index = cls(file, identity, _connect(file))
         try:
-            with _unfit_if_damaged():
+            with _unusable_if_damaged():
                 index._prepare()
         except BaseException:
             index._connection.close()
@@ -118,8 +118,8 @@ class Index:
         return index_bytes(self.file.parent)
 
     def read(self, keys: Keys, now: float) -> Content:
-        """Everything in the index, checked row by row; raises Unfit if it cannot be read at all."""
-        with _unfit_if_damaged(), without_gc():
+        """Everything in the index, checked row by row; raises UnusableIndex if it cannot be read at all."""
+        with _unusable_if_damaged(), without_gc():
             return read_content(self._connection, keys, now)
 
     def apply(self, changes: Changes) -> Rejected:
@@ -131,7 +131,7 @@ class Index:
             with self._transaction() as connection:
                 for _, make in _changes_of(changes):
                     make(connection)
-        except _UNFIT_VALUES:
+        except _BAD_VALUES:
             return self._apply_singly(changes)
         return {}
 
@@ -142,13 +142,13 @@ class Index:
                 connection.execute("SAVEPOINT change")
                 try:
                     make(connection)
-                except _UNFIT_VALUES as error:
+                except _BAD_VALUES as error:
                     connection.execute("ROLLBACK TO change")
                     rejected[name] = str(error)
                 connection.execute("RELEASE change")
         return rejected
 
-    def mend(self, rows: Iterable[BadRow], now: float) -> None:
+    def remove_bad_rows(self, rows: Iterable[BadRow], now: float) -> None:
         """Remove rows that make no sense, and write `now` for every later use; raises sqlite3.Error."""
         with self._transaction() as connection:
             for row in rows:
@@ -206,7 +206,7 @@ class Index:
         found = read_meta(self._connection)
         for key, value in wanted.items():
             if found.get(key) != value:
-                raise Unfit(f"its {key} is {found.get(key)!r}, and {value!r} is wanted")
+                raise UnusableIndex(f"its {key} is {found.get(key)!r}, and {value!r} is wanted")
         if found.get("model") != identity.model:
             with self._transaction() as connection:
                 connection.execute("INSERT OR REPLACE INTO meta VALUES ('model', ?)", (identity.model,))
@@ -233,10 +233,10 @@ class Index:
 
 
 @contextlib.contextmanager
-def look(folder: Path) -> Iterator[sqlite3.Connection]:
+def open_read_only(folder: Path) -> Iterator[sqlite3.Connection]:
     """A connection that only reads and takes no lock of ours, while an owner may be writing; raises sqlite3.Error.
 
-    Without a log nobody is writing, and the file can be read as it is; otherwise the log is read as well. Then SQLite keeps
+    Without a log no process is writing, and the file can be read as it is. Otherwise the log is read too. Then SQLite keeps
     its memory of the log beside it, as for any reader: after a power failure that may be gone, and the log be torn.
     """
     log = folder / f"{INDEX}-wal"
@@ -250,9 +250,9 @@ def look(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
-    """What the index says of itself; raises Unfit if it is not one of ours."""
+    """What the index says of itself; raises UnusableIndex if it is not one of ours."""
     if _scalar(connection, "PRAGMA application_id") != APPLICATION_ID:
-        raise Unfit("it was not written by Bough")
+        raise UnusableIndex("it was not written by Bough")
     return {str(key): str(value) for key, value in connection.execute("SELECT key, value FROM meta")}
 
 
@@ -283,13 +283,13 @@ def _read_text(value: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _unfit_if_damaged() -> Iterator[None]:
+def _unusable_if_damaged() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
         if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _FAILURES:
             raise
-        raise Unfit(f"SQLite says: {error}") from error
+        raise UnusableIndex(f"SQLite says: {error}") from error
 
 
 def _scalar(connection: sqlite3.Connection, query: str) -> int:

@@ -1,7 +1,7 @@
 """The keyed hashes of a store: what stands for a salt, for a prefix, and for a file.
 
-All are keyed with the store's own secret, so that whoever reads names and index of one store can neither test a guessed
-salt nor compare it with another store.
+All are keyed with the store's own secret, so that a reader of the names and the index of one store can neither test a
+guessed salt nor compare it with another store.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The ledger: which copies are live, which of them wait to be written, and which wait to be deleted.
+"""The ledger: which files are live, which of them wait to be written, and which wait to be deleted.
 
-The engine's thread and the writer both use it, each under `changed`. A copy is live from `put` (or from the start, for
-those that the index knew) until nobody uses it or it turns out to be lost.
+The engine's thread and the writer both use it, each under `changed`. A file is live from `put` (or from the start, for
+those that the index knew) until it has no user, or is found to be lost.
 
 Always true between calls (`check` asserts it):
 - every pending write is of a live copy, and a live copy that is neither saved nor pending is being indexed just now;
-- a name that is both live and dying is of a lost copy and of one that is to be written in its place;
+- a name that is both live and deleting is of a lost copy and of one that is to be written in its place;
 - `claimed_bytes` is what all live copies take, `pending_bytes` what the pending ones among them will take.
 """
 
@@ -53,8 +53,8 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What one batch comes to: a transaction, the files that go after it, and how to take it back if it fails."""
+class Batch:
+    """One batch: a transaction, the files that are deleted after it, and what is needed to roll it back."""
 
     changes: Changes
     saved: Sequence[Write]
@@ -72,11 +72,11 @@ class Ledger:
         self.live = copies
         self.points = points
         self.pending: dict[bytes, Write] = {}
-        self.dying: dict[bytes, Copy] = {}
+        self.deleting: dict[bytes, Copy] = {}
         self.claimed_bytes = sum(copy.nbytes for copy in copies.values())
         self.pending_bytes = 0
         self.leaving_bytes = 0
-        self.refused_until = 0.0
+        self.back_off_until = 0.0
         self.touched_at = 0.0
         self._keys = keys
         self._queue: deque[Write] = deque()
@@ -85,14 +85,14 @@ class Ledger:
         self._changed_points: dict[bytes, PointRecord | None] = {}
 
     @property
-    def is_refusing(self) -> bool:
-        """Whether writing rests after a failure."""
-        return time.monotonic() < self.refused_until
+    def is_backing_off(self) -> bool:
+        """Whether no writes are taken, after a failure."""
+        return time.monotonic() < self.back_off_until
 
     @property
     def has_work(self) -> bool:
         """Whether anything but recency waits for the writer."""
-        return bool(self.pending or self.dying or self._changed_points)
+        return bool(self.pending or self.deleting or self._changed_points)
 
     @property
     def has_touched(self) -> bool:
@@ -107,7 +107,7 @@ class Ledger:
                 known.num_users += copy.num_users
                 known.last_used = max(known.last_used, copy.last_used)
                 return known
-            if self.is_refusing:
+            if self.is_backing_off:
                 copy.has_failed = True
                 return copy
             write = Write(name, copy, read)
@@ -127,8 +127,8 @@ class Ledger:
                 self.counts.dropped += 1
                 self.changed.notify_all()
 
-    def lose(self, copy: Copy, reason: str) -> None:
-        """Give up a copy whose file is not what it should be, whoever uses it."""
+    def mark_lost(self, copy: Copy, reason: str) -> None:
+        """Drop a file that is not what it should be, whatever uses it."""
         with self.changed:
             self.counts.misses[reason] += 1
             copy.is_saved, copy.has_failed = False, True
@@ -136,7 +136,7 @@ class Ledger:
             self.changed.notify_all()
 
     def expire(self, before: float) -> None:
-        """Let every copy and point die that was last used before this time."""
+        """Drop every file and point that was last used before this time."""
         with self.changed:
             for copy in [copy for copy in self.live.values() if copy.last_used < before]:
                 self._forget(copy)
@@ -173,16 +173,16 @@ class Ledger:
         """Whether nothing more happens to a copy by itself."""
         return copy.is_saved or copy.has_failed or not self.is_live(copy)
 
-    def write_of(self, copy: Copy) -> Write | None:
+    def find_write(self, copy: Copy) -> Write | None:
         """The pending write of a copy, if there is one."""
         with self.changed:
             write = self.pending.get(self._keys.name(copy.address))
             return write if write is not None and write.copy is copy else None
 
-    def hurry(self, copy: Copy) -> None:
-        """Put a pending copy ahead of all else."""
+    def prioritize(self, copy: Copy) -> None:
+        """Write a pending file before all others."""
         with self.changed:
-            if (write := self.write_of(copy)) is not None and not write.is_urgent:
+            if (write := self.find_write(copy)) is not None and not write.is_urgent:
                 write.is_urgent = True
                 self._urgent.append(write)
                 self.changed.notify_all()
@@ -199,7 +199,7 @@ class Ledger:
             return None
 
     def fail(self, writes: Iterable[Write]) -> None:
-        """Give up writes that cannot be made; whoever uses their copies sees `has_failed`."""
+        """Give up writes that cannot be made; users of their files see `has_failed`."""
         with self.changed:
             for write in writes:
                 write.copy.has_failed = True
@@ -207,13 +207,13 @@ class Ledger:
                     self._forget(write.copy)
             self.changed.notify_all()
 
-    def refuse(self, seconds: float) -> None:
-        """Take no writes for a while, and give up those that wait."""
+    def back_off(self, seconds: float) -> None:
+        """Take no writes for so long, and give up those that wait."""
         with self.changed:
-            self.refused_until = time.monotonic() + seconds
+            self.back_off_until = time.monotonic() + seconds
             self.fail(list(self.pending.values()))
 
-    def settle(self, written: Sequence[Write]) -> Settled:
+    def make_batch(self, written: Sequence[Write]) -> Batch:
         """Decide what the next transaction does, now that the files of these writes are safe."""
         with self.changed:
             saved = [write for write in written if self.pending.get(write.name) is write]
@@ -222,22 +222,22 @@ class Ledger:
             for write in saved:
                 del self.pending[write.name]
                 self.pending_bytes -= write.copy.nbytes
-            removed, self.dying = self.dying, {}
+            removed, self.deleting = self.deleting, {}
             touched, self._touched = self._touched, {}
             points, self._changed_points = self._changed_points, {}
             saved_rows = [(write.name, write.copy) for write in saved if self.live.get(write.name) is write.copy]
             used = [(self._keys.name(copy.address), copy.last_used) for copy in touched]
             changes = Changes(list(removed), saved_rows, points, used)
-            return Settled(changes, saved, removed, cancelled, touched)
+            return Batch(changes, saved, removed, cancelled, touched)
 
-    def finish(self, settled: Settled, rejected: Collection[bytes] = ()) -> None:
+    def commit(self, batch: Batch, rejected: Collection[bytes] = ()) -> None:
         """The transaction is safe: its copies are saved, but for those that the index cannot hold, which have failed."""
         with self.changed:
             self.counts.bad_rows += len(rejected)
             for name in rejected:
-                if name in self.points and self.points[name] is settled.changes.points.get(name):
+                if name in self.points and self.points[name] is batch.changes.points.get(name):
                     del self.points[name]
-            for name, copy in settled.changes.saved:
+            for name, copy in batch.changes.saved:
                 if name in rejected:
                     self._reject(name, copy)
                     continue
@@ -252,29 +252,29 @@ class Ledger:
             del self.live[name]
             self.claimed_bytes -= copy.nbytes
 
-    def gone(self, copies: Iterable[Copy]) -> None:
+    def note_deleted(self, copies: Iterable[Copy]) -> None:
         """The files of these copies no longer take room."""
         with self.changed:
             self.leaving_bytes -= sum(copy.nbytes for copy in copies)
 
-    def take_back(self, settled: Settled) -> None:
+    def roll_back(self, batch: Batch) -> None:
         """The transaction failed: its copies have failed, and all else is to be done again."""
         with self.changed:
-            for write in settled.saved:
+            for write in batch.saved:
                 write.copy.has_failed = True
                 if self.live.get(write.name) is write.copy:
                     del self.live[write.name]
                     self.claimed_bytes -= write.copy.nbytes
-            written = {write.name for write in settled.saved}
-            for name, copy in settled.removed.items():
+            written = {write.name for write in batch.saved}
+            for name, copy in batch.removed.items():
                 if name not in self.live and name not in written:
-                    self.dying[name] = copy
+                    self.deleting[name] = copy
                     if copy.num_users:
                         self._revive(name)
                 else:
                     self.leaving_bytes -= copy.nbytes
-            self._changed_points = {**settled.changes.points, **self._changed_points}
-            self._touched = {**settled.touched, **self._touched}
+            self._changed_points = {**batch.changes.points, **self._changed_points}
+            self._touched = {**batch.touched, **self._touched}
             self.changed.notify_all()
 
     def clear(self, root: bytes | None) -> None:
@@ -289,22 +289,22 @@ class Ledger:
                 self._changed_points.pop(name, None)
             self._touched = {copy: None for copy in self._touched if root not in (None, copy.address.root)}
 
-    def take_dying(self, root: bytes | None) -> list[bytes]:
+    def take_deleting(self, root: bytes | None) -> list[bytes]:
         """The names of what is to be deleted, or of one root's part of it."""
         with self.changed:
-            names = [name for name, copy in self.dying.items() if root in (None, copy.address.root)]
+            names = [name for name, copy in self.deleting.items() if root in (None, copy.address.root)]
             for name in names:
-                self.leaving_bytes -= self.dying.pop(name).nbytes
+                self.leaving_bytes -= self.deleting.pop(name).nbytes
             return names
 
     def check(self) -> None:
         """Assert what the module promises."""
         with self.changed:
             assert all(self.live.get(name) is write.copy for name, write in self.pending.items())
-            assert all(self.dying[name].has_failed for name in self.live.keys() & self.dying.keys())
+            assert all(self.deleting[name].has_failed for name in self.live.keys() & self.deleting.keys())
             assert self.claimed_bytes == sum(copy.nbytes for copy in self.live.values())
             assert self.pending_bytes == sum(write.copy.nbytes for write in self.pending.values())
-            assert self.leaving_bytes >= sum(copy.nbytes for copy in self.dying.values())
+            assert self.leaving_bytes >= sum(copy.nbytes for copy in self.deleting.values())
 
     def _forget(self, copy: Copy) -> bool:
         """Make a copy no longer live; False if it was not. What is on the disk of it is to be deleted."""
@@ -316,16 +316,16 @@ class Ledger:
         if self.pending.pop(name, None) is not None:
             self.pending_bytes -= copy.nbytes
         else:
-            self.dying[name] = copy
+            self.deleting[name] = copy
             self.leaving_bytes += copy.nbytes
         return True
 
     def _revive(self, name: bytes) -> Copy | None:
         """A copy that was about to be deleted is live again."""
-        copy = self.dying.get(name)
+        copy = self.deleting.get(name)
         if copy is None or copy.has_failed:
             return None
-        del self.dying[name]
+        del self.deleting[name]
         self.leaving_bytes -= copy.nbytes
         self.live[name] = copy
         self.claimed_bytes += copy.nbytes

@@ -44,7 +44,7 @@ class FolderLock:
         return self._pid != os.getpid()
 
     def release(self) -> None:
-        """Let go; the lock file stays, empty. A second call does nothing. A forked child only closes its descriptor."""
+        """Release the lock; the file stays, empty. A second call does nothing. A forked child closes its descriptor only."""
         if self._descriptor >= 0:
             if not self.is_inherited:
                 with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ def recorded_pid(folder: Path) -> int | None:
 
 
 def owner_pid(folder: Path) -> int | None:
-    """The process that seems to have the tree open, found without touching the lock; None if nobody has."""
+    """The process that seems to have the tree open, found without touching the lock; None if none has."""
     pid = recorded_pid(folder)
     if pid is None or pid <= 0:
         return None

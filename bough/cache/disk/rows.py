@@ -1,8 +1,7 @@
-"""Rows of the index as they are read back: none is believed before it was checked.
+"""Rows of the index as they are read back: each is checked before it is used.
 
-Whatever wrote them (an older version, an editor, a failing disk), a row that makes no sense costs that row and nothing
-else. The name of a row is a keyed hash of its address: a row whose name does not fit its other columns was changed by
-somebody else.
+Whatever wrote it (an older version, an editor, a failing disk), a row that makes no sense is dropped alone. The name of a
+row is a keyed hash of its address: a row whose name does not fit its other columns was not written by us.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class BadRow:
 
 @dataclass
 class Content:
-    """All that an index knows, by name, and the rows that were not believed."""
+    """All that an index knows, by name, and the rows that failed the check."""
 
     copies: dict[bytes, Copy] = field(default_factory=dict)
     points: dict[bytes, PointRecord] = field(default_factory=dict)

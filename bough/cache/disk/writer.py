@@ -1,12 +1,12 @@
 """The writer: the one thread that writes to a tree's folder.
 
-It writes at once when little is going on, and many files for each commit of the index when many wait. The order is always:
-temporary file, synced; renamed; folder synced; index committed; only then is a copy saved. Deleting is the other way round:
+It writes at once when few files wait, and many files for each commit of the index when many wait. The order is always:
+temporary file, synced; renamed; folder synced; index committed; only then is a file saved. Deleting goes the other way:
 index committed, then unlinked. Killed between any two of these, the index knows only whole files, and files that it does
 not know are collected after the next start.
 
-A failing disk never stops the thread: what could not be written has failed, writing rests for a growing time, and deletions
-are tried again.
+A failing disk never stops the thread: what could not be written has failed, writing backs off for a growing time, and
+deletions are tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from bough.cache.disk.errors import Warnings
 from bough.cache.disk.files import PageFiles
 from bough.cache.disk.index import Index, Rejected
-from bough.cache.disk.ledger import Ledger, Settled, Write
+from bough.cache.disk.ledger import Batch, Ledger, Write
 from bough.system.threads import give_way
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ BATCH_BYTES = 64 * 2**20
 TOUCH_WITHIN_S = 2.0
 COLLECT_AFTER_S = 1.0  # a start has better things to do
 STOP_WITHIN_S = 60.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
 
 
 class _Task(Enum):
@@ -62,7 +62,7 @@ class Writer:
         self._index = index
         self._files = files
         self._warnings = warnings
-        self._sizes = {name: copy.nbytes for pool in (ledger.live, ledger.dying) for name, copy in pool.items()}
+        self._sizes = {name: copy.nbytes for pool in (ledger.live, ledger.deleting) for name, copy in pool.items()}
         self.used_bytes = sum(self._sizes.values())
         self.num_unlinked = 0
         self._orphans: Iterator[list[tuple[str, bytes | None]]] | None = files.names()
@@ -72,8 +72,8 @@ class Writer:
         self._num_failed = 0  # of all writes up to the last flush
         self._is_stopping = self._is_busy = False
         self.is_failing = False
-        self._rest_until = 0.0
-        self._pause_s = FIRST_PAUSE_S
+        self._back_off_until = 0.0
+        self._back_off_s = FIRST_BACK_OFF_S
         self._thread = threading.Thread(target=self._run, name="bough disk writer", daemon=True)
 
     @property
@@ -129,8 +129,8 @@ class Writer:
             raise clearing.error
 
     @property
-    def _is_resting(self) -> bool:
-        return time.monotonic() < self._rest_until
+    def _is_backing_off(self) -> bool:
+        return time.monotonic() < self._back_off_until
 
     def _is_idle(self) -> bool:
         ledger = self._ledger
@@ -146,11 +146,11 @@ class Writer:
             try:
                 if task is _Task.STOP:
                     return
-                self._carry_out(task)
+                self._run_task(task)
             except Exception:  # our own mistake: the tree in memory serves on without what was to be written
                 log.exception("the disk writer made a mistake")
-                self._rest()
-                self._ledger.refuse(self._pause_s)
+                self._back_off()
+                self._ledger.back_off(self._back_off_s)
             finally:
                 with self._ledger.changed:
                     self._is_busy = False
@@ -160,7 +160,7 @@ class Writer:
         ledger = self._ledger
         if self._clearings:
             return _Task.CLEAR
-        if not self._is_resting and (ledger.has_work or self._is_touch_due()):
+        if not self._is_backing_off and (ledger.has_work or self._is_touch_due()):
             return _Task.BATCH
         if self._is_stopping:
             return _Task.STOP
@@ -176,12 +176,12 @@ class Writer:
         return self._orphans is not None and (self._num_flushing > 0 or time.monotonic() >= self._collect_at)
 
     def _wait_s(self) -> float | None:
-        due = [self._rest_until] if self._ledger.has_work else []
+        due = [self._back_off_until] if self._ledger.has_work else []
         due += [self._collect_at] if self._orphans else []
-        due += [max(self._rest_until, self._ledger.touched_at + TOUCH_WITHIN_S)] if self._ledger.has_touched else []
+        due += [max(self._back_off_until, self._ledger.touched_at + TOUCH_WITHIN_S)] if self._ledger.has_touched else []
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _carry_out(self, task: _Task) -> None:
+    def _run_task(self, task: _Task) -> None:
         if task is _Task.CLEAR:
             self._clear(self._clearings[0])
         elif task is _Task.COLLECT:
@@ -197,10 +197,10 @@ class Writer:
             except OSError as failure:
                 self._give_up(written)
                 written, error = [], failure
-        settled = self._ledger.settle(written)
-        self._remove(settled.cancelled)
-        if self._commit(settled) and error is None and written:
-            self._pause_s = FIRST_PAUSE_S
+        batch = self._ledger.make_batch(written)
+        self._remove(batch.cancelled)
+        if self._commit(batch) and error is None and written:
+            self._back_off_s = FIRST_BACK_OFF_S
             self.is_failing = False
         if error is not None:
             self._fail("a page could not be written to disk", error)
@@ -224,7 +224,7 @@ class Writer:
         return written, None
 
     def _write_file(self, write: Write) -> bool:
-        """Write one file, if its content is still to be had; raises OSError if the disk fails."""
+        """Write one file, if its content is still there; raises OSError if the disk fails."""
         copy = write.copy
         try:
             content = write.read()
@@ -242,30 +242,30 @@ class Writer:
         self._note_size(write.name, size)
         return True
 
-    def _commit(self, settled: Settled) -> bool:
+    def _commit(self, batch: Batch) -> bool:
         """Commit a batch to the index, then delete the files that it does not know."""
         rejected: Rejected = {}
         try:
-            if settled.changes:
-                rejected = self._index.apply(settled.changes)
+            if batch.changes:
+                rejected = self._index.apply(batch.changes)
         except Exception as error:
-            self._ledger.take_back(settled)
-            self._count_failed(len(settled.saved))
-            self._remove([write.name for write in settled.saved])
-            self._rest()
+            self._ledger.roll_back(batch)
+            self._count_failed(len(batch.saved))
+            self._remove([write.name for write in batch.saved])
+            self._back_off()
             self._fail("the index of the tree on disk could not be written", error)
             return False
-        self._ledger.finish(settled, rejected)
+        self._ledger.commit(batch, rejected)
         if rejected:
-            self._note_rejected(settled, rejected)
-        kept = {name for name, _ in settled.changes.saved if name not in rejected}
-        self._remove([name for name in settled.removed if name not in kept])
-        self._ledger.gone(settled.removed.values())
+            self._note_rejected(batch, rejected)
+        kept = {name for name, _ in batch.changes.saved if name not in rejected}
+        self._remove([name for name in batch.removed if name not in kept])
+        self._ledger.note_deleted(batch.removed.values())
         return True
 
-    def _note_rejected(self, settled: Settled, rejected: Rejected) -> None:
+    def _note_rejected(self, batch: Batch, rejected: Rejected) -> None:
         """Say that the index cannot hold some rows, and delete their files; the rest of the batch is safe."""
-        unsaved = [name for name, _ in settled.changes.saved if name in rejected]
+        unsaved = [name for name, _ in batch.changes.saved if name in rejected]
         self._count_failed(len(unsaved))
         self._remove(unsaved)
         first = next(iter(rejected.values()))
@@ -292,7 +292,7 @@ class Writer:
         try:
             self._ledger.clear(clearing.root)
             self._index.clear(clearing.root)
-            clearing.error = self._unlink(self._ledger.take_dying(clearing.root))
+            clearing.error = self._unlink(self._ledger.take_deleting(clearing.root))
             while self._orphans:
                 self._collect_orphans()
         except (OSError, sqlite3.Error) as error:
@@ -331,14 +331,14 @@ class Writer:
         self._ledger.counts.failed_writes += num_writes
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Say what has failed, and take no writes for a while; the longer, the oftener it happens in a row."""
+        """Say what has failed, and back off: the longer, the more often it happened in a row."""
         self.is_failing = True
-        self._warnings.say("write", f"{what}: {error}; nothing is written for {self._pause_s:g} s")
+        self._warnings.say("write", f"{what}: {error}; nothing is written for {self._back_off_s:g} s")
         with self._ledger.changed:
             self._count_failed(len(self._ledger.pending))
-            self._ledger.refuse(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._ledger.back_off(self._back_off_s)
+            self._back_off_s = min(2 * self._back_off_s, MAX_BACK_OFF_S)
 
-    def _rest(self) -> None:
-        """Leave the index alone for a while; what is to be deleted waits."""
-        self._rest_until = time.monotonic() + self._pause_s
+    def _back_off(self) -> None:
+        """Leave the index alone for a while; deletions wait."""
+        self._back_off_until = time.monotonic() + self._back_off_s

@@ -18,10 +18,6 @@ class Clock:
         """A time of `now` as the wall's clock shows it."""
         return self.wall() - (self.now() - at)
 
-    def from_wall(self, at: float) -> float:
-        """A time of the wall's clock, such as one on disk, as a time of `now`."""
-        return at + self.offset
-
     @property
     def offset(self) -> float:
         """What is added to a time of the wall's clock to get one of `now`."""

@@ -1,8 +1,8 @@
-"""The evictor: lets the least valuable thing of a place go, when room is short there.
+"""The evictor: removes the least valuable content from a tier, when room is short there.
 
-Where a place lies below, content is moved down: device → host → disk. Where none does, or it refuses, it goes for good: a
-leaf loses its tail, or a redundant restore point is dropped. Making room below may in turn move or drop something there,
-and with it change the very node that room was made for: then the node is looked at anew.
+Where a tier lies below, content is demoted: device → host → disk. Where none does, or it has no room, content is dropped: a
+leaf loses its tail, or a restore point goes. Making room below may in turn demote or drop something there, and change the
+node that room was made for: then that node is looked at again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_
 from bough.cache.residency.order import Candidate, Order
 from bough.cache.residency.policy import (
     LRU,
-    Class,
+    EvictionClass,
     Policy,
     classify,
     classify_copies,
-    classify_move,
-    is_bare,
+    classify_demotion,
+    is_empty_leaf,
     items_at,
     redundant_point,
     tail_items,
@@ -38,16 +38,16 @@ from bough.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-WAIT_AGAIN_S = 30.0
-"""So long no eviction waits for a disk that has not written a page in time; what is not saved goes for good instead."""
+BACK_OFF_S = 30.0
+"""After a disk has not written a page in time, evictions do not wait for it so long; what is not saved is dropped."""
 
-MOST_REFUSED = 256
-"""Before more candidates are remembered that could not go, stale ones are forgotten; then at twice what was left."""
+MAX_REFUSED = 256
+"""With so many candidates that could not be evicted, stale ones are forgotten; the next time at twice what is left."""
 
 
 @dataclass
 class EvictionCounts:
-    """How often each kind of eviction happened, the tokens whose rows went for good, and the bytes that were moved down."""
+    """How often each kind of eviction happened, the tokens whose rows were dropped, and the bytes that were demoted."""
 
     points: int = 0
     trims: int = 0
@@ -58,7 +58,7 @@ class EvictionCounts:
 
 
 class Evictor:
-    """Evicts from the places of one memory, in the order of a policy."""
+    """Evicts from the tiers of one memory, in the order of a policy."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Evictor:
         self._forest = forest
         self._clock = clock or Clock()
         self._refused: list[tuple[Place, Candidate, int]] = []
-        self._refused_limit = MOST_REFUSED
-        self._waits_from = 0.0  # not before this time an eviction waits for the disk again
+        self._refused_limit = MAX_REFUSED
+        self._back_off_until = 0.0  # until then no eviction waits for the disk
         self._host_bytes = memory.host_budget_bytes
         self._places = [Place.DEVICE] + [Place.HOST] * bool(self._host_bytes) + [Place.DISK] * bool(memory.disk)
 
@@ -89,24 +89,24 @@ class Evictor:
         return self.order.policy.step_tokens(self.page_tokens)
 
     def offer(self, trie: SaltTrie, node: Node) -> None:
-        """Enter a node into the order of every place, or enter it anew because it has changed."""
+        """Enter a node into the order of every tier, or enter it again because it has changed. O(log n)."""
         node.stamp += 1
         for place in self._places:
             kind = self._classify(node, place)
             if kind is not None:
                 self.order.enter(place, kind, trie, node)
 
-    def _classify(self, node: Node, place: Place) -> Class | None:
+    def _classify(self, node: Node, place: Place) -> EvictionClass | None:
         if place is Place.DISK:
             return classify_copies(node)
         if place is not self._places[-1]:
-            return classify_move(node, place, self.page_tokens)
-        if len(self._places) > 1 and not any(items_at(node, place)) and not is_bare(node):
+            return classify_demotion(node, place)
+        if len(self._places) > 1 and not any(items_at(node, place)) and not is_empty_leaf(node):
             return None
         return classify(node, self._step_tokens, needs_points=self.needs_points)
 
     def evict_one(self, place: Place = Place.DEVICE, trie: SaltTrie | None = None) -> bool:
-        """Let the least valuable thing of a place go, or of one trie's there; False if nothing may."""
+        """Evict the least valuable content of a tier, or of one trie in it; False if nothing may be evicted."""
         while (candidate := self.order.take(place, trie)) is not None:
             if self._evict(place, candidate):
                 return True
@@ -116,14 +116,14 @@ class Evictor:
         return len(self._places) > 1 and place is not Place.DISK and self._free_stuck(place, trie)
 
     def _note_refused(self, place: Place, candidate: Candidate) -> None:
-        """Remember a candidate that could not go just now; those that were offered again since are forgotten."""
+        """Remember a candidate that could not be evicted now; those that were offered again since are forgotten."""
         if len(self._refused) >= self._refused_limit:
             self._refused = [entry for entry in self._refused if entry[1].node.stamp == entry[2]]
-            self._refused_limit = max(MOST_REFUSED, 2 * len(self._refused))
+            self._refused_limit = max(MAX_REFUSED, 2 * len(self._refused))
         self._refused.append((place, candidate, candidate.node.stamp))
 
     def _evict_refused(self, place: Place, trie: SaltTrie | None) -> bool:
-        """Try once more what was taken out of the order before and could not go then."""
+        """Try again what was taken out of the order before and could not be evicted then."""
         refused, self._refused = self._refused, []
         has_evicted = False
         for entry in refused:
@@ -138,40 +138,40 @@ class Evictor:
         return has_evicted
 
     def _free_stuck(self, place: Place, trie: SaltTrie | None) -> bool:
-        """When nothing in the order may go: content that could not be moved, and cannot go because others hang below it.
+        """When nothing in the order can be evicted: drop leaves below content that could neither be demoted nor dropped.
 
-        The disk takes nothing, or the places below are full of what must stay. Then what hangs below goes first.
+        The disk takes nothing, or the tiers below are full of pinned content. A node with children cannot be dropped.
         """
         for each in [trie] if trie else list(self._forest.tries.values()):
             for node in each.walk():
                 if tail_items(node, place, self.page_tokens, held_to=self._forest.held_to(node), take_kept=True):
-                    leaves = [leaf for leaf in _below(node) if self._is_leaf_free(leaf)]
+                    leaves = [leaf for leaf in _below(node) if self._is_evictable(leaf)]
                     oldest = min(leaves, key=self.order.policy.key, default=None)
-                    if oldest is not None and self._let_go(Candidate(Class.TAIL, oldest, each)):
+                    if oldest is not None and self._drop(Candidate(EvictionClass.TAIL, oldest, each)):
                         return True
         return False
 
-    def _is_leaf_free(self, node: Node) -> bool:
+    def _is_evictable(self, node: Node) -> bool:
         return classify(node, self._step_tokens, needs_points=self.needs_points) is not None
 
     def _evict(self, place: Place, candidate: Candidate) -> bool:
         if place is Place.DISK:
             return self._evict_copies(candidate)
         if place is not self._places[-1]:
-            if self._move_down(place, candidate):
+            if self._demote(place, candidate):
                 return True
-            if not self._movable(place, candidate):
-                return False  # a lane stands on all that it has there: letting go of what lies below would free nothing
-        return self._let_go(candidate)
+            if not self._demotable(place, candidate):
+                return False  # a lane stands on all that it has there: dropping what lies below would free nothing
+        return self._drop(candidate)
 
-    def _let_go(self, candidate: Candidate) -> bool:
-        """Take something of a node for good."""
+    def _drop(self, candidate: Candidate) -> bool:
+        """Drop the least valuable part of a node."""
         node, trie = candidate.node, candidate.trie
         kind = classify(node, self._step_tokens, needs_points=self.needs_points)
         if kind is None:
             return False
-        if kind is not Class.REDUNDANT_POINT:
-            return self._trim(trie, node, take_kept=kind is Class.KEPT_TAIL)
+        if kind is not EvictionClass.REDUNDANT_POINT:
+            return self._trim(trie, node, take_kept=kind is EvictionClass.KEPT_TAIL)
         point = redundant_point(node)
         assert point is not None
         trie.drop_point(node, point)
@@ -199,14 +199,14 @@ class Evictor:
         return True
 
     def remove(self, trie: SaltTrie, leaf: Node) -> None:
-        """Remove a leaf, then whatever of its parents serves nobody any more."""
+        """Remove a leaf, then the parts of its parents that no request can use any more."""
         parent = trie.remove(leaf)
         self.counts.removals += 1
-        while self._dangles(parent):
+        while self._has_useless_tail(parent):
             target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
             self.counts.tokens += parent.end - target
             if target > parent.start:
-                with suppress(EngineError, MemoryError):  # then they stay, for nobody
+                with suppress(EngineError, MemoryError):  # then they stay, unused
                     trie.trim(parent, target)
                 break
             parent = trie.remove(parent)
@@ -227,7 +227,7 @@ class Evictor:
         if self._forest.remove_if_empty(trie):
             self.order.forget(trie)
 
-    def _dangles(self, node: Node) -> bool:
+    def _has_useless_tail(self, node: Node) -> bool:
         """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""
         if not self.needs_points or node.is_root or not node.is_leaf:
             return False
@@ -242,25 +242,25 @@ class Evictor:
                 node = trie.merge(node)
         self.offer(trie, node)
 
-    def _move_down(self, place: Place, candidate: Candidate) -> bool:
-        """Move the tail of what a node holds at a place to the next one that takes it; True if something has changed."""
+    def _demote(self, place: Place, candidate: Candidate) -> bool:
+        """Move the tail of what a node holds in a tier to the next one that takes it; True if something has changed."""
         node, stamp = candidate.node, candidate.node.stamp
-        items = self._movable(place, candidate)
+        items = self._demotable(place, candidate)
         if place is Place.DEVICE and self._host_bytes and items:
             has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
             if node.stamp != stamp:
                 return True
             if has_room and self._to_host(candidate, items):
                 return True
-            items = self._movable(place, candidate)
+            items = self._demotable(place, candidate)
         if self.memory.disk is not None and items:
             return self._to_disk(candidate, items) or node.stamp != stamp
         return False
 
-    def move_one_to_host(self) -> bool:
-        """Move the least valuable thing on the device to the host, if that takes it; nothing there goes for good."""
+    def demote_one(self) -> bool:
+        """Demote the least valuable content of the device to the host, if that takes it; nothing is dropped."""
         while (candidate := self.order.take(Place.DEVICE)) is not None:
-            items = self._movable(Place.DEVICE, candidate)
+            items = self._demotable(Place.DEVICE, candidate)
             if not items:  # a lane stands on it; it is offered again when that ends
                 continue
             stamp = candidate.node.stamp
@@ -271,24 +271,24 @@ class Evictor:
             return False
         return False
 
-    def _movable(self, place: Place, candidate: Candidate) -> list[Item]:
+    def _demotable(self, place: Place, candidate: Candidate) -> list[Item]:
         node = candidate.node
-        if candidate.kind is Class.REDUNDANT_POINT:
+        if candidate.kind is EvictionClass.REDUNDANT_POINT:
             point = redundant_point(node)
             return [state for state in point.states.values() if state.place is place] if point else []
-        take_kept = candidate.kind is Class.KEPT_TAIL
+        take_kept = candidate.kind is EvictionClass.KEPT_TAIL
         return tail_items(node, place, self.page_tokens, held_to=self._forest.held_to(node), take_kept=take_kept)
 
     def _to_host(self, candidate: Candidate, items: list[Item]) -> bool:
-        """Move items to the host; where the engine has no memory for them, something there makes way first, once."""
+        """Move items to the host; where the engine has no memory for them, something there is evicted first, once."""
         memory, node = candidate.trie.memory, candidate.node
-        moved = [item.nbytes for item in items if memory.to_host(item)]
+        moved = [item.nbytes for item in items if memory.demote_to_host(item)]
         self.counts.host_bytes += sum(moved)
         if not moved:
             stamp = node.stamp
             if not self.evict_one(Place.HOST) or node.stamp != stamp:
                 return node.stamp != stamp
-            moved = [item.nbytes for item in items if memory.to_host(item)]
+            moved = [item.nbytes for item in items if memory.demote_to_host(item)]
         if moved:
             self.offer(candidate.trie, node)
         return bool(moved)
@@ -298,7 +298,7 @@ class Evictor:
         return int(self._salt_share * budget_bytes)
 
     def make_share(self, place: Place, trie: SaltTrie, nbytes: int, budget_bytes: int) -> bool:
-        """Make room for so many bytes in the share of a trie's salt, among its own; False if there is none to be had."""
+        """Make room for so many bytes in the share of a trie's salt, by evicting its own; False if that cannot be done."""
         share = self.share_of(budget_bytes)
         while self._salt_share < 1 and trie.memory.num_bytes[place] + nbytes > share:
             if nbytes > share or not self.evict_one(place, trie):
@@ -306,7 +306,7 @@ class Evictor:
         return True
 
     def make_host_room(self, nbytes: int, trie: SaltTrie) -> bool:
-        """Make room on the host for so many bytes; False if there is none to be had."""
+        """Make room on the host for so many bytes; False if that cannot be done."""
         if not self.make_share(Place.HOST, trie, nbytes, self._host_bytes):
             return False
         while self.memory.num_bytes[Place.HOST] + nbytes > self._host_bytes:
@@ -315,7 +315,7 @@ class Evictor:
         return True
 
     def _to_disk(self, candidate: Candidate, items: list[Item]) -> bool:
-        """Let the content of items go that are saved, or can be saved now; True if any could."""
+        """Demote items that are saved, or can be saved now, to the disk; True if any could."""
         node, trie = candidate.node, candidate.trie
         memory, stamp, has_left = trie.memory, candidate.node.stamp, False
         for item in items:
@@ -325,7 +325,7 @@ class Evictor:
             if not is_saved:
                 continue
             self.counts.disk_bytes += item.nbytes
-            memory.leave(item)
+            memory.demote_to_disk(item)
             has_left = True
         if has_left:
             self.offer(trie, node)
@@ -348,16 +348,16 @@ class Evictor:
         return self._wait_for(disk, copy)
 
     def _wait_for(self, disk: Disk, copy: Copy) -> bool:
-        """Wait until a copy is written; after a wait in vain no eviction waits for a while."""
-        if time.monotonic() < self._waits_from:
+        """Wait until a file is written; after a wait in vain no eviction waits for a while."""
+        if time.monotonic() < self._back_off_until:
             return copy.is_saved
         is_saved = disk.save(copy)
         if not is_saved and not copy.has_failed:
-            self._waits_from = time.monotonic() + WAIT_AGAIN_S
+            self._back_off_until = time.monotonic() + BACK_OFF_S
         return is_saved
 
     def make_disk_room(self, nbytes: int, trie: SaltTrie) -> bool:
-        """Make room on disk for so many bytes; False if there is none to be had, or nothing is taken just now."""
+        """Make room on disk for so many bytes; False if that cannot be done, or the disk takes nothing now."""
         disk = self.memory.disk
         assert disk is not None
         if not self.make_share(Place.DISK, trie, nbytes, disk.budget_bytes):
@@ -368,13 +368,13 @@ class Evictor:
         return True
 
     def _evict_copies(self, candidate: Candidate) -> bool:
-        """Take the tail of what a node has on disk: what is in memory too stays there, else it goes for good."""
+        """Evict the tail of what a node has on disk: what is in memory too stays there, else it is dropped."""
         node, trie = candidate.node, candidate.trie
         items = sorted((item for item in node.items() if item.copies), key=lambda item: item.span[1])
-        if items and items[-1].place is Place.DISK and self._let_go(candidate):
+        if items and items[-1].place is Place.DISK and self._drop(candidate):
             return True
-        if not items and is_bare(node):
-            return self._let_go(candidate)
+        if not items and is_empty_leaf(node):
+            return self._drop(candidate)
         in_memory = [item for item in items if item.place is not Place.DISK]
         if not in_memory:
             return False
@@ -384,7 +384,7 @@ class Evictor:
 
 
 def _below(node: Node) -> Iterator[Node]:
-    """A node and all nodes that hang below it."""
+    """A node and all nodes below it."""
     stack = [node]
     while stack:
         yield (each := stack.pop())

@@ -1,4 +1,4 @@
-"""Loading: how much of a planned prefix is brought back from below the device, and the reading itself.
+"""Loading: how much of a planned prefix is promoted from the tiers below the device, and the reading itself.
 
 A page that cannot be read, or is not what it should be, is a miss: the tree loses it, and the plan is made again with less.
 The same happens, without a loss, when loading turns out to be slower than computing.
@@ -26,7 +26,7 @@ from bough.types import Loading
 log = logging.getLogger(__name__)
 
 WASTE = 0.1
-"""Reading that comes to nothing may cost this share of computing everything."""
+"""Reading that is given up may cost this share of computing everything."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Needed:
 
     @property
     def start(self) -> int:
-        """Without this item, a lane can stand at this offset at the most."""
+        """The deepest offset that a lane can stand at without this item."""
         return self.item.start if isinstance(self.item, Page) else max(0, self.item.offset - 1)
 
 
@@ -61,7 +61,7 @@ _URGENCY = {Kind.FULL: 0, Kind.WINDOW: 1, Kind.RECURRENT: 2}
 
 @dataclass(frozen=True)
 class Depth:
-    """How deep a lane should stand: not deeper than what is brought back sooner than computed."""
+    """How deep a lane should stand: not deeper than what is loaded sooner than computed."""
 
     offset: int
     loading: Loading
@@ -69,7 +69,7 @@ class Depth:
 
 @dataclass
 class LoadCounts:
-    """What could not be brought back: copies that were not what they should be, and loads without memory for them."""
+    """What could not be loaded: files that were not what they should be, and loads without memory for them."""
 
     misses: int = 0
     failed_loads: int = 0
@@ -113,7 +113,7 @@ class Loader:
         return sum(each.item.content_bytes * self._byte_s(each.item.place) for each in items)
 
     def _byte_s(self, place: Place) -> float:
-        """Seconds for a byte from this tier to a lane; what lies on disk comes by way of the host."""
+        """Seconds for a byte from this tier to a lane; content on disk goes through the host."""
         measured = self.rates.byte_s(place)
         if measured or place is Place.DISK or self.memory.tiers is None:
             return measured
@@ -139,10 +139,10 @@ class Loader:
 
 @dataclass
 class Load:
-    """Brings back what one request needs, measuring as it goes.
+    """Loads what one request needs, and measures it.
 
-    Whatever the disk does, it is left early enough: what was spent on reading in vain stays below a tenth of what computing
-    everything would have taken, as far as that is known.
+    A slow disk is given up early: time spent on useless reading stays below a tenth of what computing everything would
+    have taken, as far as that is known.
     """
 
     loader: Loader
@@ -151,7 +151,7 @@ class Load:
     loading: Loading
 
     def run(self, path: Sequence[Node], live: Live, offset: int) -> int:
-        """Read what is on disk, where room was made for it; returns how deep the lane can stand at the most."""
+        """Read what is on disk, where room was made for it; returns the deepest offset that the lane can stand at."""
         groups = self.loader.groups
         if self.loader.memory.disk is None:
             return offset
@@ -168,7 +168,7 @@ class Load:
         return offset
 
     def _patience_s(self, without: int, at: int) -> float:
-        """How long reading may still take if all of it was in vain from here on: a tenth of computing, and what was won."""
+        """How long reading may still take if the rest of it is useless: a tenth of computing, and the time saved so far."""
         compute_s, won_s = (self.loader.rates.prefill_s(without, end) for end in (self.total, at))
         if compute_s is None or won_s is None:
             return math.inf
@@ -209,17 +209,17 @@ class Load:
             self._note(slow.done_bytes, clock() - started_s)
             return False
         except (EngineError, MemoryError) as error:
-            log.warning("rows %s could not be brought back: %s", each.item.span, error)
+            log.warning("rows %s could not be loaded: %s", each.item.span, error)
             self.loader.counts.failed_loads += 1
             return False
         self._note(size, clock() - started_s)
-        self.trie.exchange(each.node, each.item, fresh)
+        self.trie.replace(each.node, each.item, fresh)
         return True
 
     def _lose(self, each: Needed) -> None:
         self.loader.counts.misses += 1
         if isinstance(each.item, Page):
-            self.trie.lose(each.node, each.item)
+            self.trie.drop_page(each.node, each.item)
         else:
             self.trie.drop_point(each.node, each.node.points[each.item.offset])
 

@@ -79,13 +79,13 @@ class Memory:
         return self.tiers.host_bytes if self.tiers is not None and self.tiers.has_host else 0
 
     def file_bytes(self, items: Iterable[Item]) -> int:
-        """What the files of these items would take on disk at the most."""
+        """The most that the files of these items would take on disk."""
         assert self.disk is not None and self.tiers is not None
         disk, store = self.disk, self.tiers.store
         return sum(disk.file_bytes(store.packed_bytes(item), num_tokens=item.span[1]) for item in items)
 
     def detach_disk(self, items: Iterable[Item]) -> None:
-        """Know of no disk any more; what was written there stays there."""
+        """Forget the disk; what was written there stays there."""
         self.disk = None
         for item in items:
             item.copies = {}
@@ -113,13 +113,13 @@ class Account:
         self.num_bytes = dict.fromkeys(Place, 0)
         self._memory = memory
         self._store = memory.store
-        self._saving: deque[Item] = deque()  # items with a newer copy under way, in the order of writing
+        self._saving: deque[Item] = deque()  # items with a newer file queued, in the order of writing
 
     def _count(self, place: Place, nbytes: int) -> None:
         self.num_bytes[place] += nbytes
         self._memory.num_bytes[place] += nbytes
 
-    def take(self, item: Held) -> Held:
+    def add(self, item: Held) -> Held:
         """Count a page or state that a lane has just handed to the tree."""
         if item.place is not Place.DISK:
             self._count(item.place, item.nbytes)
@@ -133,7 +133,7 @@ class Account:
             left, right = self._store.cut(page, at)
             self._count(page.place, -page.nbytes)
         for half in (left, right):
-            self.take(half)
+            self.add(half)
             half.copies = {
                 copy: _common(held, half.span) for copy, held in page.copies.items() if _overlap(held, half.span)
             }
@@ -152,33 +152,33 @@ class Account:
             joined.copies[copy] = (left.copies[copy][0], right.copies[copy][1])
             copy.num_users -= 1
         left.copies, right.copies = {}, {}
-        return self.take(joined)
+        return self.add(joined)
 
     def cancel_writes(self, page: Page) -> None:
-        """A page that is about to be consumed cannot be written any more; what it becomes is saved anew."""
+        """Cancel the writes of a page that is about to be consumed; what it becomes is saved again."""
         for copy in [copy for copy in page.copies if not copy.is_saved]:
             del page.copies[copy]
             self._drop(copy)
 
     def release(self, item: Item) -> None:
-        """Give up an item with its content and its copies."""
+        """Release an item: its memory and its files."""
         if item.place is not Place.DISK:
             self._count(item.place, -item.nbytes)
             self._store.release(item)
         self.drop_copies(item)
 
     def forget_point(self, point: Point) -> None:
-        """Let the disk forget a restore point that was dropped."""
-        if point.noted is not None and self._memory.disk is not None:
-            self._memory.disk.drop_point(point.noted.address)
+        """Remove a dropped restore point from the index on disk."""
+        if point.indexed is not None and self._memory.disk is not None:
+            self._memory.disk.drop_point(point.indexed.address)
 
     def drop_copies(self, item: Item) -> None:
-        """Let the disk forget an item."""
+        """Drop the files of an item."""
         for copy in item.copies:
             self._drop(copy)
         item.copies = {}
 
-    def to_host(self, item: Item) -> bool:
+    def demote_to_host(self, item: Item) -> bool:
         """Move an item from the device to the host; False if the engine has no memory for it there."""
         tiers = self._memory.tiers
         assert tiers is not None and item.place is Place.DEVICE
@@ -191,8 +191,8 @@ class Account:
         self._count(Place.HOST, item.nbytes)
         return True
 
-    def leave(self, item: Item) -> None:
-        """Let the content go; a saved copy holds it."""
+    def demote_to_disk(self, item: Item) -> None:
+        """Release the memory of an item whose content is in a saved file."""
         assert saved_copy(item) is not None and item.place is not Place.DISK
         self._count(item.place, -item.nbytes)
         self._store.release(item)
@@ -203,32 +203,32 @@ class Account:
             item.data = None
 
     def save(self, item: Item, address: Address, last_used: float) -> Copy:
-        """Begin to write an item to disk; its older copies stay until that is done."""
+        """Queue a write of an item to disk; its older files stay until that is done."""
         disk, tiers = self._memory.disk, self._memory.tiers
         assert disk is not None and tiers is not None
         copy = disk.put(address, partial(tiers.store.pack, item), tiers.store.packed_bytes(item), last_used=last_used)
-        if copy in item.copies:  # rows that had gone have come back just as they were
+        if copy in item.copies:  # the same rows were saved before
             self._drop(copy)
-        elif not copy.has_failed and copy.num_users == 1:  # else the disk has it counted
+        elif not copy.has_failed and copy.num_users == 1:  # else it is counted already
             self._count(Place.DISK, copy.nbytes)
         if not copy.has_failed:
             item.copies[copy] = item.span
             self._saving.append(item)
         return copy
 
-    def found(self, copy: Copy) -> None:
-        """Count a copy that an earlier run left on disk."""
+    def count_file(self, copy: Copy) -> None:
+        """Count a file that an earlier run left on disk."""
         self._count(Place.DISK, copy.nbytes)
 
-    def prune(self) -> None:
-        """Drop the copies that newer ones have replaced, and those that failed, as far as writing has come."""
+    def drop_replaced(self) -> None:
+        """Drop the files that newer ones have replaced, and those that failed, as far as writing has come."""
         while self._saving and not any(_is_pending(copy) for copy in self._saving[0].copies):
-            self.tidy(self._saving.popleft())
+            self.drop_useless(self._saving.popleft())
 
-    def tidy(self, item: Item) -> None:
-        """Drop the copies of an item that failed, and those that are of no use beside a better one that is saved.
+    def drop_useless(self, item: Item) -> None:
+        """Drop the files of an item that failed, and those that a better saved one makes useless.
 
-        Best is one of just these rows; one that holds others too comes next.
+        The best file holds just these rows; the next best holds others too.
         """
         best = own_copy(item, saved=True) or saved_copy(item)
         for copy in list(item.copies):
@@ -243,10 +243,10 @@ class Account:
         if copy.num_users == 0:
             self._count(Place.DISK, -copy.nbytes)
 
-    def load(self, item: Item, goes_on: Callable[[], bool]) -> Item:
-        """A new item with the content that a copy on disk holds, in its place.
+    def load(self, item: Item, keep_reading: Callable[[], bool]) -> Item:
+        """A new item with the content that a file holds, to replace this one.
 
-        Raises DiskMiss if the copy is not what it should be, DiskSlow if reading is not to go on, EngineError or
+        Raises DiskMiss if the file is not what it should be, DiskSlow if `keep_reading` says no, EngineError or
         MemoryError if there is no memory; the given item is then as it was, else it is void.
         """
         disk, tiers = self._memory.disk, self._memory.tiers
@@ -254,7 +254,7 @@ class Account:
         copy = saved_copy(item)
         if copy is None:
             raise DiskMiss("missing", "another part of it could not be read")
-        data = disk.get(copy, goes_on)
+        data = disk.get(copy, keep_reading)
         store, place = tiers.store, tiers.load_place
         if isinstance(item, State):
             state = store.unpack_state(item.group, item.offset, data, place)
@@ -263,13 +263,13 @@ class Account:
             return state
         page = store.unpack_page(item.group, copy.address.start, copy.address.end, data, place)
         for at in (item.start, item.end):
-            page = self._cut_off(page, at, item)
+            page = self._cut_to(page, at, item)
         page.users, page.copies, item.copies = item.users, item.copies, {}
         self._count(place, page.nbytes)
         return page
 
-    def _cut_off(self, page: Page, at: int, wanted: Page) -> Page:
-        """The side of `at` of a fresh page that is wanted; the rest is given back, and all of it if that fails."""
+    def _cut_to(self, page: Page, at: int, wanted: Page) -> Page:
+        """The side of `at` of a fresh page that is wanted; the rest is released, and all of it if cutting fails."""
         if not page.start < at < page.end:
             return page
         try:
@@ -299,12 +299,12 @@ def _common(first: Range, second: Range) -> Range:
 
 
 def saved_copy(item: Item) -> Copy | None:
-    """A copy that is safely on disk and holds all of the item."""
+    """A file that is safely on disk and holds all of the item."""
     return covering_copy(item, saved=True)
 
 
 def own_copy(item: Item, *, saved: bool = False) -> Copy | None:
-    """A copy of just this item, and nothing else, or one that will be when it is written; a saved one, if asked."""
+    """A file of just this item, and nothing else, saved or being written; a saved one, if asked."""
     for copy in item.copies:
         if _is_own(item, copy) and not copy.has_failed and (copy.is_saved or not saved):
             return copy
@@ -316,7 +316,7 @@ def _is_own(item: Item, copy: Copy) -> bool:
 
 
 def covering_copy(item: Item, *, saved: bool = False) -> Copy | None:
-    """A copy that holds all of the item, or will when it is written; a saved one, if asked."""
+    """A file that holds all of the item, saved or being written; a saved one, if asked."""
     start, end = item.span
     for copy, (low, high) in item.copies.items():
         if low <= start and end <= high and not copy.has_failed and (copy.is_saved or not saved):

@@ -1,4 +1,4 @@
-"""The order in which things go: for each place a heap of nodes, the least valuable first.
+"""The order of eviction: for each tier a heap of nodes, the least valuable first.
 
 Deletion is lazy: a node is entered again whenever something about it changes, which makes its older entries stale. Taking
 the next one costs O(log n) of the number of nodes.
@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from bough.cache.residency.memory import SaltTrie
-from bough.cache.residency.policy import Class, Key, Policy
+from bough.cache.residency.policy import EvictionClass, Key, Policy
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Place
 
@@ -20,15 +20,15 @@ _Entry = tuple[int, Key, int, int, Node, SaltTrie]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that may give something up, and what kind of thing."""
+    """A node from which something may be evicted, and what."""
 
-    kind: Class
+    kind: EvictionClass
     node: Node
     trie: SaltTrie
 
 
 FEW_ENTRIES = 8
-"""Of so few a heap keeps stale ones: where salts have shares, each has a heap of its own for each place."""
+"""A heap of so few entries keeps stale ones: where salts have shares, each salt has a heap for each tier."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ def _is_fresh(entry: _Entry) -> bool:
 
 
 class Order:
-    """Candidates by place, over all tries and, where salts have shares, for each trie."""
+    """Candidates by tier, over all tries and, where salts have shares, for each trie."""
 
     def __init__(self, policy: Policy, *, by_trie: bool = False) -> None:
         self.policy = policy
@@ -63,7 +63,7 @@ class Order:
     def __len__(self) -> int:
         return sum(len(heap.entries) for heap in self._heaps.values())
 
-    def enter(self, place: Place, kind: Class, trie: SaltTrie, node: Node) -> None:
+    def enter(self, place: Place, kind: EvictionClass, trie: SaltTrie, node: Node) -> None:
         """Enter a node as it is now; entries from before its last change are stale."""
         self._sequence += 1
         entry = (kind, self.policy.key(node), self._sequence, node.stamp, node, trie)
@@ -77,7 +77,7 @@ class Order:
         while heap.entries:
             entry = heapq.heappop(heap.entries)
             if _is_fresh(entry):
-                return Candidate(Class(entry[0]), entry[4], entry[5])
+                return Candidate(EvictionClass(entry[0]), entry[4], entry[5])
         return None
 
     def peek(self, place: Place) -> Candidate | None:
@@ -85,14 +85,16 @@ class Order:
         heap = self._heaps[place, None]
         while heap.entries and not _is_fresh(heap.entries[0]):
             heapq.heappop(heap.entries)
-        return Candidate(Class(heap.entries[0][0]), heap.entries[0][4], heap.entries[0][5]) if heap.entries else None
+        return (
+            Candidate(EvictionClass(heap.entries[0][0]), heap.entries[0][4], heap.entries[0][5]) if heap.entries else None
+        )
 
     def forget(self, trie: SaltTrie) -> None:
-        """Drop the heaps of a trie that is gone."""
+        """Drop the heaps of a trie that was removed."""
         for place in Place:
             self._heaps.pop((place, trie), None)
 
-    def use(self, policy: Policy) -> None:
+    def use_policy(self, policy: Policy) -> None:
         """Sort by another policy from now on; nothing happens if it is the one in force."""
         if policy is self.policy:
             return

@@ -1,10 +1,10 @@
-"""Policies: pure functions from a node to what may go from it, and in which order.
+"""Policies: pure functions from a node to what may be evicted from it, and in which order.
 
-The heaps in `order` sort by these and give the smallest. Classes come first: redundant restore points go before rows, and
-rows that end in a kept restore point go last. Which of two policies is in force is decided in `shadow`.
+The heaps in `order` sort by these and give the smallest. Classes come first: redundant restore points are evicted before
+rows, and rows that end in a kept restore point last. `shadow` decides which of two policies is in force.
 
-What goes from a place that has another below it is moved (`tail_items`), whatever hangs below it in the tree. What goes for
-good is cut off a leaf (`tail_start`).
+In a tier that has another below it, content is demoted (`tail_items`), wherever its node is in the tree. Where there is
+none, it is dropped: a leaf is cut (`tail_start`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bough.cache.tree.state import Item, Kind, Page, Place
 Key = tuple[float, ...]
 
 
-class Class(IntEnum):
-    """What evicting a node would take, cheapest first."""
+class EvictionClass(IntEnum):
+    """What would be evicted from a node, the cheapest first."""
 
     REDUNDANT_POINT = 0
     TAIL = 1
@@ -34,15 +34,15 @@ def leaf_lru(node: Node) -> Key:
 
 
 def leaf_lru2(node: Node) -> Key:
-    """By the use before the last: what never came back goes first. Of equals as `leaf_lru` says."""
+    """By the use before the last: what was used only once goes first. Of equals as `leaf_lru` says."""
     return (node.previous_used, *leaf_lru(node))
 
 
 @dataclass(frozen=True)
 class Policy:
-    """An order in which leaves go, the smallest key first; page by page, or each as a whole.
+    """An order in which leaves are evicted, the smallest key first; page by page, or each as a whole.
 
-    A key must not change but by something that offers the node anew: a use, a pin, a cut.
+    A key may change only together with a new offer of the node: a use, a pin, a cut.
     """
 
     key: Callable[[Node], Key]
@@ -59,17 +59,17 @@ WHOLE_NODES = Policy(leaf_lru, is_whole=True)
 
 
 def redundant_point(node: Node) -> Point | None:
-    """The restore point of this node that is worth least, if one may go before rows do."""
+    """The restore point of this node that is worth least, if one may be evicted before rows are."""
     adopting = {pin.offset for pin in node.pins if pin.is_adopting}
     points = (point for point in node.points.values() if point.is_redundant and point.offset not in adopting)
     return min(points, key=lambda point: (point.reason, point.offset), default=None)
 
 
 def tail_start(node: Node, page_tokens: int, *, needs_points: bool, take_kept: bool) -> int:
-    """Where a leaf would end if its least valuable tail went: its end if nothing may go, its start if all does.
+    """Where a leaf would end without its least valuable tail: at its end if nothing may be cut, at its start if all is.
 
     A tail reaches back to the last page border; where the model needs restore points, on to the deepest one at or below it,
-    because rows beyond that serve nobody. What a busy lane stands on stays, and so do kept points unless they are meant.
+    because no request can use rows beyond that. What a busy lane stands on stays; so do kept points without `take_kept`.
     """
     border = max(node.start, (node.end - 1) // page_tokens * page_tokens)
     if needs_points:
@@ -81,10 +81,10 @@ def tail_start(node: Node, page_tokens: int, *, needs_points: bool, take_kept: b
 
 
 def tail_items(node: Node, place: Place, page_tokens: int, *, held_to: int, take_kept: bool) -> list[Item]:
-    """What may be moved away from a place next: all that lies there in the last page of this node that has something there.
+    """What may be demoted from a tier next: all of the last page of this node that has something in that tier.
 
     Rows below `held_to` stay, because busy lanes stand on them, and so does what a lane is adopting; kept rows and points
-    stay unless they are meant.
+    stay without `take_kept`.
     """
     floor = 0 if take_kept else node.deepest_point(node.end, kept=True) or 0
     end = max(_last_ends(node, place, floor, held_to), default=0)
@@ -93,7 +93,7 @@ def tail_items(node: Node, place: Place, page_tokens: int, *, held_to: int, take
 
 
 def _last_ends(node: Node, place: Place, floor: int, held_to: int) -> Iterator[int]:
-    """Where the last thing of each kind ends that lies at a place above `floor` and may be moved."""
+    """Where the last item of each kind ends that lies in a tier, above `floor`, and may be demoted."""
     for pages in node.pages.values():
         for page in reversed(pages):
             if page.end <= floor or (page.group.kind is Kind.FULL and page.start < held_to):
@@ -108,7 +108,7 @@ def _last_ends(node: Node, place: Place, floor: int, held_to: int) -> Iterator[i
 
 
 def _tail_to(node: Node, place: Place, border: int) -> Iterator[Item]:
-    """What lies at a place and ends after `border`."""
+    """What lies in a tier and ends after `border`."""
     for pages in node.pages.values():
         for page in reversed(pages):
             if page.end <= border:
@@ -121,7 +121,7 @@ def _tail_to(node: Node, place: Place, border: int) -> Iterator[Item]:
 
 
 def items_at(node: Node, place: Place) -> Iterator[Item]:
-    """Everything of a node that lies at a place."""
+    """Everything of a node that lies in a tier."""
     return (item for item in node.items() if item.place is place)
 
 
@@ -133,35 +133,35 @@ def _is_held(node: Node, item: Item, held_to: int) -> bool:
     return any(isinstance(user, Pin) for user in item.users)
 
 
-def classify_move(node: Node, place: Place, page_tokens: int) -> Class | None:
-    """What would be moved away from a place next, or None if nothing may."""
+def classify_demotion(node: Node, place: Place) -> EvictionClass | None:
+    """What would be demoted from a tier next, or None if nothing may."""
     point = redundant_point(node)
     if point is not None and any(state.place is place for state in point.states.values()):
-        return Class.REDUNDANT_POINT
+        return EvictionClass.REDUNDANT_POINT
     if any(_last_ends(node, place, node.deepest_point(node.end, kept=True) or 0, node.pinned_to)):
-        return Class.TAIL
-    return Class.KEPT_TAIL if any(_last_ends(node, place, 0, node.pinned_to)) else None
+        return EvictionClass.TAIL
+    return EvictionClass.KEPT_TAIL if any(_last_ends(node, place, 0, node.pinned_to)) else None
 
 
-def classify(node: Node, page_tokens: int, *, needs_points: bool) -> Class | None:
-    """What would go next from this node for good, or None if nothing may."""
+def classify(node: Node, page_tokens: int, *, needs_points: bool) -> EvictionClass | None:
+    """What would be dropped from this node next, or None if nothing may."""
     if redundant_point(node) is not None:
-        return Class.REDUNDANT_POINT
+        return EvictionClass.REDUNDANT_POINT
     if node.is_root or not node.is_leaf:
         return None
     for take_kept in (False, True):
         if tail_start(node, page_tokens, needs_points=needs_points, take_kept=take_kept) < node.end:
-            return Class.KEPT_TAIL if take_kept else Class.TAIL
+            return EvictionClass.KEPT_TAIL if take_kept else EvictionClass.TAIL
     return None
 
 
-def is_bare(node: Node) -> bool:
-    """Whether the node is a leaf that has lost all that it held."""
+def is_empty_leaf(node: Node) -> bool:
+    """Whether the node is a leaf that holds nothing any more."""
     return node.is_leaf and not node.is_root and not any(True for _ in node.items())
 
 
-def classify_copies(node: Node) -> Class | None:
-    """What of a node would go from the disk next, or None if nothing may."""
-    if not is_bare(node) and not any(item.copies for item in node.items()):
+def classify_copies(node: Node) -> EvictionClass | None:
+    """What of a node would be evicted from the disk next, or None if nothing may."""
+    if not is_empty_leaf(node) and not any(item.copies for item in node.items()):
         return None
-    return Class.TAIL if node.deepest_point(node.end, kept=True) is None else Class.KEPT_TAIL
+    return EvictionClass.TAIL if node.deepest_point(node.end, kept=True) is None else EvictionClass.KEPT_TAIL

@@ -1,4 +1,4 @@
-"""Rates: what computing a token and bringing a byte back took lately, and which of the two is worth it.
+"""Rates: what computing a token and loading a byte took lately.
 
 Moving averages of what was measured. What is not known yet counts as free, so that it is tried and known afterwards:
 loading stops as soon as it turns out slower than computing. What was not measured for a while counts as unknown again.
@@ -38,7 +38,7 @@ class _Average:
 
 
 class Rates:
-    """Measured costs, by place and by position."""
+    """Measured costs, by tier and by position."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class Rates:
             self._note(self._token_s, (start + end) // 2 // BAND_TOKENS, seconds / (end - start))
 
     def note_load(self, place: Place, nbytes: int, seconds: float) -> None:
-        """So many bytes came from a place in so many seconds."""
+        """So many bytes came from a tier in so many seconds."""
         if nbytes > 0 and seconds > 0:
             self._note(self._byte_s, place, seconds / nbytes)
 
@@ -63,7 +63,7 @@ class Rates:
             averages[where] = _Average(value, now)
 
     def byte_s(self, place: Place) -> float:
-        """Seconds that a byte from this place takes; 0 if that is not known."""
+        """Seconds that a byte from this tier takes; 0 if that is not known."""
         known = self._byte_s.get(place)
         return 0.0 if known is None or self._clock() - known.measured_s > STALE_S else known.value
 

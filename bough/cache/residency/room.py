@@ -1,6 +1,6 @@
 """Room: the one budget that lanes and tree share on the device, and how room is made in it.
 
-Resting lanes are cleared first, because the tree holds what they hold; then the tree evicts. Before anything goes, it is
+Idle lanes are cleared first, because the tree holds what they hold; then the tree evicts. Before anything is evicted, it is
 worked out whether that would help: a request that cannot fit takes nothing from the others.
 """
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class Room:
-    """What is used, what may go, and what a lane may take. Without a budget there is always room."""
+    """What is used, what may be evicted, and what a lane may take. Without a budget there is always room."""
 
     def __init__(self, evictor: Evictor, lanes: Lanes, forest: SaltForest, budget_bytes: int | None) -> None:
         self.evictor = evictor
@@ -34,22 +34,22 @@ class Room:
         return self.evictor.memory.tree_bytes + self._lanes.nbytes
 
     def affordable(self, trie: SaltTrie) -> int:
-        """How many bytes could be added to a trie at the most, if everything that may go went."""
+        """The most bytes that could be added to a trie, if everything evictable were evicted."""
         assert self.budget_bytes is not None
         fits = self.budget_bytes - self._fixed_bytes(None)
         share = self.evictor.share_of(self.budget_bytes)
         return min(fits, share - self._pinned_bytes(trie)) if share < self.budget_bytes else fits
 
     def shortage(self, needed_bytes: int, spare: Slot | None = None) -> int:
-        """How many bytes are missing even if everything that may go went; `spare` is a resting lane that stays."""
+        """How many bytes are missing even if everything evictable were evicted; `spare` is an idle lane that stays."""
         if self.budget_bytes is None:
             return 0
         return max(0, self._fixed_bytes(spare) + needed_bytes - self.budget_bytes)
 
-    def make(self, needed_bytes: int, spare: Slot | None = None, trie: SaltTrie | None = None) -> bool:
-        """Bring used + needed within the budget: clear resting lanes, then evict. If it cannot be done, nothing goes.
+    def make_room(self, needed_bytes: int, spare: Slot | None = None, trie: SaltTrie | None = None) -> bool:
+        """Bring used + needed within the budget: clear idle lanes, then evict. If it cannot be done, nothing is evicted.
 
-        What a trie is to get has to fit into its salt's share too, in which it makes room among its own.
+        What a trie gets has to fit into its salt's share too; room there is made by evicting its own content.
         """
         if self.budget_bytes is None:
             return True
@@ -71,14 +71,14 @@ class Room:
         return self.evictor.make_share(Place.DEVICE, trie, needed_bytes, self.budget_bytes)
 
     def reserve(self, slot: Slot, total_tokens: int, extra_bytes: int = 0) -> bool:
-        """Let a lane grow to hold `total_tokens`, if room can be made for that and for what else is about to come."""
-        if not self.make(self.growth(slot, total_tokens) + extra_bytes, spare=slot):
+        """Let a lane grow to hold `total_tokens`, if room can be made for that and for `extra_bytes`."""
+        if not self.make_room(self.growth(slot, total_tokens) + extra_bytes, spare=slot):
             return False
-        self.insist(lambda: slot.lane.reserve(total_tokens), self.growth(slot, total_tokens), spare=slot)
+        self.retry_after_eviction(lambda: slot.lane.reserve(total_tokens), self.growth(slot, total_tokens), spare=slot)
         return True
 
-    def insist(self, take: Callable[[], Result], nbytes: int, spare: Slot) -> Result:
-        """Take memory; if the engine has none although the budget does, once more after as much was let go as is wanted."""
+    def retry_after_eviction(self, take: Callable[[], Result], nbytes: int, spare: Slot) -> Result:
+        """Call `take`; if the engine has no memory although the budget does, again after evicting as much as is wanted."""
         try:
             return take()
         except (EngineError, MemoryError):
@@ -91,7 +91,7 @@ class Room:
             return take()
 
     def growth(self, slot: Slot, total_tokens: int) -> int:
-        """Bytes that a lane takes beyond its own, at the most, while it grows to hold `total_tokens`."""
+        """The most bytes that a lane takes beyond its own while it grows to hold `total_tokens`."""
         return slot.lane.peak_for(total_tokens) - slot.lane.nbytes
 
     def refuse(self, needed_bytes: int) -> DoesNotFit:
@@ -99,7 +99,7 @@ class Room:
         return DoesNotFit(needed_bytes, self.budget_bytes, self._fixed_bytes(None))
 
     def hold(self, trie: SaltTrie, pin: Pin, node: Node, offset: int) -> None:
-        """Move a busy lane's pin, and offer the place that it leaves to eviction again."""
+        """Move a busy lane's pin, and offer the node that it leaves to eviction again."""
         left = pin.node
         pin.move(node, offset)
         self._offer_path(trie, left)
@@ -110,12 +110,12 @@ class Room:
         self._offer_path(trie, pin.node)
 
     def _offer_path(self, trie: SaltTrie, node: Node) -> None:
-        """Offer a node; and those above it, where what they hold could be moved while a lane stands below."""
+        """Offer a node; and those above it, where their content can be demoted while a lane stands below."""
         for each in [node] if self.evictor.memory.tiers is None else [*node.path(), node]:
             self.evictor.offer(trie, each)
 
     def _fixed_bytes(self, spare: Slot | None) -> int:
-        """Bytes that stay whatever happens: of busy lanes, of `spare`, and of what busy lanes stand on."""
+        """Bytes that cannot be evicted: of busy lanes, of `spare`, and of what busy lanes stand on."""
         return sum(slot.lane.nbytes for slot in self._lanes.slots if slot.is_busy or slot is spare) + self._pinned_bytes(
             None
         )
@@ -127,16 +127,16 @@ class Room:
 
 def _pinned_bytes(node: Node, at: int) -> int:
     """Device memory of a node that stays while a lane stands at `at` in it or beyond: rows, and points of worth."""
-    pages = [page for pages in node.pages.values() for page in pages if page.start < at and _stays(page)]
-    points = (point for point in node.points.values() if point.offset <= at and not _may_go(point))
+    pages = [page for pages in node.pages.values() for page in pages if page.start < at and _is_held(page)]
+    points = (point for point in node.points.values() if point.offset <= at and not _is_evictable(point))
     states = [state for point in points for state in point.states.values()]
     items: list[Item] = [*pages, *states]
     return sum(item.nbytes for item in items if item.place is Place.DEVICE)
 
 
-def _stays(page: Page) -> bool:
-    return page.group.kind is Kind.FULL or not all(_may_go(user) for user in page.users)
+def _is_held(page: Page) -> bool:
+    return page.group.kind is Kind.FULL or not all(_is_evictable(user) for user in page.users)
 
 
-def _may_go(user: Point | Pin) -> bool:
+def _is_evictable(user: Point | Pin) -> bool:
     return isinstance(user, Point) and user.is_redundant

@@ -12,7 +12,7 @@ from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.clock import Clock
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_copy
-from bough.cache.tree.node import Node, Noted, Point
+from bough.cache.tree.node import IndexedPoint, Node, Point
 from bough.cache.tree.state import Item, Page, Place
 
 EXPIRE_EVERY_S = 60.0
@@ -46,7 +46,7 @@ class Saver:
         for node in path:
             self._save_items(disk, trie, node, addresses, now, page_tokens)
             if not whole_pages:
-                self._note_points(disk, node, addresses, now)
+                self._index_points(disk, node, addresses, now)
             self._evictor.offer(trie, node)
         if not whole_pages:
             disk.touch([copy for node in path for item in node.items() for copy in item.copies], now)
@@ -72,19 +72,19 @@ class Saver:
             return
         for node in nodes:
             last_used = self._clock.to_wall(node.last_used)
-            if not _unsaved([node]) and not self._unnoted(node, last_used):
+            if not _unsaved([node]) and not self._unindexed(node, last_used):
                 continue  # its addresses would cost as much as its whole path
             self._make_room(trie, [node])
             if _is_attached(trie, node):  # making room may have merged it with another, which is saved later
                 addresses = PathAddresses.of(disk, trie, node)
                 self._save_items(disk, trie, node, addresses, last_used)
-                self._note_points(disk, node, addresses, last_used)
+                self._index_points(disk, node, addresses, last_used)
                 self._evictor.offer(trie, node)
 
     def _make_room(self, trie: SaltTrie, nodes: Sequence[Node], page_tokens: int = 0) -> bool:
         """Make room on disk for what is to be saved; False if there is nothing."""
         for item in (item for node in nodes for item in node.items() if item.place is not Place.DISK):
-            trie.memory.tidy(item)
+            trie.memory.drop_useless(item)
         unsaved = _unsaved(nodes, page_tokens)
         if unsaved:
             self._evictor.make_disk_room(self._memory.file_bytes(unsaved), trie)
@@ -97,26 +97,28 @@ class Saver:
             if disk.has_room(self._memory.file_bytes([item])):
                 trie.memory.save(item, addresses.address(item), last_used)
 
-    def _note_points(self, disk: Disk, node: Node, addresses: PathAddresses, last_used: float) -> None:
-        for point in self._unnoted(node, last_used):
-            point.noted = noted = Noted(addresses.address(point), point.reason, point.kept, point.superseded, last_used)
+    def _index_points(self, disk: Disk, node: Node, addresses: PathAddresses, last_used: float) -> None:
+        for point in self._unindexed(node, last_used):
+            point.indexed = indexed = IndexedPoint(
+                addresses.address(point), point.reason, point.kept, point.superseded, last_used
+            )
             disk.put_point(
-                noted.address,
-                reason=noted.reason,
-                is_kept=noted.kept,
-                is_superseded=noted.superseded,
+                indexed.address,
+                reason=indexed.reason,
+                is_kept=indexed.kept,
+                is_superseded=indexed.superseded,
                 last_used=last_used,
             )
 
-    def _unnoted(self, node: Node, last_used: float) -> list[Point]:
+    def _unindexed(self, node: Node, last_used: float) -> list[Point]:
         """The restore points of a node of which the disk does not know what is true now."""
-        return [point for point in node.points.values() if not self._is_noted(point, last_used)]
+        return [point for point in node.points.values() if not self._is_indexed(point, last_used)]
 
-    def _is_noted(self, point: Point, last_used: float) -> bool:
-        noted = point.noted  # its address never changes
-        if noted is None or self._is_aging(last_used - noted.last_used):
+    def _is_indexed(self, point: Point, last_used: float) -> bool:
+        indexed = point.indexed  # its address never changes
+        if indexed is None or self._is_aging(last_used - indexed.last_used):
             return False
-        return (noted.reason, noted.kept, noted.superseded) == (point.reason, point.kept, point.superseded)
+        return (indexed.reason, indexed.kept, indexed.superseded) == (point.reason, point.kept, point.superseded)
 
     def _is_aging(self, seconds: float) -> bool:
         """Whether a note of use that is so old may let its restore point expire too early."""
@@ -149,13 +151,13 @@ def forget_disk(trie: SaltTrie) -> None:
     for node in trie.walk():
         for pages in list(node.pages.values()):
             for page in [page for page in pages if page.place is Place.DISK]:
-                trie.lose(node, page)
+                trie.drop_page(node, page)
         for point in [p for p in node.points.values() if any(s.place is Place.DISK for s in p.states.values())]:
             trie.drop_point(node, point)
         for item in node.items():
             trie.memory.drop_copies(item)
         for point in node.points.values():
-            point.noted = None
+            point.indexed = None
 
 
 def _is_attached(trie: SaltTrie, node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 Both shadows see every request and have as many pages as the tree has room for. The policy whose shadow would have served
 more lately is in force: recency as a rule, and, where chats come back more slowly than the cache turns over, LRU-2. The
-shadow of LRU-2 also remembers when pages that it let go were last used, so that the tree can tell a return from a first
+shadow of LRU-2 also remembers when evicted pages were last used, so that the tree can tell a return from a first
 visit.
 
 A page id stands for all tokens up to the page's end, so that equal ids mean equal prefixes. Only whole pages have one.
@@ -25,7 +25,7 @@ SWITCH_RATIO = 1.05
 """The policy in force is replaced when the other's score is larger by this factor."""
 
 GHOST_SHARE = 2
-"""Pages that were let go are remembered, up to so many times as many as there is room for."""
+"""Evicted pages are remembered, up to so many times as many as there is room for."""
 
 NEVER = float("-inf")
 
@@ -48,7 +48,7 @@ class LruShadow:
         self.held: OrderedDict[PageId, None] = OrderedDict()
 
     def use(self, pages: Sequence[PageId], now: float, capacity: int) -> None:
-        """Hold these pages of one path, and let others go until no more than `capacity` are left."""
+        """Hold these pages of one path, and evict others until no more than `capacity` are left."""
         for page in reversed(pages):
             self.held[page] = None
             self.held.move_to_end(page)
@@ -57,7 +57,7 @@ class LruShadow:
 
 
 _Entry = tuple[float, float, int, PageId]
-"""Previous use, last use, minus the depth, and whose: in the order in which LRU-2 lets pages go."""
+"""Previous use, last use, minus the depth, and whose: in the order in which LRU-2 evicts pages."""
 
 
 class Lru2Shadow:
@@ -74,7 +74,7 @@ class Lru2Shadow:
         return self._ghosts.get(page, NEVER) if entry is None else entry[1]
 
     def use(self, pages: Sequence[PageId], now: float, capacity: int) -> None:
-        """Hold these pages of one path, and let others go until no more than `capacity` are left."""
+        """Hold these pages of one path, and evict others until no more than `capacity` are left."""
         for depth, page in enumerate(pages):
             before = self.last_used(page)
             if page not in self.held or before != now:
@@ -117,14 +117,14 @@ class Duel:
         self._score(LRU2, self._lru2.held, asked)
         self._lru.use(pages, now, capacity)
         self._lru2.use(pages, now, capacity)
-        self._judge()
+        self._choose_policy()
         return before
 
     def _score(self, policy: Policy, held: Container[PageId], asked: Sequence[PageId]) -> None:
         served = next((number for number, page in enumerate(asked) if page not in held), len(asked))
         self._scores[policy] = DECAY * self._scores[policy] + served
 
-    def _judge(self) -> None:
+    def _choose_policy(self) -> None:
         other = LRU2 if self.policy is LRU else LRU
         if self._scores[other] > SWITCH_RATIO * self._scores[self.policy]:
             self.policy = other

@@ -1,4 +1,4 @@
-"""What a file on disk is of, and what the tree knows of it."""
+"""Addresses: what stands for a page, a state or a restore point outside this process; and the files that have one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POINT = -1
 
 @dataclass(frozen=True)
 class Address:
-    """The place in a tree that a page, a state or a restore point belongs to.
+    """The position in a tree that a page, a state or a restore point belongs to.
 
     `root` stands for the salt. `before` is the digest of all tokens up to the last page border below `end`, `tokens` are
     the packed tokens from that border up to `end`: together they name the whole prefix. A page holds rows [start, end); a
@@ -27,7 +27,7 @@ class Address:
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """One file on disk, or one that is to be written. Pages that were cut from one page share its copy.
+    """One file on disk, or one that is to be written. Pages that were cut from one page share its file.
 
     `is_saved` turns True when file and index are safely written, `has_failed` when they could not be; both are set by the
     writer. `nbytes` is the size of the file. `num_users` counts the pages and states that refer to it.

@@ -1,6 +1,6 @@
 """The forest: one trie for each salt, and the pins of the busy lanes that stand on them.
 
-A trie that an earlier run left on disk is known by its root id alone, until somebody names its salt.
+A trie that an earlier run left on disk is known by its root id alone, until a request names its salt.
 
 Always true between calls (`check` asserts it):
 - each trie holds what `Trie.check` says;
@@ -99,7 +99,7 @@ class Forest(Generic[M]):
         pin.node.pins.discard(pin)
 
     def held_to(self, node: Node) -> int:
-        """Rows of a node below this offset stay, because a busy lane stands on them, here or further down."""
+        """Rows of a node below this offset are not evicted: a busy lane stands on them, here or further down."""
         held = node.start
         for pin in self.pins:
             if node.start < pin.offset and node in pin.node.path():

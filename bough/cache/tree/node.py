@@ -1,4 +1,4 @@
-"""What stands at one place of the trie: a node, its restore points, and the pins of busy lanes.
+"""A node of the trie, its restore points, and the pins of busy lanes.
 
 A node owns the tokens [start, end) of one edge. Its pages lie inside that range, sorted, without overlap, and each inside
 one page border. A window page is there because restore points need it (`Page.users`); a full page because the edge is.
@@ -29,8 +29,8 @@ class Reason(IntEnum):
 
 
 @dataclass(frozen=True)
-class Noted:
-    """A restore point as it stands in the disk's index."""
+class IndexedPoint:
+    """A restore point as the disk's index has it."""
 
     address: Address
     reason: Reason
@@ -44,7 +44,7 @@ class Point:
     """An offset at which every group of the model can be restored: `states` holds one state per recurrent group.
 
     `kept`: it was asked for, and outlives its unkept peers. `superseded`: a later point of this conversation took its role.
-    `noted` is what the disk knows of it, if anything.
+    `indexed` is what the disk's index says of it, if it is there.
     """
 
     offset: int
@@ -52,11 +52,11 @@ class Point:
     states: dict[Group, State] = field(default_factory=dict)
     kept: bool = False
     superseded: bool = False
-    noted: Noted | None = None
+    indexed: IndexedPoint | None = None
 
     @property
     def is_redundant(self) -> bool:
-        """Whether it may go before any row does."""
+        """Whether it may be evicted before any row is."""
         if self.kept or self.reason >= Reason.BRANCH:
             return False
         return self.superseded or self.reason is Reason.MESSAGE
@@ -64,7 +64,10 @@ class Point:
 
 @dataclass(eq=False, slots=True)
 class Pin:
-    """A busy lane's hold on the path up to `offset`: rows below stay. While it adopts, the point at `offset` stays too."""
+    """A busy lane's hold on the path up to `offset`: rows below are not evicted.
+
+    While the lane adopts (`is_adopting`), the restore point at `offset` is not evicted either.
+    """
 
     node: Node
     offset: int
@@ -138,11 +141,11 @@ class Node:
 
     @property
     def pinned_to(self) -> int:
-        """Rows below this offset stay, because a busy lane stands on them."""
+        """Rows below this offset are not evicted, because a busy lane stands on them."""
         return max((pin.offset for pin in self.pins), default=self.start)
 
     def touch(self, now: float) -> None:
-        """Note a use at `now`; a second note of the same moment changes nothing."""
+        """Count a use at `now`. Two uses at one moment are one for recency."""
         if now != self.last_used:
             self.previous_used, self.last_used = self.last_used, now
         self.hits += 1

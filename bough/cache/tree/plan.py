@@ -1,6 +1,6 @@
 """The plan: the deepest offset that every group of a model can be restored to.
 
-Pure functions over intervals. A group can stand at an offset either because a resting lane already holds what that needs
+Pure functions over intervals. A group can stand at an offset either because an idle lane already holds what that needs
 or because the tree does; offset 0 is always possible. Nothing is moved here: plan first, then move.
 """
 
@@ -18,7 +18,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Live:
-    """What a resting lane shares with a prompt: `shared` of its `offset` tokens, and its rows from `first_rows` on."""
+    """What an idle lane shares with a prompt: `shared` of its `offset` tokens, and its rows from `first_rows` on."""
 
     shared: int
     offset: int
@@ -30,13 +30,13 @@ class Live:
         return cls(shared, lane.offset, rows)
 
     def reach(self, group: Group) -> list[Interval]:
-        """The offsets that this lane can go back to by itself for one group."""
+        """The offsets that this lane can return to by itself, for one group."""
         if group.kind is Kind.RECURRENT:
             return [(self.offset, self.offset)] if self.shared == self.offset else []
         return _standing_on(group, [(self.first_rows[group], self.shared)])
 
     def can_stand(self, group: Group, offset: int) -> bool:
-        """Whether this lane can go back to `offset` by itself for one group."""
+        """Whether this lane can return to `offset` by itself, for one group."""
         return any(low <= offset <= high for low, high in self.reach(group))
 
 

@@ -19,11 +19,11 @@ Range = tuple[int, int]
 """Tokens [start, end), counted from the root."""
 
 Buffer = bytes | bytearray | memoryview
-"""Plain bytes: the content of a page or state on its way to disk or back."""
+"""Plain bytes: the content of a page or state as it is written to disk and read back."""
 
 
 class Place(IntEnum):
-    """Where the content of a page or state lies, the fastest first. On a CPU device and host are one place: DEVICE."""
+    """Where the content of a page or state lies, the fastest first. On a CPU, device and host are one tier: DEVICE."""
 
     DEVICE = 0
     HOST = 1
@@ -70,9 +70,9 @@ class Group:
 class Page:
     """The rows [start, end) of one group, all its layers, in memory of their own; never across a page border.
 
-    `rows` is the engine's, None on disk; `nbytes` is what it occupies at its place. `users` are the restore points that
-    need a window page. `copies` are the files on disk that hold rows of it, each with the range for which that is so: a
-    file may go on with another branch's rows. The tree keeps both.
+    `rows` belongs to the engine, None on disk; `nbytes` is the memory that it takes in its tier. `users` are the
+    restore points and pins that need a window page. `copies` are the files on disk that hold rows of it, each with the
+    range for which that is so: a file may hold rows of another branch beyond it.
     """
 
     group: Group
@@ -217,15 +217,15 @@ class PageStore(Protocol):
 
 
 class ContentStore(PageStore, Protocol):
-    """A page store that can also move content between places and turn it into plain bytes."""
+    """A page store that can also move content between tiers and turn it into plain bytes."""
 
     @property
     def has_host(self) -> bool:
-        """Whether the device's memory is apart from the host's: only then is there a host place."""
+        """Whether the device's memory is apart from the host's: only then is there a host tier."""
         ...
 
     def pack(self, item: Page | State) -> Buffer | None:
-        """The content as plain bytes, from memory that nobody will change; None if the item has none any more.
+        """The content as plain bytes, from memory that does not change; None if the item has no content any more.
 
         The one call that another thread may make at any time.
         """
@@ -236,18 +236,18 @@ class ContentStore(PageStore, Protocol):
         ...
 
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
-        """A new page at a place from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit.
+        """A new page in a tier from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit.
 
         `data` is the engine's from now on: it may keep it instead of copying it.
         """
         ...
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
-        """A new state at a place from what `pack` gave; as `unpack_page`."""
+        """A new state in a tier from what `pack` gave; as `unpack_page`."""
         ...
 
     def to_host(self, item: Page | State) -> None:
-        """Move the content to host memory, in place, without waiting for the copy. Only where there is a host place.
+        """Move the content to host memory, in place, without waiting for the copy. Only where there is a host tier.
 
         Raises EngineError or MemoryError if there is no memory for it; the item is then as it was.
         """

@@ -140,13 +140,13 @@ class Trie(Generic[M]):
         return head
 
     def _cut_across(self, pages: list[Page], at: int) -> None:
-        """Cut the one page that reaches across `at`, if there is one; halves that nobody needs are released."""
+        """Cut the one page that reaches across `at`, if there is one; halves without a user are released."""
         index = bisect_left(pages, at, key=_start) - 1
         if index >= 0 and pages[index].end > at:
             users, halves = pages[index].users, self.memory.cut(pages[index], at)
-            pages[index : index + 1] = [half for half in halves if self._is_wanted(half, users)]
+            pages[index : index + 1] = [half for half in halves if self._is_needed(half, users)]
 
-    def _is_wanted(self, page: Page, users: set[Point | Pin]) -> bool:
+    def _is_needed(self, page: Page, users: set[Point | Pin]) -> bool:
         if page.group.kind is Kind.FULL:
             return True
         page.users = {user for user in users if needs(user, page)}
@@ -171,8 +171,8 @@ class Trie(Generic[M]):
             pin.move(child, pin.offset)
         return child
 
-    def hold(self, node: Node, page: Page) -> None:
-        """Put a page into its place; neighbours inside the same page border are joined with it."""
+    def add_page(self, node: Node, page: Page) -> None:
+        """Add a page to a node; neighbours inside the same page border are joined with it."""
         pages = node.pages.setdefault(page.group, [])
         pages.insert(bisect_left(pages, page.start, key=_start), page)
         self._join_at(node, page.group, page.end)
@@ -201,13 +201,13 @@ class Trie(Generic[M]):
                 for low, high in list(at.missing_between(group, start, user.offset, self.page_tokens)):
                     page = publish(group, low, high)
                     page.users.add(user)
-                    self.hold(at, page)
+                    self.add_page(at, page)
             for page in at.pages_between(group, start, user.offset):
                 page.users.add(user)
             at = at.parent
 
-    def let_window_go(self, node: Node, user: Point | Pin, group: Group) -> None:
-        """End this use of window rows; pages that nobody needs are released."""
+    def release_window(self, node: Node, user: Point | Pin, group: Group) -> None:
+        """End this use of window rows; pages without a user are released."""
         start, at = group.first_needed(user.offset), node
         while at.parent is not None and at.end > start:
             for page in at.pages_between(group, start, user.offset):
@@ -234,14 +234,14 @@ class Trie(Generic[M]):
             self.memory.release(state)
         for group in self.memory.groups:
             if group.kind is Kind.WINDOW:
-                self.let_window_go(node, point, group)
+                self.release_window(node, point, group)
 
     def trim(self, leaf: Node, to: int) -> None:
-        """Let the rows and points beyond `to` go; something of the edge stays."""
+        """Drop the rows and points beyond `to`; something of the edge stays."""
         assert leaf.is_leaf and leaf.start < to < leaf.end
         assert leaf.pinned_to <= to
         for pages in leaf.pages.values():
-            self._cut_across(pages, to)  # first: if this fails, nothing has gone
+            self._cut_across(pages, to)  # first: if this fails, nothing is lost
         for point in [point for point in leaf.points.values() if point.offset > to]:
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
@@ -265,16 +265,16 @@ class Trie(Generic[M]):
         leaf.stamp += 1
         return parent
 
-    def exchange(self, node: Node, old: Page | State, new: Page | State) -> None:
-        """Put a page or state with the same content into the place of another, which is void."""
+    def replace(self, node: Node, old: Page | State, new: Page | State) -> None:
+        """Put a page or state with the same content where the old one is, which is void from now on."""
         if isinstance(old, Page) and isinstance(new, Page):
             pages = node.pages[old.group]
             pages[pages.index(old)] = new
         elif isinstance(old, State) and isinstance(new, State):
             node.points[old.offset].states[old.group] = new
 
-    def lose(self, node: Node, page: Page) -> None:
-        """Give up one page that failed to load: its rows are missing until somebody publishes them again."""
+    def drop_page(self, node: Node, page: Page) -> None:
+        """Drop one page that failed to load: its rows are missing until a lane publishes them again."""
         node.pages[page.group].remove(page)
         node.has_holes = node.has_holes or page.group.kind is Kind.FULL
         self.memory.release(page)

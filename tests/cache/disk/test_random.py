@@ -38,8 +38,8 @@ class Play:
 
         monkeypatch.setattr(files, "write_some", write_or_fail)
         monkeypatch.setattr(Index, "apply", apply_or_fail)
-        monkeypatch.setattr("bough.cache.disk.writer.FIRST_PAUSE_S", 0.001)
-        monkeypatch.setattr("bough.cache.disk.writer.LONGEST_PAUSE_S", 0.004)
+        monkeypatch.setattr("bough.cache.disk.writer.FIRST_BACK_OFF_S", 0.001)
+        monkeypatch.setattr("bough.cache.disk.writer.MAX_BACK_OFF_S", 0.004)
         self.disk = shelf.open()
 
     def step(self) -> None:

@@ -7,7 +7,7 @@ from bough.cache.residency.memory import Memory, SaltForest
 from bough.cache.residency.policy import (
     LRU2,
     WHOLE_NODES,
-    Class,
+    EvictionClass,
     classify,
     leaf_lru,
     leaf_lru2,
@@ -48,7 +48,7 @@ def test_what_a_busy_lane_stands_on_stays() -> None:
 def test_kept_points_stay_until_they_are_meant() -> None:
     node = leaf(10)
     node.points = {10: Point(10, Reason.END, kept=True)}
-    assert classify(node, 4, needs_points=False) is Class.KEPT_TAIL
+    assert classify(node, 4, needs_points=False) is EvictionClass.KEPT_TAIL
     assert tail_start(node, 4, needs_points=False, take_kept=True) == 8
 
 
@@ -65,7 +65,7 @@ def test_redundant_points_go_first_and_system_ends_and_branch_points_never_count
     del node.points[6]
     assert redundant_point(node) is None
     node.points[8].superseded = True
-    assert classify(node, 4, needs_points=True) is Class.REDUNDANT_POINT
+    assert classify(node, 4, needs_points=True) is EvictionClass.REDUNDANT_POINT
 
 
 def test_least_recently_used_goes_first_then_the_deepest_then_the_largest() -> None:
@@ -89,7 +89,7 @@ def test_another_policy_sorts_what_is_there_already() -> None:
     for prompt in ([1, 2], [1, 2], [5, 6]):
         w.run(prompt)
 
-    w.cache.residency.evictor.order.use(LRU2)
+    w.cache.residency.evictor.order.use_policy(LRU2)
     w.cache.residency.evictor.evict_one()
 
     assert w.known([1, 2]) == 2
@@ -98,7 +98,7 @@ def test_another_policy_sorts_what_is_there_already() -> None:
 
 def test_a_policy_of_whole_nodes_takes_a_leaf_at_once_and_spares_what_is_pinned() -> None:
     w = World(MODELS["full"], 4)
-    w.cache.residency.evictor.order.use(WHOLE_NODES)
+    w.cache.residency.evictor.order.use_policy(WHOLE_NODES)
     w.run(list(range(1, 15)))
     session = w.begin([1, 2, 3, 99])
 

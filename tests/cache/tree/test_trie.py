@@ -118,7 +118,7 @@ class Held:
         self.trie.hold_window(self.node, point, self.near, lane.publish)
         self.engine.evaluate(lane, self.tokens[6:])
         for start, end in ((0, 4), (4, 8), (8, 11)):
-            self.trie.hold(self.node, lane.publish(self.rows, start, end))
+            self.trie.add_page(self.node, lane.publish(self.rows, start, end))
         self.trie.check()
 
     def ranges(self) -> list[tuple[int, int, int]]:
@@ -204,8 +204,8 @@ def test_growing_joins_the_partial_last_page() -> None:
     held.engine.evaluate(lane, [*held.tokens, 1, 2, 3])
 
     held.trie.grow(held.node, [1, 2, 3])
-    held.trie.hold(held.node, lane.publish(held.rows, 11, 12))
-    held.trie.hold(held.node, lane.publish(held.rows, 12, 14))
+    held.trie.add_page(held.node, lane.publish(held.rows, 11, 12))
+    held.trie.add_page(held.node, lane.publish(held.rows, 12, 14))
 
     held.trie.check()
     assert [(p.start, p.end) for p in held.node.pages[held.rows]] == [(0, 4), (4, 8), (8, 12), (12, 14)]

@@ -137,7 +137,7 @@ class Talkative:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Noted(Connection):
+class IndexedPoint(Connection):
     """A connection that tells the application when it is lost."""
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,7 +152,7 @@ async def leave_unread(app: Talkative) -> None:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         config = uvicorn.Config(
             app,
-            http=partial(Noted, waiting=Waiting(9)),
+            http=partial(IndexedPoint, waiting=Waiting(9)),
             lifespan="off",
             log_config=None,
             ws="none",  # type: ignore[arg-type]
