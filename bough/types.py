@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from bough.errors import RequestError
 
@@ -229,3 +229,32 @@ class Completion:
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
+
+
+class Progress(Protocol):
+    """Hears of one piece of work after another: each starts, advances any number of times, and finishes or fails."""
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        """Work of `total_bytes` begins; None: its size is not known, or it is not counted in bytes."""
+        ...
+
+    def advance(self, num_bytes: int) -> None:
+        """So many more bytes are done. Negative when work had to start over."""
+        ...
+
+    def finish(self) -> None:
+        """The work that was started last is over, well or not."""
+        ...
+
+
+class SilentProgress:
+    """Tells nobody."""
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        pass
+
+    def advance(self, num_bytes: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass

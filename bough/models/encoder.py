@@ -7,20 +7,20 @@ ends between two of them. Parts begin with a special token, which nothing merges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from re import Pattern
 from typing import Any
 
 from bough.errors import PromptTooLong, RequestCancelled
-from bough.models.any_of import any_of
 
 PART_CHARS = 2**15
 
 _LONGEST_STRETCH_BYTES = 256
 """What one token stands for at the most, where that cannot be told from the vocabulary."""
 
+_NEVER = re.compile("(?!)")
 _PATIENCE = 4  # so many times its limit a prompt is encoded, so that the error can tell how long it is
 
 
@@ -131,7 +131,7 @@ class Encoder:
         return list(self._backend.get_added_tokens_decoder().values())
 
     @cached_property
-    def _special(self) -> Pattern[str]:
+    def _special(self) -> re.Pattern[str]:
         """Matches what the tokenizer takes out of a text before it looks at the rest, as it does: leftmost, longest."""
         return any_of(token.content for token in self._added if not token.normalized)
 
@@ -153,3 +153,12 @@ class Encoder:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern for any of the texts, the longest first. Looking at the first character keeps thousands of texts cheap."""
+    ordered = sorted(filter(None, texts), key=len, reverse=True)
+    if not ordered:
+        return _NEVER
+    firsts = "".join(sorted({re.escape(text[0]) for text in ordered}))
+    return re.compile(f"(?=[{firsts}])(?:{'|'.join(map(re.escape, ordered))})")

@@ -1,10 +1,18 @@
-"""A model's files on this machine: one folder as Hugging Face lays it out, and where it came from."""
+"""A model's files on this machine: one folder as Hugging Face lays it out, and where it came from.
+
+Also here: hashes, stamps and syncing of single files, and notes. Notes are small JSON files in the cache folder that keep
+results which are slow to find out. A file of notes is written whole or not at all, and a reader checks every entry.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -95,3 +103,41 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UnsupportedModel(f"{file} holds {type(found).__name__}, and must hold an object")
     return found
+
+
+def hash_file(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync_file(file: Path) -> None:
+    """Return once the file's bytes are on the disk."""
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def read_notes(file: Path) -> dict[str, dict[str, Any]]:
+    """What was noted before, by path; nothing if the file cannot be read. Entries that are no objects are left out."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    entries = found.items() if isinstance(found, dict) else ()
+    return {path: entry for path, entry in entries if isinstance(entry, dict)}
+
+
+def write_notes(file: Path, notes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Keep the notes on what still exists, readable by the user alone; a folder that takes nothing only costs time."""
+    with contextlib.suppress(OSError):
+        kept = {path: entry for path, entry in notes.items() if Path(path).exists()}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(kept, stream, indent=1)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).replace(file)
+        finally:
+            Path(name).unlink(missing_ok=True)

@@ -17,10 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bough.config import Settings
-from bough.models.fetching.download import hash_file
-from bough.models.fetching.progress import Progress, SilentProgress
-from bough.models.files import ModelFiles, reaching, read_json, stamp_of
-from bough.models.notes import read_notes, write_notes
+from bough.models.files import ModelFiles, hash_file, reaching, read_json, read_notes, stamp_of, write_notes
+from bough.types import Progress, SilentProgress
 
 _FORMAT = 1
 _MEMO_FILE = "weights.json"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import UnsupportedModel
-from bough.models.fetching.download import hash_file
-from bough.models.files import ModelFiles
+from bough.models.files import ModelFiles, hash_file
 from bough.models.tokenizer import load_tokenizer
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")

@@ -21,8 +21,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from bough.errors import ModelNotFound, UnsupportedModel
-from bough.models.fetching.download import sync_file
-from bough.models.files import ModelFiles, reaching, read_json, share
+from bough.models.files import ModelFiles, reaching, read_json, share, sync_file
 
 RECORD_FILE = "bough.json"
 _FORMAT = 1

@@ -34,7 +34,6 @@ from bough.generate.request import Request
 from bough.generate.scheduler import Scheduler
 from bough.generate.verifier import Verifier
 from bough.generate.worker import Limits, Worker
-from bough.models.fetching.progress import Progress
 from bough.models.files import ModelFiles
 from bough.models.prompts import Encoded, Prompts
 from bough.models.tokenizer import Tokenizer, load_tokenizer
@@ -42,7 +41,7 @@ from bough.runner.cache_handle import CacheHandle
 from bough.runner.engine_lock import Turns
 from bough.runner.tiers import open_tiers
 from bough.system.resources import give_memory_back
-from bough.types import Chunk, Completion, Prompt, SamplingParams
+from bough.types import Chunk, Completion, Progress, Prompt, SamplingParams
 
 _FEWEST_LANES = 4
 _TRIM_EVERY_S = 60.0

@@ -14,10 +14,10 @@ from bough.cache.tree.state import PAGE_TOKENS
 from bough.config import Settings
 from bough.engines.contract import Engine
 from bough.errors import ModelError
-from bough.models.fetching.progress import Progress
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, tree_folder
 from bough.system.resources import default_disk_bytes, default_host_bytes
+from bough.types import Progress
 
 log = logging.getLogger(__name__)
 

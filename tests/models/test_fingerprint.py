@@ -13,10 +13,10 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import ModelError
-from bough.models.fetching.progress import SilentProgress
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, hash_weights, safe_name, tree_folder
 from bough.models.gguf.folder import keep
+from bough.types import SilentProgress
 from tests.models.tiny_gguf import write_gguf
 
 FILES = {

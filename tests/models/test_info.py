@@ -9,7 +9,7 @@ import pytest
 from bough.config import Settings
 from bough.errors import UnsupportedModel
 from bough.models import ModelFiles, describe
-from bough.models.fetching import resolve
+from bough.models.sources import resolve
 from tests.models.packed_model import write_packed_model
 from tests.models.tiny_tokenizer import THINKS, byte_level
 from tests.tiny_models import make_folder, make_model

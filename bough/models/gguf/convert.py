@@ -7,30 +7,19 @@ Quantized weights become float32; weights that the file holds in 16 bits stay as
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.fetching.progress import Progress
-from bough.models.gguf.tokenizer import save_tokenizer
+from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer
+from bough.types import Progress
 
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What was converted: how many weights, and how the GGUF file held most of them (`Q4_1`, `BF16`, …)."""
-
-    num_parameters: int
-    quantization: str
 
 
 def convert(file: Path, folder: Path, progress: Progress) -> Converted:
@@ -81,14 +70,6 @@ def _require_room(file: Path, folder: Path, needed_bytes: int) -> None:
         )
 
 
-def main_type(reader: Any) -> str:
-    """The type that holds most of the weights."""
-    counts: Counter[str] = Counter()
-    for tensor in reader.tensors:
-        counts[tensor.tensor_type.name] += int(tensor.n_elements)
-    return counts.most_common(1)[0][0]
-
-
 def _read_model(file: Path, dtype: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
@@ -121,21 +102,3 @@ def _counted(progress: Progress) -> Iterator[None]:
 
     with patch.object(library, "tqdm", count, create=True):
         yield
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and log lines to itself, and leave its settings as they were."""
-    from transformers.utils import logging as library_logging
-
-    library: Any = library_logging
-    had_bars = library.is_progress_bar_enabled()
-    level = library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if had_bars:
-            library.enable_progress_bar()

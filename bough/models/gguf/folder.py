@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.fetching.progress import Progress
 from bough.models.files import CONFIG_FILE, GGUF_FILE, share
-from bough.models.gguf.convert import Converted, main_type, quiet
-from bough.models.gguf.tokenizer import save_tokenizer, value_of
+from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer, value_of
+from bough.types import Progress
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _READABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K")

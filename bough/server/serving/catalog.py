@@ -20,9 +20,8 @@ from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound, RequestError, UnsupportedModel
 from bough.models import ModelFiles, ModelInfo, Store, describe
-from bough.models.files import CONFIG_FILE, reaching, stamp_of
+from bough.models.files import CONFIG_FILE, reaching, read_notes, stamp_of, write_notes
 from bough.models.fingerprint import hash_weights
-from bough.models.notes import read_notes, write_notes
 from bough.models.store import plain_name
 
 log = logging.getLogger(__name__)

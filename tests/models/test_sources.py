@@ -12,7 +12,7 @@ import pytest
 from bough.config import Settings
 from bough.errors import DownloadError, ModelError, ModelNotFound, UnsupportedModel
 from bough.models import Store, can_pull, pull
-from bough.models.fetching import resolve
+from bough.models.sources import resolve
 from tests.models.tiny_gguf import write_gguf
 from tests.models.web_server import Recorder
 from tests.tiny_models import make_folder
@@ -170,7 +170,7 @@ def test_a_gguf_file_that_mlx_cannot_read_is_converted_for_it(tmp_path, settings
 
 def test_a_gguf_file_that_mlx_cannot_read_is_refused_where_there_is_no_torch(tmp_path, settings, monkeypatch):
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q5_0)
-    monkeypatch.setattr(import_module("bough.models.fetching.resolve"), "find_installed", lambda: {"mlx"})
+    monkeypatch.setattr(import_module("bough.models.sources"), "find_installed", lambda: {"mlx"})
 
     with pytest.raises(UnsupportedModel, match=r"holds weights as Q5_0.*pip install 'bough\[torch\]'"):
         resolve(tmp_path / "tiny.gguf", replace(settings, engine="mlx"))

@@ -1,13 +1,26 @@
-"""What a GGUF file says of its tokenizer beyond the vocabulary, which transformers leaves out."""
+"""What a GGUF file holds: its values, the type of its weights, and its tokenizer with what transformers leaves out."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _LLAMA_3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 _WITH_START = {"model": ("llama", "bert"), "pre": (*_LLAMA_3, "tekken", "chameleon")}
 """Kinds of vocabulary, and ways to split words, whose prompts begin with a start token unless the file says otherwise."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was converted: how many weights, and how the GGUF file held most of them (`Q4_1`, `BF16`, …)."""
+
+    num_parameters: int
+    quantization: str
 
 
 def save_tokenizer(tokenizer: Any, reader: Any, folder: Path) -> None:
@@ -32,3 +45,29 @@ def value_of(reader: Any, name: str, default: Any = None) -> Any:
     """What the file says under a name."""
     field = reader.get_field(name)
     return default if field is None else field.contents()
+
+
+def main_type(reader: Any) -> str:
+    """The type that holds most of the weights."""
+    counts: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    return counts.most_common(1)[0][0]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and log lines to itself, and leave its settings as they were."""
+    from transformers.utils import logging as library_logging
+
+    library: Any = library_logging
+    had_bars = library.is_progress_bar_enabled()
+    level = library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bars:
+            library.enable_progress_bar()
