@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bough.cache.tree.tokens import common_prefix, pack
 from bough.errors import RequestError
+from bough.models.chat.boundaries import common_length
 from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.tokenizer import Tokenizer
 from bough.types import Boundary, Prompt
@@ -72,7 +72,7 @@ class Prompts:
             other = self.encode(f"{prompt} and so on", **template)
         else:
             other = self.encode(prompt, **{**template, "add_generation_prompt": False})
-        shared = common_prefix(pack(encoded.ids), pack(other.ids)) or len(encoded.ids)
+        shared = common_length(encoded.ids, other.ids) or len(encoded.ids)
         boundaries = [each for each in encoded.boundaries if each.offset <= shared]
         return Encoded(encoded.ids[:shared], boundaries, is_chat=True)
 

@@ -12,7 +12,7 @@ The chat is tokenized once; each boundary costs a rendering of the messages befo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from bough.errors import RequestError
@@ -114,7 +114,7 @@ class _Cuts:
         until = self._render_first(i + 1)
         if until is None:
             return 0
-        position = _common_length(until, self._text)
+        position = common_length(until, self._text)
         said = _said(self._chat.messages[i])
         is_whole = position == len(until) or (bool(said) and said in self._text[reached:position])
         return position if is_whole else 0
@@ -137,7 +137,7 @@ class _Cuts:
         real = _said(self._chat.messages[i]) if i < len(self._roles) else ""
         other = "y" if real.startswith("x") else "x"
         texts = [self._render([*kept, {"role": role, "content": other}]) for role in roles]
-        return min((_common_length(each, self._text) for each in texts if each is not None), default=0)
+        return min((common_length(each, self._text) for each in texts if each is not None), default=0)
 
     def _render(self, messages: list[Message]) -> str | None:
         try:
@@ -184,11 +184,14 @@ def _said(message: Message) -> str:
     return str(message["content"]).strip()
 
 
-def _common_length(a: str, b: str) -> int:
-    """The length of the longest common prefix, by halving: comparing slices runs at the speed of memory."""
-    if b.startswith(a):
-        return len(a)
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The length of the longest common prefix of two texts or two lists.
+
+    Costs O(n): it halves the part that is left, and comparing slices runs at the speed of memory.
+    """
     low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
