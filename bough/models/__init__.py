@@ -5,7 +5,7 @@ import logging
 from bough.models.chat.template import Rendered
 from bough.models.files import ModelFiles
 from bough.models.info import ModelInfo, describe
-from bough.models.sources import can_pull, fit, pull, resolve
+from bough.models.sources import GgufSupport, can_pull, fit, pull, resolve
 from bough.models.store import Store
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.types import Progress, SilentProgress
@@ -14,6 +14,7 @@ from bough.types import Progress, SilentProgress
 logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
 __all__ = [
+    "GgufSupport",
     "ModelFiles",
     "ModelInfo",
     "Progress",

@@ -22,7 +22,7 @@ from bough.cache.residency.memory import Tiers
 from bough.cache.restore import restore
 from bough.cache.session import Reuse
 from bough.config import Settings, let_threads_sleep, load_settings
-from bough.engines.choice import choose_engine, install_command
+from bough.engines.choice import choose_engine, find_installed, install_command
 from bough.engines.contract import Engine, EngineMaker
 from bough.errors import ModelNotFound, RequestError, UnsupportedModel
 from bough.generate.chunk_size import ChunkSize
@@ -36,6 +36,7 @@ from bough.generate.verifier import Verifier
 from bough.generate.worker import Limits, Worker
 from bough.models.files import ModelFiles
 from bough.models.prompts import Encoded, Prompts
+from bough.models.sources import GgufSupport
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.runner.cache_handle import CacheHandle
 from bough.runner.engine_lock import Turns
@@ -61,7 +62,7 @@ def load(name_or_path: str | Path | None = None, *, progress: Progress | None = 
 
 def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
     """A runner for a model that is on this machine, by settings that are chosen already."""
-    files = models.fit(files, chosen, progress)
+    files = models.fit(files, chosen, gguf_support(chosen), progress)
     engine = make_engine(files, chosen, progress)
     tokenizer = load_tokenizer(files, chosen.trust_remote_code)
     return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
@@ -69,12 +70,22 @@ def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = 
 
 def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
     """The model's files, fetched first if they are not here and we know where to get them."""
+    gguf = gguf_support(settings)
     try:
-        return models.resolve(name, settings, progress)
+        return models.resolve(name, settings, gguf, progress)
     except ModelNotFound:
         if not models.can_pull(name):
             raise
-        return models.pull(name, settings, progress)
+        return models.pull(name, settings, gguf, progress)
+
+
+def gguf_support(settings: Settings) -> GgufSupport:
+    """What can be done here with GGUF files, for the engine that the settings ask for. Imports no engine."""
+    try:
+        engine = choose_engine(settings)
+    except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
+        return GgufSupport(False, False, str(error))
+    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:

@@ -189,8 +189,10 @@ from pathlib import Path
 from bough.config import Settings
 from bough.models import load_tokenizer
 from bough.models.sources import resolve
+from bough.runner import gguf_support
 here = Path(sys.argv[1])
-files = resolve(here / "tiny.gguf", Settings(data_folder=here / "data", cache_folder=here / "cache"))
+settings = Settings(data_folder=here / "data", cache_folder=here / "cache")
+files = resolve(here / "tiny.gguf", settings, gguf_support(settings))
 assert files.is_gguf
 tokenizer = load_tokenizer(files)
 from bough.engines.mlx.loading.loading import load_model
