@@ -1,7 +1,6 @@
-"""The composition root: picks the engine, loads the model, and wires cache and generation together.
+"""A loaded model: it wires cache and generation together, and answers requests.
 
-Nothing else imports an engine. A runner may be used from several threads: one of them at a time runs the engine, and
-streams take turns between their pieces.
+Several threads may use a runner. One of them at a time runs the engine, and streams take turns between their pieces.
 """
 
 from __future__ import annotations
@@ -12,19 +11,16 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bough import models
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.memory import Tiers
 from bough.cache.restore import restore
 from bough.cache.session import Reuse
-from bough.config import Settings, let_threads_sleep, load_settings
-from bough.engines.choice import choose_engine, find_installed, install_command
-from bough.engines.contract import Engine, EngineMaker
-from bough.errors import ModelNotFound, RequestError, UnsupportedModel
+from bough.config import Settings
+from bough.engines.contract import Engine
+from bough.errors import RequestError
 from bough.generate.chunk_size import ChunkSize
 from bough.generate.constraints import ConstraintFactory
 from bough.generate.generation import Generation
@@ -36,92 +32,17 @@ from bough.generate.verifier import Verifier
 from bough.generate.worker import Limits, Worker
 from bough.models.files import ModelFiles
 from bough.models.prompts import Encoded, Prompts
-from bough.models.sources import GgufSupport
-from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.models.tokenizer import Tokenizer
 from bough.runner.cache_handle import CacheHandle
 from bough.runner.engine_lock import Turns
-from bough.runner.tiers import open_tiers
 from bough.system.resources import give_memory_back
-from bough.types import Chunk, Completion, Progress, Prompt, SamplingParams
+from bough.types import Chunk, Completion, Prompt, SamplingParams
 
 _FEWEST_LANES = 4
 _TRIM_EVERY_S = 60.0
 _LANE_TOKENS = 4_096  # a lane that is meant to be useful holds so many
 
 _SAMPLING = {each.name for each in fields(SamplingParams)}
-
-
-def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
-    """A runner for a model: a name, a hub id, a Hugging Face folder or a GGUF file; without one, the default model.
-
-    A known name or hub id that is not on this machine yet is fetched first. `cache=False` runs without reuse.
-    """
-    chosen = load_settings(settings)
-    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
-
-
-def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
-    """A runner for a model that is on this machine, by settings that are chosen already."""
-    files = models.fit(files, chosen, gguf_support(chosen), progress)
-    engine = make_engine(files, chosen, progress)
-    tokenizer = load_tokenizer(files, chosen.trust_remote_code)
-    return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
-
-
-def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
-    """The model's files, fetched first if they are not here and we know where to get them."""
-    gguf = gguf_support(settings)
-    try:
-        return models.resolve(name, settings, gguf, progress)
-    except ModelNotFound:
-        if not models.can_pull(name):
-            raise
-        return models.pull(name, settings, gguf, progress)
-
-
-def gguf_support(settings: Settings) -> GgufSupport:
-    """What can be done here with GGUF files, for the engine that the settings ask for. Imports no engine."""
-    try:
-        engine = choose_engine(settings)
-    except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
-        return GgufSupport(False, False, str(error))
-    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
-
-
-def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
-    """The engine that the settings ask for, with the model loaded."""
-    engine = _import_engine(settings)
-    if progress is None:
-        return engine.load(files.folder, settings)
-    try:
-        return engine.load(files.folder, settings, lambda text: progress.start(text, None))
-    finally:
-        progress.finish()
-
-
-def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
-    """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
-    chosen = load_settings(settings)
-    engine = _import_engine(chosen).load_shape(config, chosen)
-    return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
-
-
-def _import_engine(settings: Settings) -> EngineMaker:
-    """The class of the engine that the settings ask for. Only here one is imported."""
-    name = choose_engine(settings)
-    let_threads_sleep()
-    try:
-        if name == "mlx":
-            from bough.engines.mlx import MlxEngine
-
-            return MlxEngine
-        from bough.engines.torch import TorchEngine
-
-        return TorchEngine
-    except ImportError as error:  # packages that are there, but not whole; a mistake of ours is told apart
-        if (error.name or "").startswith("bough"):
-            raise
-        raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error
 
 
 class _Vocabulary:

@@ -21,7 +21,7 @@ def test_mlx_reads_gguf_files_and_torch_converts_them(
     engine: str, installed: set[str], found: GgufSupport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bough.engines.choice.find_installed", lambda: installed)
-    monkeypatch.setattr("bough.runner.runner.find_installed", lambda: installed)
+    monkeypatch.setattr("bough.runner.loading.find_installed", lambda: installed)
 
     assert gguf_support(Settings(engine=engine)) == found
 

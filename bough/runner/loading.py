@@ -1,0 +1,94 @@
+"""From a name and settings to a runner: finds the files, chooses the engine and loads the model.
+
+This is the only module that imports an engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bough import models
+from bough.config import Settings, let_threads_sleep, load_settings
+from bough.engines.choice import choose_engine, find_installed, install_command
+from bough.engines.contract import Engine, EngineMaker
+from bough.errors import ModelNotFound, UnsupportedModel
+from bough.models.files import ModelFiles
+from bough.models.sources import GgufSupport
+from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.runner.runner import Runner
+from bough.runner.tiers import open_tiers
+from bough.types import Progress
+
+
+def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
+    """A runner for a model: a name, a hub id, a Hugging Face folder or a GGUF file; without one, the default model.
+
+    A known name or hub id that is not on this machine yet is fetched first. `cache=False` runs without reuse.
+    """
+    chosen = load_settings(settings)
+    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
+
+
+def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
+    """A runner for a model that is on this machine, by settings that are chosen already."""
+    files = models.fit(files, chosen, gguf_support(chosen), progress)
+    engine = make_engine(files, chosen, progress)
+    tokenizer = load_tokenizer(files, chosen.trust_remote_code)
+    return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
+
+
+def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+    """The model's files, fetched first if they are not here and we know where to get them."""
+    gguf = gguf_support(settings)
+    try:
+        return models.resolve(name, settings, gguf, progress)
+    except ModelNotFound:
+        if not models.can_pull(name):
+            raise
+        return models.pull(name, settings, gguf, progress)
+
+
+def gguf_support(settings: Settings) -> GgufSupport:
+    """What can be done here with GGUF files, for the engine that the settings ask for. Imports no engine."""
+    try:
+        engine = choose_engine(settings)
+    except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
+        return GgufSupport(False, False, str(error))
+    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
+
+
+def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
+    """The engine that the settings ask for, with the model loaded."""
+    engine = _import_engine(settings)
+    if progress is None:
+        return engine.load(files.folder, settings)
+    try:
+        return engine.load(files.folder, settings, lambda text: progress.start(text, None))
+    finally:
+        progress.finish()
+
+
+def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
+    """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
+    chosen = load_settings(settings)
+    engine = _import_engine(chosen).load_shape(config, chosen)
+    return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
+
+
+def _import_engine(settings: Settings) -> EngineMaker:
+    """The class of the engine that the settings ask for. Only here one is imported."""
+    name = choose_engine(settings)
+    let_threads_sleep()
+    try:
+        if name == "mlx":
+            from bough.engines.mlx import MlxEngine
+
+            return MlxEngine
+        from bough.engines.torch import TorchEngine
+
+        return TorchEngine
+    except ImportError as error:  # packages that are there, but not whole; a mistake of ours is told apart
+        if (error.name or "").startswith("bough"):
+            raise
+        raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error
