@@ -15,15 +15,48 @@ from bough.cache.session import Reuse, ReuseSession
 from bough.cache.tree.state import Lane
 from bough.engines.contract import Engine, Logits
 from bough.errors import PromptTooLong
-from bough.generate.chunk_size import ChunkSize
 from bough.generate.constraints import Constraint
-from bough.generate.randomness import uniform
-from bough.generate.request import Request
+from bough.generate.request import Request, uniform
 from bough.generate.text import AnswerText, Vocabulary
 from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenLogprob, Usage
 
 RESERVE_TOKENS = 1024
 """Room that is reserved beyond the prompt at once; a longer answer asks for more as it goes."""
+
+CHUNK_S = 0.25
+MIN_CHUNK = 128
+MIN_CHUNK_BESIDE_OTHERS = 32  # slower by a third where the device is slow, and others' words keep coming
+_RATE_WEIGHT = 0.5  # of the newest measurement
+
+
+class ChunkSize:
+    """How many tokens the next prefill chunk may have: what the device evaluates in about `CHUNK_S`, or a fixed number.
+
+    Short chunks keep the tokens of other requests coming, and a cancellation is seen soon. Long ones use the device better.
+    """
+
+    def __init__(self, fixed: int = 0, *, first: int = 512, largest: int = 8192) -> None:
+        self._fixed = fixed
+        self._first = min(first, largest)
+        self._largest = largest
+        self._rate: float | None = None  # tokens a second
+
+    def choose(self, *, beside_others: bool = False) -> int:
+        """How many tokens the next chunk may have; fewer on a slow device while others are answered."""
+        if self._fixed:
+            return self._fixed
+        smallest = MIN_CHUNK_BESIDE_OTHERS if beside_others else MIN_CHUNK
+        if self._rate is None:
+            return min(self._first, MIN_CHUNK) if beside_others else self._first
+        wanted = int(self._rate * CHUNK_S)
+        return min(self._largest, max(smallest, 1 << max(0, wanted.bit_length() - 1)))  # a power of two
+
+    def measure(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a chunk that took so long; tiny ones say nothing of the rate."""
+        if num_tokens < MIN_CHUNK_BESIDE_OTHERS or seconds <= 0:
+            return
+        rate = num_tokens / seconds
+        self._rate = rate if self._rate is None else _RATE_WEIGHT * rate + (1 - _RATE_WEIGHT) * self._rate
 
 
 class Generation:

@@ -7,8 +7,7 @@ from contextlib import closing
 
 from bough.cache.session import Reuse
 from bough.engines.contract import Engine
-from bough.generate.chunk_size import ChunkSize
-from bough.generate.generation import Generation
+from bough.generate.generation import ChunkSize, Generation
 from bough.types import Chunk, Completion
 
 

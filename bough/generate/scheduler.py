@@ -23,8 +23,7 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.tokens import common_prefix
 from bough.engines.contract import Engine
 from bough.errors import BoughError, DoesNotFit, EngineError, LanesBusy, TimedOut
-from bough.generate.chunk_size import ChunkSize
-from bough.generate.generation import Generation
+from bough.generate.generation import ChunkSize, Generation
 from bough.generate.job import Job
 from bough.generate.verifier import Verifier
 from bough.types import Sampled

@@ -21,12 +21,10 @@ from bough.cache.session import Reuse
 from bough.config import Settings
 from bough.engines.contract import Engine
 from bough.errors import RequestError
-from bough.generate.chunk_size import ChunkSize
 from bough.generate.constraints import ConstraintFactory
-from bough.generate.generation import Generation
+from bough.generate.generation import ChunkSize, Generation
 from bough.generate.pipeline import run_alone
-from bough.generate.randomness import choose_seed
-from bough.generate.request import Request
+from bough.generate.request import Request, choose_seed
 from bough.generate.scheduler import Scheduler
 from bough.generate.verifier import Verifier
 from bough.generate.worker import Limits, Worker
