@@ -1,14 +1,13 @@
-"""One request from its prompt to its last token, as steps that somebody else drives.
+"""One request from its prompt to its last token, as steps that a driver calls.
 
-The driver (`pipeline` for one request, a scheduler for many) calls `begin`, then `prefill_chunk` until `is_prefilled`,
-then samples with `draw`, hands the token to `accept`, and feeds `next_id` to the lane inside `feeding`, until `is_done`.
-However it ends, `close` records the work that was done.
+The driver (`pipeline` for one request, the scheduler for many) calls `begin`, then `prefill_chunk` until `is_prefilled`.
+Then it samples with `draw`, hands the token to `accept`, and feeds `next_id` to the lane inside `session.feeding`, until
+`is_done`. However the request ends, `close` records the work that was done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from bough.cache.session import Reuse, ReuseSession
@@ -134,7 +133,7 @@ class Generation:
             return
         started_s = self.clock()
         chunk = self.session.next_chunk(size.choose(beside_others=beside_others))
-        with self.feeding(chunk):
+        with self.session.feeding(chunk):
             self.logits = self._engine.evaluate(self.lane, chunk)
         self.session.publish()
         seconds = self.clock() - started_s
@@ -148,17 +147,13 @@ class Generation:
         """End here, also if it has no lane yet."""
         self.finish_reason = "cancelled"
 
-    def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]:
-        """The lane is fed `ids` inside this context, which keeps the record of it."""
-        return self.session.feeding(ids)
-
     def cross_reuse_limit(self) -> None:
         """Where rotary scaling depends on the total length: past its threshold the sequence is evaluated anew, whole."""
         if self.lane.offset != self._engine.capabilities.reuse_limit:
             return
         self.session.restart()
         ids = [*self.request.ids, *self._token_ids[:-1]]
-        with self.feeding(ids):
+        with self.session.feeding(ids):
             self._engine.evaluate(self.lane, ids)
 
     def draw(self) -> Draw:

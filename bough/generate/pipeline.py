@@ -44,5 +44,5 @@ def _next_token(engine: Engine, generation: Generation) -> Chunk | None:
 def _feed(engine: Engine, generation: Generation, token_id: int) -> None:
     generation.cross_reuse_limit()
     ids = [token_id]
-    with generation.feeding(ids):
+    with generation.session.feeding(ids):
         (generation.logits,) = engine.step([generation.lane], ids)

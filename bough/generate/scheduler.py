@@ -225,7 +225,7 @@ class Scheduler:
         try:
             with ExitStack() as feeding:
                 for job, token_id in zip(ready, ids, strict=True):
-                    feeding.enter_context(job.generation.feeding([token_id]))
+                    feeding.enter_context(job.generation.session.feeding([token_id]))
                 logits = self._engine.step([job.generation.lane for job in ready], ids)
         except (BoughError, MemoryError) as error:
             for job in ready:

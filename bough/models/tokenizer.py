@@ -39,11 +39,6 @@ class Tokenizer:
         """Whether there is a tokenizer at all: without one, prompts and answers are ids."""
         return self.hf is not None
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids that have a token, added ones included; 0 without a tokenizer. A model may score more than these."""
-        return len(self.hf) if self.hf is not None else 0
-
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that steer the model and are no part of what it says."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from bough.errors import SettingsError
-from bough.system import resources as places
+from bough.system import resources
 from bough.system.resources import (
     HostMemory,
     default_disk_bytes,
@@ -70,7 +70,7 @@ def test_groups_of_the_first_version_bound_too(system):
 
 
 def test_a_machine_that_tells_nothing_in_files_is_asked_for_its_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "os", SimpleNamespace(sysconf=lambda name: 2**18, sysconf_names={"SC_PHYS_PAGES": 1}))
+    monkeypatch.setattr(resources, "os", SimpleNamespace(sysconf=lambda name: 2**18, sysconf_names={"SC_PHYS_PAGES": 1}))
 
     assert read_host_memory(tmp_path) == HostMemory(2**36, 2**36)
 
