@@ -79,7 +79,7 @@ class Worker:
     def __init__(
         self,
         scheduler: Scheduler,
-        turns: AbstractContextManager[None],
+        engine_lock: AbstractContextManager[None],
         limits: Limits,
         *,
         take_stats: Callable[[], dict[str, Any]],
@@ -88,7 +88,7 @@ class Worker:
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits
-        self._turns = turns
+        self._engine_lock = engine_lock
         self._take_stats = take_stats
         self._on_idle = on_idle
         self._clock = clock
@@ -203,7 +203,7 @@ class Worker:
                 if not (self._inbox or self._looks or self.scheduler.has_work or self._is_closing):
                     self._wakes.wait(self._idle_s())
                 is_closing = self._is_closing  # if so, nothing comes any more, and all that came is taken below
-            with self._turns:
+            with self._engine_lock:
                 self._take_handed()
                 self._take_looks(is_closing)
                 self._busy_since = self._clock()

@@ -1,6 +1,6 @@
-"""What a user can see and do of a model's tree.
+"""What a user can see of a model's tree, and do with it.
 
-Everything here runs in a turn of its own: between two steps of the engine, never in the middle of one.
+Every method holds the engine's lock: it runs between two steps of the engine, never in the middle of one.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from bough.types import Prompt
 class CacheHandle:
     """The tree of a runner, to look at and to change."""
 
-    def __init__(self, cache: PrefixCache, turns: AbstractContextManager[None], prompts: Prompts) -> None:
+    def __init__(self, cache: PrefixCache, engine_lock: AbstractContextManager[None], prompts: Prompts) -> None:
         self._cache = cache
-        self._turns = turns
+        self._engine_lock = engine_lock
         self._prompts = prompts
 
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
-        with self._turns:
+        with self._engine_lock:
             return view_tree(self._cache, self._prompts.decode, salt)
 
     def stats(self) -> dict[str, Any]:
         """Counts and bytes of everything that is kept."""
-        with self._turns:
+        with self._engine_lock:
             return self._cache.stats()
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why not more."""
         ids = self._prompts.encode(prompt, **_flat(template)).ids
-        with self._turns:
+        with self._engine_lock:
             return explain(self._cache, ids, salt, self._prompts.decode)
 
     def pin(self, prompt: Prompt, kept: bool = True, *, salt: str = "", **template: Any) -> Explanation:
@@ -49,19 +49,19 @@ class CacheHandle:
         What is not known whole stays as it is: the result tells how much of it is.
         """
         ids = self._prompts.encode_prefix(prompt, **_flat(template)).ids
-        with self._turns:
+        with self._engine_lock:
             keep(self._cache, ids, kept, salt)
             return explain(self._cache, ids, salt, self._prompts.decode)
 
     def is_kept(self, prompt: Prompt, *, salt: str = "", **template: Any) -> bool:
         """Whether a prefix was asked to be kept, and is there."""
         ids = self._prompts.encode_prefix(prompt, **_flat(template)).ids
-        with self._turns:
+        with self._engine_lock:
             return self._cache.is_kept(ids, salt)
 
     def clear(self, salt: str | None = None) -> None:
         """Forget everything that no running request stands on, on disk for good; of one salt if asked."""
-        with self._turns:
+        with self._engine_lock:
             if salt is None:
                 self._cache.clear()
             else:
@@ -69,12 +69,12 @@ class CacheHandle:
 
     def flush(self) -> bool:
         """Wait until everything that is kept is on disk too, if there is one; False if something could not be written."""
-        with self._turns:
+        with self._engine_lock:
             return self._cache.flush()
 
     def export_file(self, file: Path, salt: str = "") -> Exported:
         """Write what one salt has into one file. Raises RequestError if nothing is kept on disk, DiskError if it fails."""
-        with self._turns:
+        with self._engine_lock:
             disk = self._require_disk()
             if not self._cache.flush(salt):
                 raise DiskError("not everything in memory could be saved: the archive would lack it")
@@ -94,7 +94,7 @@ class CacheHandle:
 
     def take_archive(self, file: Path, salt: str = "") -> Imported:
         """Add what an archive that was checked holds to the tree of a salt. Raises LanesBusy while requests run."""
-        with self._turns:
+        with self._engine_lock:
             disk = self._require_disk()
             return change_disk(self._cache, lambda: import_tree(disk, file, salt))
 

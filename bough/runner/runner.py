@@ -32,7 +32,7 @@ from bough.models.files import ModelFiles
 from bough.models.prompts import Encoded, Prompts
 from bough.models.tokenizer import Tokenizer
 from bough.runner.cache_handle import CacheHandle
-from bough.runner.engine_lock import Turns
+from bough.runner.engine_lock import EngineLock
 from bough.system.resources import give_memory_back
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 
@@ -71,9 +71,9 @@ class Runner:
         self.files = files
         self._tiers = tiers
         self.prompts = Prompts(tokenizer, engine.vocab_size)
-        self._turns = Turns()
+        self._engine_lock = EngineLock()
         self.prefix_cache = self._make_cache()
-        self.cache = CacheHandle(self.prefix_cache, self._turns, self.prompts)
+        self.cache = CacheHandle(self.prefix_cache, self._engine_lock, self.prompts)
         self.reuse: Reuse = self.prefix_cache
         self._vocabulary = _Vocabulary(tokenizer)
         self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
@@ -193,7 +193,7 @@ class Runner:
     def require_kept(self, ids: Sequence[int], salt: str) -> None:
         """Raise if a prefix that was asked to be kept found no room."""
         cache = self.prefix_cache
-        with self._turns:
+        with self._engine_lock:
             if cache.is_enabled and not cache.is_kept(ids, salt):
                 raise cache.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
 
@@ -225,13 +225,13 @@ class Runner:
         try:
             piece: Chunk | Completion = Chunk("")
             while isinstance(piece, Chunk):
-                with self._turns:
+                with self._engine_lock:
                     piece = self._next_piece(steps)
                 if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
                     yield piece
         finally:
             self._running.discard(steps)
-            self._turns.close(steps)
+            self._engine_lock.close(steps)
 
     def _next_piece(self, steps: Iterator[Chunk | Completion]) -> Chunk | Completion:
         piece = None if self._is_closed else next(steps, None)
@@ -246,7 +246,7 @@ class Runner:
         scheduler = Scheduler(self.engine, self.prefix_cache, self._chunk_size, time.monotonic, verifier)
         self._worker = Worker(
             scheduler,
-            self._turns,
+            self._engine_lock,
             limits or Limits(),
             take_stats=lambda: {**self.prefix_cache.stats(), **(verifier.stats() if verifier else {})},
             on_idle=self._tidy,
@@ -273,7 +273,7 @@ class Runner:
         """End what is running and give the model's memory back. A second call does nothing."""
         if self._worker is not None:
             self._worker.close()
-        with self._turns:
+        with self._engine_lock:
             if self._is_closed:
                 return
             self._is_closed = True

@@ -12,7 +12,7 @@ from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, Shutti
 from bough.generate.job import Job
 from bough.generate.request import Request
 from bough.generate.worker import MOST_LOOKS, Limits, Worker
-from bough.runner.engine_lock import Turns
+from bough.runner.engine_lock import EngineLock
 from bough.types import Chunk, SamplingParams
 from tests.generate.concert import Client, Concert
 
@@ -35,7 +35,7 @@ class Stage:
         self.concert.engine.evaluate = slowly  # type: ignore[method-assign]
         self.worker = Worker(
             self.concert.scheduler,
-            Turns(),
+            EngineLock(),
             Limits(**limits),  # type: ignore[arg-type]
             take_stats=lambda: dict(self.concert.cache.stats()),
             on_idle=self.concert.cache.expire,
@@ -219,7 +219,7 @@ def test_a_request_behind_a_long_call_counts_as_waiting_and_is_given_up_with_it(
         has_begun.set()
         return goes_on.wait(BOUND_S)
 
-    with stage.worker._turns:  # so that both are handed over together
+    with stage.worker._engine_lock:  # so that both are handed over together
         call = stage.worker.call(wait)
         client = stage.submit(1)
     assert has_begun.wait(BOUND_S)
@@ -279,7 +279,7 @@ def test_a_listener_that_fails_ends_its_own_request_alone(stage: Stage) -> None:
             raise RuntimeError("nobody listens any more")
 
     broken = Broken()
-    with stage.worker._turns:  # so that both run together
+    with stage.worker._engine_lock:  # so that both run together
         stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), broken))
         other = stage.submit(1)
     wait_until(lambda: broken.is_done and other.is_done)
@@ -295,7 +295,7 @@ def test_a_listener_that_fails_when_it_hears_the_end_keeps_nobody_else_from_hear
 
     stage = Stage(stuck_s=0.2)
     stage.goes_on.clear()
-    with stage.worker._turns:
+    with stage.worker._engine_lock:
         stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), Broken()))
         others = [stage.submit(first) for first in range(3)]
     wait_until(lambda: all(other.is_done for other in others))
@@ -332,7 +332,7 @@ def test_looks_at_the_tree_are_taken_one_between_two_turns_and_seldom_while_requ
 
     turn = stage.concert.scheduler.turn
     stage.concert.scheduler.turn = lambda: (order.append("turn"), turn())  # type: ignore[method-assign, assignment, func-returns-value]
-    with stage.worker._turns:  # so that all are handed over together
+    with stage.worker._engine_lock:  # so that all are handed over together
         client = stage.submit(1)
         looks = [stage.worker.look(look) for _ in range(3)]
     wait_until(lambda: client.is_done)
@@ -352,7 +352,7 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
         time.sleep(0.02)
         return dict(concert.cache.stats())
 
-    worker = Worker(concert.scheduler, Turns(), Limits(), take_stats=take_stats, on_idle=lambda: None)
+    worker = Worker(concert.scheduler, EngineLock(), Limits(), take_stats=take_stats, on_idle=lambda: None)
     client = Client()
     worker.submit(Job(concert.prepare(Request([1, 2, 3], SamplingParams(max_tokens=4))), client))
     wait_until(lambda: client.is_done)
@@ -366,7 +366,7 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
 
 def test_a_look_that_nobody_waits_for_costs_no_turn_and_too_many_are_refused(stage: Stage) -> None:
     taken: list[str] = []
-    with stage.worker._turns:  # so that none is taken meanwhile
+    with stage.worker._engine_lock:  # so that none is taken meanwhile
         left = [stage.worker.look(lambda: taken.append("for nobody")) for _ in range(MOST_LOOKS)]
         for each in left[1:]:
             each.cancel()
