@@ -11,7 +11,7 @@ import pytest
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.request import Request
-from bough.generate.worker import MOST_LOOKS, Limits, Worker
+from bough.generate.worker import MAX_SCANS, Limits, Worker
 from bough.runner.engine_lock import EngineLock
 from bough.types import Chunk, SamplingParams
 from tests.generate.concert import Client, Concert
@@ -321,26 +321,26 @@ def test_a_request_that_is_cancelled_while_it_waits_hears_of_its_end_from_the_th
     assert waiting.completion is not None and waiting.completion.finish_reason == "cancelled"
 
 
-def test_looks_at_the_tree_are_taken_one_between_two_turns_and_seldom_while_requests_run() -> None:
+def test_scans_of_the_tree_are_taken_one_between_two_turns_and_seldom_while_requests_run() -> None:
     stage = Stage()
     now, order = [0.0], []
     stage.worker._clock = lambda: now[0]
 
-    def look() -> None:
+    def scan() -> None:
         now[0] += 1.0  # each takes a second, and a turn no time at all
-        order.append("look")
+        order.append("scan")
 
     turn = stage.concert.scheduler.turn
     stage.concert.scheduler.turn = lambda: (order.append("turn"), turn())  # type: ignore[method-assign, assignment, func-returns-value]
     with stage.worker._engine_lock:  # so that all are handed over together
         client = stage.submit(1)
-        looks = [stage.worker.look(look) for _ in range(3)]
+        scans = [stage.worker.scan(scan) for _ in range(3)]
     wait_until(lambda: client.is_done)
 
-    assert [each.result(BOUND_S) for each in looks] == [None] * 3
+    assert [each.result(BOUND_S) for each in scans] == [None] * 3
     assert client.completion
-    assert order.index("turn") <= 1 and order.count("look") == 3
-    assert order[order.index("turn") :].index("look") >= 4  # the second one waited until nothing ran
+    assert order.index("turn") <= 1 and order.count("scan") == 3
+    assert order[order.index("turn") :].index("scan") >= 4  # the second one waited until nothing ran
     stage.worker.close()
 
 
@@ -364,16 +364,16 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
     worker.close()
 
 
-def test_a_look_that_nobody_waits_for_costs_no_turn_and_too_many_are_refused(stage: Stage) -> None:
+def test_a_scan_that_nobody_waits_for_costs_no_turn_and_too_many_are_refused(stage: Stage) -> None:
     taken: list[str] = []
     with stage.worker._engine_lock:  # so that none is taken meanwhile
-        left = [stage.worker.look(lambda: taken.append("for nobody")) for _ in range(MOST_LOOKS)]
+        left = [stage.worker.scan(lambda: taken.append("for nobody")) for _ in range(MAX_SCANS)]
         for each in left[1:]:
             each.cancel()
-        wanted = [stage.worker.look(lambda: taken.append("wanted")) for _ in range(MOST_LOOKS - 1)]
-        with pytest.raises(QueueFull, match=str(MOST_LOOKS)):
-            stage.worker.look(lambda: None)
+        wanted = [stage.worker.scan(lambda: taken.append("wanted")) for _ in range(MAX_SCANS - 1)]
+        with pytest.raises(QueueFull, match=str(MAX_SCANS)):
+            stage.worker.scan(lambda: None)
     for each in wanted:
         each.result(BOUND_S)
 
-    assert taken == ["for nobody"] + ["wanted"] * (MOST_LOOKS - 1)
+    assert taken == ["for nobody"] + ["wanted"] * (MAX_SCANS - 1)
