@@ -14,7 +14,7 @@ from bough.types import Chunk, Completion
 def run_alone(
     engine: Engine, reuse: Reuse, generation: Generation, size: ChunkSize
 ) -> Generator[Chunk | Completion, None, None]:
-    """Yield the answer in pieces, then whole. Empty pieces are yielded too: between any two the caller may stop.
+    """Yield the answer in pieces, then the completion. Empty pieces come too, so that the caller can stop at any step.
 
     However the iteration ends, the session is closed and the work that was done is kept.
     """

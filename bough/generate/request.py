@@ -26,10 +26,10 @@ def _ignore(done_tokens: int, total_tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate from. `seed` is settled already; `choice` tells several answers to one prompt apart.
+    """What to generate from. `seed` is always set; `choice` numbers several answers to one prompt.
 
-    `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is asked
-    between chunks and steps. `on_progress` hears how many prompt tokens are done.
+    `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is called
+    between chunks and steps. `on_progress` is called with the number of prompt tokens that are done.
     """
 
     ids: Sequence[int]
