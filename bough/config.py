@@ -219,7 +219,7 @@ def _refuse_unknown(names: set[str], what: str) -> None:
         raise SettingsError(f"unknown {what} {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
 
 
-def let_threads_sleep() -> None:
+def limit_thread_spinning() -> None:
     """Make OpenMP's waiting threads sleep soon, unless the user chose otherwise. Call it before torch is imported.
 
     Threads that spin for long slow everything down as soon as another program needs a core: a prefill of one second then

@@ -5,7 +5,7 @@ import logging
 from bough.models.chat.template import Rendered
 from bough.models.files import ModelFiles
 from bough.models.info import ModelInfo, describe
-from bough.models.sources import GgufSupport, can_pull, fit, pull, resolve
+from bough.models.sources import GgufSupport, can_pull, convert_if_needed, pull, resolve
 from bough.models.store import Store
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.types import Progress, SilentProgress
@@ -23,8 +23,8 @@ __all__ = [
     "Store",
     "Tokenizer",
     "can_pull",
+    "convert_if_needed",
     "describe",
-    "fit",
     "load_tokenizer",
     "pull",
     "resolve",

@@ -25,7 +25,7 @@ _PATIENCE = 4  # so many times its limit a prompt is encoded, so that the error 
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """Token ids, and for each the offset in the text at which it ends."""
 
     ids: list[int]
@@ -80,7 +80,7 @@ class Encoder:
         if limit.max_tokens is not None and least > limit.max_tokens:
             raise PromptTooLong(least, limit.max_tokens, is_least=True)
 
-    def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> Encoded:
+    def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> EncodedText:
         """The tokens of text inside a chat: nothing is added to them. Raises PromptTooLong and RequestCancelled."""
         ids: list[int] = []
         ends: list[int] = []
@@ -89,7 +89,7 @@ class Encoder:
             limit.check(len(ids), is_part=True)
             ends += [start + end for _, end in encoding.offsets]
         limit.check(len(ids))
-        return Encoded(ids, ends)
+        return EncodedText(ids, ends)
 
     def count(self, text: str, limit: PromptLimit = UNLIMITED) -> int:
         """How many tokens a text has inside a chat. Raises as `encode` does."""

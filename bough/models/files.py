@@ -70,7 +70,7 @@ class ModelFiles:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 
-def share(file: Path, target: Path) -> None:
+def link_or_copy(file: Path, target: Path) -> None:
     """Let `target` be the same file, or else a copy of it. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -86,7 +86,7 @@ def stamp_of(file: Path) -> str:
 
 
 @contextmanager
-def reaching(path: Path) -> Iterator[None]:
+def translate_os_errors(path: Path) -> Iterator[None]:
     """Turn what the file system refuses into a ModelError that names `path`."""
     try:
         yield

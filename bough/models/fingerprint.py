@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bough.config import Settings
-from bough.models.files import ModelFiles, hash_file, reaching, read_json, read_notes, stamp_of, write_notes
+from bough.models.files import ModelFiles, hash_file, read_json, read_notes, stamp_of, translate_os_errors, write_notes
 from bough.types import Progress, SilentProgress
 
 _FORMAT = 1
@@ -47,7 +47,7 @@ def fingerprint(files: ModelFiles, settings: Settings, progress: Progress | None
 
     Reads all weights the first time, and tells `progress` so. Raises ModelError if a file cannot be read.
     """
-    with reaching(files.folder):
+    with translate_os_errors(files.folder):
         weights = _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
         small = {file.relative_to(files.folder).as_posix(): hash_file(file) for file in _small_files(files.folder)}
     content = {"format": _FORMAT, "weights": weights, "config": files.config, "files": small, "facts": facts}
@@ -56,7 +56,7 @@ def fingerprint(files: ModelFiles, settings: Settings, progress: Progress | None
 
 def hash_weights(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> dict[str, str]:
     """The SHA-256 of each file of weights, by name; those that are new or were written to are read. Raises ModelError."""
-    with reaching(files.folder):
+    with translate_os_errors(files.folder):
         return _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
 
 
@@ -99,7 +99,7 @@ def _read_weights(weights: Sequence[Path], name: str, progress: Progress) -> dic
     """Stamps and hashes by path. The stamp is that before reading: what is written meanwhile is read again next time."""
     progress.start(f"reading the weights of {name}", sum(file.stat().st_size for file in weights))
     try:
-        return {str(file): {"stamp": _stamp(file), "sha256": _hash_telling(file, progress)} for file in weights}
+        return {str(file): {"stamp": _stamp(file), "sha256": _hash_with_progress(file, progress)} for file in weights}
     finally:
         progress.finish()
 
@@ -110,7 +110,7 @@ def _stamp(file: Path) -> str:
     return f"{stamp_of(file)} {stat.st_ctime_ns} {stat.st_ino}"
 
 
-def _hash_telling(file: Path, progress: Progress) -> str:
+def _hash_with_progress(file: Path, progress: Progress) -> str:
     state, block = hashlib.sha256(), bytearray(_BLOCK_BYTES)
     with file.open("rb", buffering=0) as stream:
         while num_bytes := stream.readinto(block):

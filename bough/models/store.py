@@ -21,11 +21,11 @@ from pathlib import Path
 from filelock import FileLock
 
 from bough.errors import ModelNotFound, UnsupportedModel
-from bough.models.files import ModelFiles, reaching, read_json, share, sync_file
+from bough.models.files import ModelFiles, link_or_copy, read_json, sync_file, translate_os_errors
 
 RECORD_FILE = "bough.json"
 _FORMAT = 1
-_LEFT_BY_FILE = ".left-by"
+_COMMIT_FILE = ".left-by"
 _REPLACED = ".replaced-"
 _LONGEST_NAME = 200  # as a file's name it gets a few letters more, and most file systems take 255
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -53,7 +53,7 @@ class Store:
 
     def list(self) -> list[ModelFiles]:
         """Every whole model, by name. A directory whose record cannot be read is left out."""
-        with reaching(self.folder):
+        with translate_os_errors(self.folder):
             names = {path.name.removeprefix(_REPLACED) for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         found = (self._read(self.folder / name) for name in names if not name.startswith("."))
         return sorted((model for model in found if model), key=lambda model: model.name)
@@ -75,7 +75,7 @@ class Store:
         self._require(name)  # a name that is not there makes no lock
         with self._locked(self._folder_of(name)):
             model = self._require(name)  # another may have removed it meanwhile
-            with reaching(model.folder):
+            with translate_os_errors(model.folder):
                 size_bytes = model.size_bytes
                 _delete(model.folder, model.folder)
         return size_bytes
@@ -89,9 +89,9 @@ class Store:
         model = self._require(source)
         if plain_name(target) == model.name:
             return model
-        with self.making(target) as making, reaching(model.folder):
+        with self.making(target) as making, translate_os_errors(model.folder):
             for file in [each for each in model.folder.rglob("*") if each.is_file() and each.name != RECORD_FILE]:
-                share(file, making.folder / file.relative_to(model.folder))
+                link_or_copy(file, making.folder / file.relative_to(model.folder))
             if self.find(source) != model:
                 raise ModelNotFound(f"the model {source!r} was removed or replaced while it was copied")
             return making.commit(model.source, model.sha256, model.num_parameters, model.quantization)
@@ -111,7 +111,7 @@ class Store:
         final = self._folder_of(name)
         folder = final.with_name(f".making-{final.name}")
         with self._locked(final):
-            with reaching(folder):
+            with translate_os_errors(folder):
                 _prepare(folder, commit)
             try:
                 yield Making(plain_name(name), folder, final, self)
@@ -123,10 +123,10 @@ class Store:
     def _locked(self, folder: Path) -> Iterator[None]:
         """Alone with the model in `folder`, after mending what a killed run left of it."""
         with ExitStack() as held:
-            with reaching(self.folder):
+            with translate_os_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(FileLock(self.folder / f".lock-{folder.name}"))
-                _mend(folder)
+                _repair(folder)
             yield
 
     def _require(self, name: str) -> ModelFiles:
@@ -139,11 +139,11 @@ class Store:
         return self.folder / plain_name(name).replace("/", "--")
 
     def _read(self, folder: Path) -> ModelFiles | None:
-        with reaching(folder):
-            needs_mending = not folder.exists() and _replaced(folder).exists()
-        if needs_mending:
+        with translate_os_errors(folder):
+            needs_repair = not folder.exists() and _replaced(folder).exists()
+        if needs_repair:
             with self._locked(folder):
-                pass  # mended
+                pass  # repaired
         try:
             record = read_json(folder / RECORD_FILE)
             created = datetime.fromisoformat(record["created"])
@@ -182,12 +182,12 @@ class Making:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "stamp": stamp,
         }
-        with reaching(self.folder):
+        with translate_os_errors(self.folder):
             (self.folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             for file in self.folder.rglob("*"):
                 if file.is_file():
                     sync_file(file)
-            (self.folder / _LEFT_BY_FILE).unlink(missing_ok=True)
+            (self.folder / _COMMIT_FILE).unlink(missing_ok=True)
             self._put_in_place()
         model = self.store.find(self.name)
         assert model is not None, f"{self.final} was just written"
@@ -199,12 +199,12 @@ class Making:
         try:
             self.folder.replace(self.final)
         finally:
-            _mend(self.final)
+            _repair(self.final)
 
 
 def _prepare(folder: Path, commit: str) -> None:
     """An empty folder, or with what an earlier run for this commit left in it."""
-    note = folder / _LEFT_BY_FILE
+    note = folder / _COMMIT_FILE
     is_ours = bool(commit) and note.is_file() and note.read_text(encoding="utf-8") == commit
     if folder.exists() and not is_ours:
         shutil.rmtree(folder)
@@ -214,14 +214,14 @@ def _prepare(folder: Path, commit: str) -> None:
 
 
 def _is_bare(folder: Path) -> bool:
-    return folder.exists() and all(path.name == _LEFT_BY_FILE for path in folder.iterdir())
+    return folder.exists() and all(path.name == _COMMIT_FILE for path in folder.iterdir())
 
 
 def _replaced(folder: Path) -> Path:
     return folder.with_name(_REPLACED + folder.name)
 
 
-def _mend(folder: Path) -> None:
+def _repair(folder: Path) -> None:
     """Put a model that was being replaced back if nothing came in its place, or else delete it. Needs the lock."""
     replaced = _replaced(folder)
     if replaced.exists() and folder.exists():

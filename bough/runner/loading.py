@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bough import models
-from bough.config import Settings, let_threads_sleep, load_settings
+from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.engines.choice import choose_engine, find_installed, install_command
 from bough.engines.contract import Engine, EngineMaker
 from bough.errors import ModelNotFound, UnsupportedModel
@@ -32,7 +32,7 @@ def load(name_or_path: str | Path | None = None, *, progress: Progress | None = 
 
 def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
     """A runner for a model that is on this machine, by settings that are chosen already."""
-    files = models.fit(files, chosen, gguf_support(chosen), progress)
+    files = models.convert_if_needed(files, chosen, gguf_support(chosen), progress)
     engine = make_engine(files, chosen, progress)
     tokenizer = load_tokenizer(files, chosen.trust_remote_code)
     return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
@@ -79,7 +79,7 @@ def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
 def _import_engine(settings: Settings) -> EngineMaker:
     """The class of the engine that the settings ask for. Only here one is imported."""
     name = choose_engine(settings)
-    let_threads_sleep()
+    limit_thread_spinning()
     try:
         if name == "mlx":
             from bough.engines.mlx import MlxEngine

@@ -33,10 +33,10 @@ from bough.models.prompts import Encoded, Prompts
 from bough.models.tokenizer import Tokenizer
 from bough.runner.cache_handle import CacheHandle
 from bough.runner.engine_lock import EngineLock
-from bough.system.resources import give_memory_back
+from bough.system.resources import trim_heap
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 
-_FEWEST_LANES = 4
+_MIN_LANES = 4
 _TRIM_EVERY_S = 60.0
 _LANE_TOKENS = 4_096  # a lane that is meant to be useful holds so many
 
@@ -258,7 +258,7 @@ class Runner:
         self.prefix_cache.expire()
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
-            give_memory_back()
+            trim_heap()
 
     @contextmanager
     def remembering(self, reuse: Reuse) -> Iterator[None]:
@@ -293,7 +293,7 @@ def _num_lanes(engine: Engine, budget_bytes: int) -> int:
     """How many requests may run together: as many as have room for a conversation each, within reason."""
     most = 8 if engine.describe().get("device") == "cpu" else 32
     lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
-    return max(_FEWEST_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _FEWEST_LANES
+    return max(_MIN_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _MIN_LANES
 
 
 def _is_text(text: str) -> bool:

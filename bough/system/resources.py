@@ -121,7 +121,7 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def give_memory_back() -> bool:
+def trim_heap() -> bool:
     """Let the C library return what it holds of freed memory to the system; False where it has no such call.
 
     Pages of all sizes come and go, and after some hours of that a process would hold a fifth more than it uses.

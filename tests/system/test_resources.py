@@ -15,8 +15,8 @@ from bough.system.resources import (
     default_disk_bytes,
     default_host_bytes,
     free_disk_bytes,
-    give_memory_back,
     read_host_memory,
+    trim_heap,
 )
 
 KIB, GIB = 2**10, 2**30
@@ -137,4 +137,4 @@ def test_a_file_system_that_does_not_answer_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
 def test_memory_that_is_not_used_is_given_back() -> None:
-    assert give_memory_back()
+    assert trim_heap()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from bough.errors import RequestError
 from bough.models.chat.memo import Digests, RenderMemo, prefix_keys
 from bough.models.chat.messages import SYSTEM_ROLES
-from bough.models.encoder import Encoded
+from bough.models.encoder import EncodedText
 from bough.types import Boundary, Mark, Message
 
 MAX_MESSAGE_ENDS = 64
@@ -45,8 +45,8 @@ class RenderableChat(Protocol):
 def find_boundaries(
     chat: RenderableChat,
     text: str,
-    encode: Callable[[str], Encoded],
-    encoded: Encoded,
+    encode: Callable[[str], EncodedText],
+    encoded: EncodedText,
     hard_ids: frozenset[int],
     memo: RenderMemo,
 ) -> list[Boundary]:
@@ -54,14 +54,14 @@ def find_boundaries(
 
     An offset may carry two marks. `hard_ids` are tokens that nothing merges across.
     """
-    cuts = _Cuts(chat, text, memo)
-    ruler = _Ruler(text, encode, encoded, hard_ids)
-    found = {Boundary(offset, mark) for position, mark in cuts.all() if (offset := ruler.offset_of(position))}
+    positions = _TextPositions(chat, text, memo)
+    offsets = _TokenOffsets(text, encode, encoded, hard_ids)
+    found = {Boundary(offset, mark) for position, mark in positions.all() if (offset := offsets.offset_of(position))}
     worth = list(Mark)
     return sorted(found, key=lambda boundary: (boundary.offset, worth.index(boundary.mark)))
 
 
-class _Cuts:
+class _TextPositions:
     """The boundaries of a chat as positions in its text."""
 
     def __init__(self, chat: RenderableChat, text: str, memo: RenderMemo) -> None:
@@ -84,7 +84,7 @@ class _Cuts:
         """Where the system part ends by itself; else up to where chats with another first message agree."""
         system = self._chat.messages[: self._first]
         alone = self._render(system) if system else None
-        if alone and self._text.startswith(alone) and all(_said(message) in alone for message in system):
+        if alone and self._text.startswith(alone) and all(_content_of(message) in alone for message in system):
             return len(alone)
         return self._agreement(self._first, ("user", "assistant"))
 
@@ -115,7 +115,7 @@ class _Cuts:
         if until is None:
             return 0
         position = common_length(until, self._text)
-        said = _said(self._chat.messages[i])
+        said = _content_of(self._chat.messages[i])
         is_whole = position == len(until) or (bool(said) and said in self._text[reached:position])
         return position if is_whole else 0
 
@@ -134,7 +134,7 @@ class _Cuts:
     def _agreement(self, i: int, roles: tuple[str, ...]) -> int:
         """How far the text agrees with chats in which another message stands at `i`; 0 if no such chat can be rendered."""
         kept = self._chat.messages[:i]
-        real = _said(self._chat.messages[i]) if i < len(self._roles) else ""
+        real = _content_of(self._chat.messages[i]) if i < len(self._roles) else ""
         other = "y" if real.startswith("x") else "x"
         texts = [self._render([*kept, {"role": role, "content": other}]) for role in roles]
         return min((common_length(each, self._text) for each in texts if each is not None), default=0)
@@ -146,10 +146,12 @@ class _Cuts:
             return None  # this template wants more, or other, messages
 
 
-class _Ruler:
+class _TokenOffsets:
     """Carries positions in a text over to its tokens."""
 
-    def __init__(self, text: str, encode: Callable[[str], Encoded], encoded: Encoded, hard_ids: frozenset[int]) -> None:
+    def __init__(
+        self, text: str, encode: Callable[[str], EncodedText], encoded: EncodedText, hard_ids: frozenset[int]
+    ) -> None:
         self._text = text
         self._encode = encode
         self._ids = encoded.ids
@@ -180,7 +182,7 @@ class _Ruler:
         return offset if offset > lowest else 0
 
 
-def _said(message: Message) -> str:
+def _content_of(message: Message) -> str:
     return str(message["content"]).strip()
 
 

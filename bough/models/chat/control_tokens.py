@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from bough.errors import RequestError
-from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit, any_of
+from bough.models.encoder import UNLIMITED, EncodedText, Encoder, PromptLimit, any_of
 from bough.types import Message
 
 _PRIVATE_USE = range(0x100000, 0x10FFFD)
@@ -78,7 +78,7 @@ class ControlTokens:
         marked = [self._enclose(message, marks, self._pattern_for(message)) for message in messages]
         return Marked(marked, self._enclose(tools, marks, self._control), marks)
 
-    def encode(self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED) -> Encoded:
+    def encode(self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED) -> EncodedText:
         """The tokens of rendered text; `ends` count in the text as it was given, marks included.
 
         Raises PromptTooLong and RequestCancelled, as the limit says.
@@ -101,7 +101,7 @@ class ControlTokens:
             position = found.end()
         rest = self._encode_piece(text[position:], position, limit)
         limit.check(len(ids) + len(rest.ids))
-        return Encoded(ids + rest.ids, ends + rest.ends)
+        return EncodedText(ids + rest.ids, ends + rest.ends)
 
     def encode_inside(self, text: str) -> list[int]:
         """The tokens of what an assistant says in the middle of a chat, special tokens in it as plain text."""
@@ -118,19 +118,19 @@ class ControlTokens:
                 return ids
         raise RequestError(f"{text!r} cannot be sent as plain text: the tokenizer always makes a special token of it")
 
-    def _encode_piece(self, text: str, position: int, limit: PromptLimit = UNLIMITED) -> Encoded:
+    def _encode_piece(self, text: str, position: int, limit: PromptLimit = UNLIMITED) -> EncodedText:
         """Text that begins at `position` of the chat. Behind its start a newline is put in front and taken off again, so
         that no tokenizer adds the space which it puts before the first word of a text."""
         if not text:
-            return Encoded([], [])
+            return EncodedText([], [])
         if position:
             lead = self._newline_ids
             found = self._encoder.encode("\n" + text, limit)
             if found.ids[: len(lead)] == lead:
                 ends = [position + end - 1 for end in found.ends[len(lead) :]]
-                return Encoded(found.ids[len(lead) :], ends)
+                return EncodedText(found.ids[len(lead) :], ends)
         found = self._encoder.encode(text, limit)
-        return Encoded(found.ids, [position + end for end in found.ends])
+        return EncodedText(found.ids, [position + end for end in found.ends])
 
     @cached_property
     def _newline_ids(self) -> list[int]:

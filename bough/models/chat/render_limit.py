@@ -34,7 +34,7 @@ MAX_CHARS = 2**27
 """Many times what a request may have by default: templates add to what they are given."""
 
 _MAX_BITS = 256  # of an integer: templates count messages and seconds
-_LOOK_S = 0.25
+_CHECK_S = 0.25
 _IDLE_S = 30.0  # the watching thread ends when nothing was rendered for so long
 _SIZED = (str, bytes, list, tuple)
 _PADDING = frozenset(
@@ -100,7 +100,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while self._is_needed.wait(_IDLE_S) or not self._ends_if_idle():
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
             with self._lock:
                 now = time.monotonic()
                 for thread_id, due_s in self._due_s.items():

@@ -18,7 +18,7 @@ from bough.models.chat.control_tokens import ControlTokens, Marks
 from bough.models.chat.memo import RenderMemo
 from bough.models.chat.messages import check_messages
 from bough.models.chat.render_limit import render_within_limits
-from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit
+from bough.models.encoder import UNLIMITED, EncodedText, Encoder, PromptLimit
 from bough.types import Boundary, Message
 
 Tools = Sequence[Mapping[str, Any]]
@@ -170,7 +170,7 @@ class Template:
         return self._finish(chat, marked_text, marked.marks, limit)
 
     def _finish(self, chat: Chat, text: str, marks: Marks | None, limit: PromptLimit) -> Rendered:
-        def encode(part: str) -> Encoded:
+        def encode(part: str) -> EncodedText:
             return self._control.encode(part, marks)
 
         encoded = self._control.encode(text, marks, limit)

@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 )
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.files import hash_file, reaching
+from bough.models.files import hash_file, translate_os_errors
 from bough.types import Progress
 
 WANTED_FILES = (
@@ -81,7 +81,7 @@ def fetch(model: HubModel, folder: Path, progress: Progress) -> None:
             ignore_patterns=list(_UNWANTED_FILES),
             tqdm_class=counter,
         )
-    with reaching(folder):
+    with translate_os_errors(folder):
         for file in folder.glob("*.safetensors"):
             if file.name in model.sha256_of:
                 _verify(file, model.sha256_of[file.name], model.model_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.files import CONFIG_FILE, GGUF_FILE, share
+from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy
 from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer, value_of
 from bough.types import Progress
 
@@ -22,7 +22,7 @@ _READABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K",
 _SPECIAL_TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 
 
-def keep(file: Path, folder: Path, progress: Progress) -> Converted:
+def make_folder(file: Path, folder: Path, progress: Progress) -> Converted:
     """Write a folder for the model in `file`, with the file in it: shared where the file system can, or else copied.
 
     Raises UnsupportedModel if the file cannot be read, or holds what no engine reads from a GGUF file.
@@ -30,7 +30,7 @@ def keep(file: Path, folder: Path, progress: Progress) -> Converted:
     progress.start(f"Reading {file.name}, once", None)
     try:
         with quiet():
-            return _keep(file, folder)
+            return _make_folder(file, folder)
     except ModelError:
         raise
     except Exception as error:  # readers of foreign files fail in as many ways as files are broken
@@ -39,14 +39,14 @@ def keep(file: Path, folder: Path, progress: Progress) -> Converted:
         progress.finish()
 
 
-def _keep(file: Path, folder: Path) -> Converted:
+def _make_folder(file: Path, folder: Path) -> Converted:
     header = _Header.of(file)
     _require_readable(header)
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(_config_of(header), indent=2)
     (folder / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
     _write_tokenizer(header, folder)
-    share(file, folder / GGUF_FILE)
+    link_or_copy(file, folder / GGUF_FILE)
     return Converted(sum(int(each.n_elements) for each in header.reader.tensors), main_type(header.reader))
 
 

@@ -33,7 +33,7 @@ PARTS = {"weight": mx.uint32, "scales": mx.float32, "biases": mx.float32}
 
 
 def kept(file: Path, folder: Path) -> Path:
-    gguf_folder.keep(file, folder, SilentProgress())
+    gguf_folder.make_folder(file, folder, SilentProgress())
     return folder
 
 
