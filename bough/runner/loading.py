@@ -22,16 +22,16 @@ from bough.types import Progress
 
 
 def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
-    """A runner for a model: a name, a hub id, a Hugging Face folder or a GGUF file; without one, the default model.
+    """Load a model by name, hub id, Hugging Face folder or GGUF file; without one, the default model.
 
-    A known name or hub id that is not on this machine yet is fetched first. `cache=False` runs without reuse.
+    A known name or hub id that is not on this machine is fetched first. `cache=False` runs without reuse.
     """
     chosen = load_settings(settings)
     return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
 
 
 def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
-    """A runner for a model that is on this machine, by settings that are chosen already."""
+    """Load a model that is on this machine."""
     files = models.convert_if_needed(files, chosen, gguf_support(chosen), progress)
     engine = make_engine(files, chosen, progress)
     tokenizer = load_tokenizer(files, chosen.trust_remote_code)
@@ -39,7 +39,7 @@ def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = 
 
 
 def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
-    """The model's files, fetched first if they are not here and we know where to get them."""
+    """The files of a model. A known name or hub id that is not on this machine is fetched first."""
     gguf = gguf_support(settings)
     try:
         return models.resolve(name, settings, gguf, progress)
@@ -70,14 +70,14 @@ def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None
 
 
 def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
-    """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
+    """Make a model with random weights from a transformers configuration, for benchmarks without real weights."""
     chosen = load_settings(settings)
     engine = _import_engine(chosen).load_shape(config, chosen)
     return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
 
 
 def _import_engine(settings: Settings) -> EngineMaker:
-    """The class of the engine that the settings ask for. Only here one is imported."""
+    """Import the class of the engine that the settings ask for."""
     name = choose_engine(settings)
     limit_thread_spinning()
     try:
@@ -88,7 +88,7 @@ def _import_engine(settings: Settings) -> EngineMaker:
         from bough.engines.torch import TorchEngine
 
         return TorchEngine
-    except ImportError as error:  # packages that are there, but not whole; a mistake of ours is told apart
+    except ImportError as error:  # a package that is installed but broken; errors of our own modules are raised as they are
         if (error.name or "").startswith("bough"):
             raise
         raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error

@@ -38,13 +38,13 @@ from bough.types import Chunk, Completion, Prompt, SamplingParams
 
 _MIN_LANES = 4
 _TRIM_EVERY_S = 60.0
-_LANE_TOKENS = 4_096  # a lane that is meant to be useful holds so many
+_LANE_TOKENS = 4_096  # a lane should have memory for so many tokens
 
 _SAMPLING = {each.name for each in fields(SamplingParams)}
 
 
 class _Vocabulary:
-    """A tokenizer as generation sees it: special tokens have no text."""
+    """The tokenizer for generation: special tokens have no text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -103,7 +103,7 @@ class Runner:
         return cache
 
     def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
-        """A prompt as ids, as `Prompts.encode` says."""
+        """The token ids of a prompt; see `Prompts.encode`."""
         return self.prompts.encode(prompt, raw=raw, tools=tools, **template_kwargs)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
@@ -125,10 +125,10 @@ class Runner:
         on_progress: Callable[[int, int], None] | None = None,
         **sampling: Any,
     ) -> Iterator[Chunk | Completion]:
-        """Pieces of the answer as they come, then the same `Completion` that `generate` returns.
+        """Yield pieces of the answer, then the same `Completion` that `generate` returns.
 
-        Errors in prompt and options are raised here; what depends on lanes and memory (LanesBusy, DoesNotFit) at the first
-        piece. Stop iterating (or close the iterator) to cancel: the work done is kept.
+        Errors in prompt and options are raised by this call. Those that depend on lanes and memory (LanesBusy, DoesNotFit)
+        are raised with the first piece. Stop iterating, or close the iterator, to cancel; the work that was done is kept.
         """
         encoded = self.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {}))
         generation = self.prepare(
@@ -154,7 +154,7 @@ class Runner:
         is_cancelled: Callable[[], bool] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Generation:
-        """A request, checked, as steps that somebody drives. Raises RequestError, or PromptTooLong."""
+        """Check a request and make its generation, which the caller drives. Raises RequestError or PromptTooLong."""
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
             encoded.ids,
@@ -179,9 +179,9 @@ class Runner:
         tools: Any = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> Completion:
-        """Compute a prefix and keep it: it outlives what was not asked to be kept.
+        """Compute a prefix and keep it: it is evicted after everything that was not asked to be kept.
 
-        Messages are kept up to where the next one would begin; a text up to its own end, whatever follows it.
+        Messages are kept up to where the next one would begin, a text up to its end.
         """
         template = {"tools": tools, **(template_kwargs or {})}
         encoded = self.prompts.encode_prefix(prompt, raw=raw, **template)
@@ -191,7 +191,7 @@ class Runner:
         return completion
 
     def require_kept(self, ids: Sequence[int], salt: str) -> None:
-        """Raise if a prefix that was asked to be kept found no room."""
+        """Raise DoesNotFit if there was no memory to keep a prefix."""
         cache = self.prefix_cache
         with self._engine_lock:
             if cache.is_enabled and not cache.is_kept(ids, salt):
@@ -240,7 +240,7 @@ class Runner:
         return piece
 
     def start_worker(self, limits: Limits | None = None, verify_share: float = 0.0) -> Worker:
-        """A thread that runs many requests together on this runner, until the runner is closed."""
+        """Start the thread that runs many requests together. It ends when the runner is closed."""
         assert self._worker is None, "there is one engine thread"
         verifier = Verifier(self.engine, verify_share, random.random, self._generation) if verify_share else None
         scheduler = Scheduler(self.engine, self.prefix_cache, self._chunk_size, time.monotonic, verifier)
@@ -254,7 +254,7 @@ class Runner:
         return self._worker
 
     def _tidy(self) -> None:
-        """What an idle engine's thread does: let go of what has expired, and once in a while of memory that is not used."""
+        """Work for an idle engine thread: drop expired state, and from time to time return free memory to the system."""
         self.prefix_cache.expire()
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
@@ -262,7 +262,7 @@ class Runner:
 
     @contextmanager
     def remembering(self, reuse: Reuse) -> Iterator[None]:
-        """Let another way of remembering serve the requests inside this context; for benchmarks."""
+        """Use another cache strategy inside this context. Benchmarks compare strategies on the same code path by it."""
         before, self.reuse = self.reuse, reuse
         try:
             yield
@@ -270,7 +270,7 @@ class Runner:
             self.reuse = before
 
     def close(self) -> None:
-        """End what is running and give the model's memory back. A second call does nothing."""
+        """End the running requests and release the model's memory. A second call does nothing."""
         if self._worker is not None:
             self._worker.close()
         with self._engine_lock:
@@ -290,7 +290,7 @@ class Runner:
 
 
 def _num_lanes(engine: Engine, budget_bytes: int) -> int:
-    """How many requests may run together: as many as have room for a conversation each, within reason."""
+    """The default number of lanes: as many as half the budget holds with `_LANE_TOKENS` each, within limits."""
     most = 8 if engine.describe().get("device") == "cpu" else 32
     lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
     return max(_MIN_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _MIN_LANES
