@@ -10,7 +10,7 @@ from bough.models.store import Store
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.types import Progress, SilentProgress
 
-# transformers is here for tokenizers and configurations: that it finds no torch concerns nobody with another engine
+# We use transformers for tokenizers and configurations, so its warning that torch is missing does not matter.
 logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From what a user types to files: a folder, a GGUF file, a local model, or something to fetch."""
+"""Where a model comes from: a folder, a GGUF file, the local store, the hub or the package index."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def resolve(
 def convert_if_needed(
     model: ModelFiles, settings: Settings, gguf: GgufSupport, progress: Progress | None = None
 ) -> ModelFiles:
-    """The model as the engine can read it: a folder with a GGUF file is converted for an engine that reads none."""
+    """The model in a form that the engine can read: a folder with a GGUF file is converted if it reads none."""
     if not model.is_gguf:
         return model
     gguf.require_engine()
@@ -73,14 +73,14 @@ def convert_if_needed(
     store = Store(settings.models_folder)
     with store.making(model.name) as making:
         there = store.find(model.name)
-        if there is None or not there.is_gguf:  # another process made it, or removed it
+        if there is None or not there.is_gguf:  # another process converted it, or removed it
             return there or model
         done = gguf_convert.convert(there.weights[0], making.folder, progress or SilentProgress())
         return making.commit(there.source, there.sha256, done.num_parameters, done.quantization, there.stamp)
 
 
 def can_pull(name: str) -> bool:
-    """Whether `pull` would know where to look: a known name, or `org/name` on the hub. Asks no network."""
+    """Whether `pull` knows a source: a known name, or `org/name` on the hub. Uses no network."""
     return _is_name(name) and (plain_name(name) in registry.KNOWN or "/" in plain_name(name))
 
 
@@ -126,7 +126,9 @@ def _pull_from_hub(name: str, store: Store, progress: Progress) -> ModelFiles:
         hub.fetch(wanted, making.folder, progress)
         fetched = ModelFiles(name, making.folder)
         quantization = describe_quantization(fetched)
-        num_parameters = count_parameters(fetched) if quantization else wanted.num_parameters  # the hub counts packed ones
+        num_parameters = (
+            count_parameters(fetched) if quantization else wanted.num_parameters
+        )  # the hub counts packed weights
         return making.commit(f"hub: {name}", wanted.commit, num_parameters, quantization or wanted.dtype)
 
 

