@@ -50,7 +50,7 @@ _AT_LEAST_0 = (
 )
 _TIMES_ABOVE_0 = ("disk_ttl_s", "request_timeout_s", "watchdog_s")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_WORDS_FOR_NONE = {  # of every other setting that may be None: auto
+_WORDS_FOR_NONE = {  # for every other setting that may be None: auto
     "disk_ttl_s": ("auto", "never"),
     "keep_alive_s": ("never",),
     "request_timeout_s": ("never",),
@@ -199,7 +199,7 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> Settings:
-    """Settings from `overrides` (flags; None: not given), the environment, the file and the defaults, in this order."""
+    """Settings from `overrides` (flags; None is not given), the environment, the file and the defaults, in this order."""
     environ = os.environ if environ is None else environ
     values = _from_file(file or _find_file())
     _refuse_unknown(
@@ -235,8 +235,8 @@ _FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Set
 
 
 def _find_file() -> Path | None:
-    places = (Path("bough.toml"), platformdirs.user_config_path("bough") / "bough.toml")
-    return next((place for place in places if place.is_file()), None)
+    candidates = (Path("bough.toml"), platformdirs.user_config_path("bough") / "bough.toml")
+    return next((each for each in candidates if each.is_file()), None)
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _form(name: str, kind: str) -> str:
-    """What a value of this setting looks like, as the end of a sentence."""
+    """The form of a value of this setting, as the end of a sentence."""
     forms = {"bytes": "a size such as 2GB", "s": "a time such as 7d"}
     form = forms.get(name.rpartition("_")[2], f"of type {kind}")
     words = _WORDS_FOR_NONE.get(name, ("auto",)) if " | " in _FIELD_TYPES[name] else ()
@@ -284,7 +284,7 @@ def _form(name: str, kind: str) -> str:
 
 
 def _parse_time(name: str, value: Any) -> float | None:
-    """Seconds. A model that is kept alive for less than no time stays for ever, as with Ollama."""
+    """Seconds. A negative or infinite `keep_alive_s` means for ever, as with Ollama."""
     seconds = parse_seconds(value)
     return None if name == "keep_alive_s" and (seconds < 0 or seconds == math.inf) else seconds
 
