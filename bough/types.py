@@ -1,4 +1,4 @@
-"""Nouns that several layers share: what a caller asks for and what an answer carries."""
+"""Types that several layers share: requests, answers and progress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from bough.errors import RequestError
 
@@ -20,7 +20,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class Mark(Enum):
-    """Why an offset of a prompt is worth restoring at. The order is that of worth: the last goes first."""
+    """Why an offset of a prompt is worth a restore point. In order of worth: points of the last kind are evicted first."""
 
     SYSTEM_END = "system end"
     LAST_USER_START = "last user start"
@@ -29,7 +29,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True)
 class Boundary:
-    """A token offset at which a message or the system part of a prompt ends or begins."""
+    """A token offset at which a message, or the system part of a prompt, begins or ends."""
 
     offset: int
     mark: Mark
@@ -39,7 +39,7 @@ class Boundary:
 class SamplingParams:
     """How to choose tokens and when to stop. The defaults are greedy, until the model ends its answer.
 
-    Every character of an answer is compared with every stop string: there are at most `MAX_STOPS`, of at most
+    Every character of an answer is compared with every stop string. So there may be at most `MAX_STOPS`, each of at most
     `MAX_STOP_CHARACTERS`.
 
     The order is: logits → repetition, presence and frequency penalties → grammar mask → temperature → top-k → top-p →
@@ -121,10 +121,10 @@ def _require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 @dataclass(frozen=True)
 class Draw:
-    """Everything that choosing one token depends on besides the logits.
+    """Everything that the choice of one token depends on besides the logits.
 
-    `history` are the tokens that penalties look at, newest last, already cut to the last n. `uniform` in [0, 1) is the only
-    randomness. `allowed` is a bit mask over the vocabulary (bit i of byte i // 8), or None for all.
+    `history` are the tokens that penalties apply to, newest last, already cut to the last n. `uniform` in [0, 1) is the
+    only randomness. `allowed` is a bit mask over the vocabulary (bit i of byte i // 8), or None for all.
     """
 
     params: SamplingParams
@@ -143,7 +143,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The token that was chosen; `logprob` and `top` are of the raw distribution, and there only if asked for."""
+    """The chosen token. `logprob` and `top` are of the raw distribution, and only set if they were asked for."""
 
     token_id: int
     logprob: float | None = None
@@ -152,9 +152,9 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request: matched in the tree, cached (reused), computed (evaluated of the prompt).
+    """Token counts of one request: matched (found in the tree), cached (reused) and computed (evaluated) prompt tokens.
 
-    cached + computed = prompt, unless the request was cancelled before.
+    cached + computed = prompt, unless the request was cancelled during the prefill.
     """
 
     prompt_tokens: int = 0
@@ -166,10 +166,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Loading:
-    """What was brought back for a request from the host and from disk, and what was known but computed again.
+    """What was loaded for a request from host and disk, and how many known tokens were computed again instead.
 
-    The estimates are those of the choice between the two: for bringing back all that was known and not on the device, and
-    for computing it; 0 where nothing had been measured yet.
+    The estimates are those that decided between the two: the time to load all known state that was not on the device, and
+    the time to compute it. They are 0 before the first measurement.
     """
 
     host_bytes: int = 0
@@ -182,10 +182,9 @@ class Loading:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of each part of one request, without the time that a stream's reader takes between two pieces.
+    """Seconds of each part of one request, without the time that the reader of a stream takes between two pieces.
 
-    `first_token_s` runs from the beginning to the first token, and is 0 if there was none. `loading` is part of the
-    beginning.
+    `first_token_s` runs from `begin` to the first token, and is 0 if there was none. `loading` is part of `begin_s`.
     """
 
     begin_s: float = 0.0
@@ -198,7 +197,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The log-probability of one generated token with its text, and its strongest rivals."""
+    """The log-probability of one generated token, with its text and the most likely alternatives."""
 
     token_id: int
     text: str
@@ -217,9 +216,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. `token_ids` are all that were generated, less an end-of-sequence token that ended the answer.
+    """A finished answer. `token_ids` are all generated tokens, without the end-of-sequence token.
 
-    `stop` is the stop string that ended the answer, if one did: `text` ends before it, and its tokens are in `token_ids`.
+    `stop` is the stop string that ended the answer, if any. `text` ends before it, but `token_ids` include its tokens.
     """
 
     text: str
@@ -229,3 +228,32 @@ class Completion:
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
+
+
+class Progress(Protocol):
+    """Is told of one piece of work after another: each starts, advances any number of times, and finishes."""
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        """Work of `total_bytes` begins; None if its size is unknown or not counted in bytes."""
+        ...
+
+    def advance(self, num_bytes: int) -> None:
+        """So many more bytes are done; negative when work had to start again."""
+        ...
+
+    def finish(self) -> None:
+        """The work that was started last has ended, with success or not."""
+        ...
+
+
+class SilentProgress:
+    """Reports nothing."""
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        pass
+
+    def advance(self, num_bytes: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass

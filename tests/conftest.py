@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bough.config import let_threads_sleep, load_settings
+from bough.config import limit_thread_spinning, load_settings
 from bough.models import ModelFiles, pull
+from bough.runner import gguf_support
 
 TESTS = Path(__file__).parent
 ALONE = ("server", "cli", "test_runner.py")  # servers and commands in processes of their own, which want the whole machine
 
-let_threads_sleep()  # before any test imports torch
+limit_thread_spinning()  # before any test imports torch
 os.environ["BOUGH_DISK_BYTES"] = "0"  # no test leaves a tree behind, or finds one; those that want one say so
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
 
@@ -47,4 +48,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def smollm2_files() -> ModelFiles:
     """The default model in the user's own data folder: fetched and converted the first time, then found."""
-    return pull("smollm2", load_settings())
+    settings = load_settings()
+    return pull("smollm2", settings, gguf_support(settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,8 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
 
 def test_the_defaults_are_sound() -> None:
     assert (Settings().lanes, Settings().host, Settings().port) == (0, "127.0.0.1", 11435)
+
+
+@pytest.mark.parametrize("each", dataclasses.fields(Settings), ids=lambda each: each.name)
+def test_every_setting_has_a_sentence_for_the_reference(each: dataclasses.Field[object]) -> None:
+    assert each.metadata["help"].endswith(".")

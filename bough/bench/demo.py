@@ -16,8 +16,8 @@ from bough.bench.switch import StrategyResult, make_strategy
 from bough.bench.tour import SYSTEM, TOPICS, Tour
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.models.fetching.progress import Progress as DownloadProgress
 from bough.runner import Runner, load
+from bough.types import Progress as DownloadProgress
 
 STRATEGIES = ("tree", "single", "none")
 

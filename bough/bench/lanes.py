@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bough.errors import BoughError
-from bough.generate.chunk_size import ChunkSize
+from bough.generate.generation import ChunkSize
 from bough.generate.job import Job
 from bough.generate.scheduler import Scheduler
 from bough.models.prompts import Encoded

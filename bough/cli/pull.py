@@ -11,6 +11,7 @@ from bough import models
 from bough.cli import work
 from bough.cli.screen import Screen
 from bough.config import load_settings
+from bough.runner import gguf_support
 
 
 def pull(
@@ -20,6 +21,6 @@ def pull(
     screen, settings = Screen(), load_settings()
     before = {model.name: model.created for model in models.Store(settings.models_folder).list()}
     with work.shown(screen.notes) as progress:
-        model = models.pull(name, settings, progress)
+        model = models.pull(name, settings, gguf_support(settings), progress)
     is_new = before.get(model.name) != model.created
     screen.write_line(f"{model.name} {'is here' if is_new else 'was here already'} ({filesize.decimal(model.size_bytes)})")

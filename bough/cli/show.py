@@ -17,7 +17,7 @@ from bough.cli.screen import Screen
 from bough.config import Settings, load_settings
 from bough.engines.contract import Engine
 from bough.models import ModelFiles, ModelInfo
-from bough.runner import make_engine
+from bough.runner import gguf_support, make_engine
 
 
 def show(
@@ -37,7 +37,7 @@ def show(
     screen = Screen()
     settings = load_settings(options.settings_of(ctx))
     with work.shown(screen.notes, stays=False) as progress:
-        files = models.resolve(settings.model, settings, progress)
+        files = models.resolve(settings.model, settings, gguf_support(settings), progress)
         progress.start("reading the model's files", None)
         info = models.describe(files)
         progress.finish()

@@ -1,1 +1,1 @@
-"""From token ids to an answer: prefill, decode, stop, text. Plain Python, no tensors."""
+"""Generation: prefill, decode, stop strings and text, for one request or many. Plain Python, no tensors."""

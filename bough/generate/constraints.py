@@ -1,9 +1,9 @@
-"""Grammars for structured output: which tokens may come next so that the answer is JSON of the wanted form.
+"""Grammars for structured output: which tokens may come next so that the answer is JSON that fits a schema.
 
-llguidance keeps the grammar; this module translates its errors and its masks, and loads it with the first constraint.
+llguidance does the work. This module translates its errors and masks, and imports it with the first constraint.
 Always true: an end-of-sequence token is allowed exactly where the answer so far is complete. Between two JSON tokens there
-is at most one line break with its indent, or two blanks, because a weak model under a grammar that lets it would write
-blanks until its budget ends.
+is at most one line break with its indent, or two blanks. Without this limit, weak models write blanks until they reach
+their token limit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# `oneOf` whose options overlap is read as `anyOf`. A bounded pattern is kept to by llguidance 1.8 and later.
+# `oneOf` with overlapping options is read as `anyOf`. llguidance honours a bounded pattern since 1.8.
 _OPTIONS: Any = {"whitespace_pattern": r"(\r?\n[ \t]{0,20}| {1,2})", "coerce_one_of": True}
 
 
 class Constraint:
-    """The grammar of one answer and how far the answer has come in it."""
+    """The grammar of one answer, and the position of the answer in it."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -42,15 +42,15 @@ class Constraint:
         return mask[: self._mask_bytes]
 
     def accept(self, token_id: int) -> None:
-        """Move on by a token that was allowed. Raises RequestError if the grammar cannot follow, now and ever after."""
+        """Advance by a token that was allowed. Raises RequestError, now and on every later call, if it does not fit."""
         self._matcher.consume_token(token_id)
         _raise_if_failed(self._matcher)
 
 
 class ConstraintFactory:
-    """Makes constraints for one model: a fast tokenizer of transformers and the width of the model's logits.
+    """Makes constraints for one model, from its fast transformers tokenizer and the width of its logits.
 
-    The first constraint takes the longest, because llguidance then reads the whole vocabulary.
+    The first constraint takes longest, because llguidance then reads the whole vocabulary.
     """
 
     def __init__(self, hf_tokenizer: Any, vocab_size: int, eos_ids: Iterable[int]) -> None:
@@ -61,8 +61,8 @@ class ConstraintFactory:
     def make(self, format: str | dict[str, Any] | None) -> Constraint | None:
         """A constraint for "json" (any JSON object) or for a JSON schema; None for None.
 
-        Raises RequestError, with the reason, for another word and for a schema that is wrong, cannot be satisfied or uses
-        what llguidance does not know.
+        Raises RequestError, with the reason, for any other word, and for a schema that is wrong, cannot be satisfied or
+        uses a keyword that llguidance does not support.
         """
         if format is None:
             return None
@@ -93,7 +93,7 @@ def _compile(schema: dict[str, Any], tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _raise_if_failed(matcher: LLMatcher) -> None:
-    """Raise what llguidance only notes: a matcher that failed goes on answering that the end has come."""
+    """Raise the error of a matcher. llguidance itself only records it, and then reports that the answer is complete."""
     if matcher.is_error():
         reason = matcher.get_error().partition("<state>")[0].strip()
         raise RequestError(f"the output format cannot be followed: {reason}")

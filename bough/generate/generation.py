@@ -1,33 +1,65 @@
-"""One request from its prompt to its last token, as steps that somebody else drives.
+"""One request from its prompt to its last token, as steps that a driver calls.
 
-The driver (`pipeline` for one request, a scheduler for many) calls `begin`, then `prefill_chunk` until `is_prefilled`,
-then samples with `draw`, hands the token to `accept`, and feeds `next_id` to the lane inside `feeding`, until `is_done`.
-However it ends, `close` records the work that was done.
+The driver (`pipeline` for one request, the scheduler for many) calls `begin`, then `prefill_chunk` until `is_prefilled`.
+Then it samples with `draw`, hands the token to `accept`, and feeds `next_id` to the lane inside `session.feeding`, until
+`is_done`. However the request ends, `close` records the work that was done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from bough.cache.session import Reuse, ReuseSession
 from bough.cache.tree.state import Lane
 from bough.engines.contract import Engine, Logits
 from bough.errors import PromptTooLong
-from bough.generate.chunk_size import ChunkSize
 from bough.generate.constraints import Constraint
-from bough.generate.randomness import uniform
-from bough.generate.request import Request
+from bough.generate.request import Request, uniform
 from bough.generate.text import AnswerText, Vocabulary
 from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenLogprob, Usage
 
 RESERVE_TOKENS = 1024
-"""Room that is reserved beyond the prompt at once; a longer answer asks for more as it goes."""
+"""Tokens that are reserved beyond the prompt at the start. A longer answer reserves more as it grows."""
+
+CHUNK_S = 0.25
+MIN_CHUNK = 128
+MIN_CHUNK_BESIDE_OTHERS = 32  # on a slow device a third slower, but the tokens of other requests keep coming
+_RATE_WEIGHT = 0.5  # weight of the newest measurement
+
+
+class ChunkSize:
+    """How many tokens the next prefill chunk may have: what the device evaluates in about `CHUNK_S`, or a fixed number.
+
+    Short chunks keep the tokens of other requests coming, and a cancellation is seen soon. Long ones use the device better.
+    """
+
+    def __init__(self, fixed: int = 0, *, first: int = 512, largest: int = 8192) -> None:
+        self._fixed = fixed
+        self._first = min(first, largest)
+        self._largest = largest
+        self._rate: float | None = None  # tokens a second
+
+    def choose(self, *, beside_others: bool = False) -> int:
+        """How many tokens the next chunk may have; fewer on a slow device while other requests decode."""
+        if self._fixed:
+            return self._fixed
+        smallest = MIN_CHUNK_BESIDE_OTHERS if beside_others else MIN_CHUNK
+        if self._rate is None:
+            return min(self._first, MIN_CHUNK) if beside_others else self._first
+        wanted = int(self._rate * CHUNK_S)
+        return min(self._largest, max(smallest, 1 << max(0, wanted.bit_length() - 1)))  # a power of two
+
+    def measure(self, num_tokens: int, seconds: float) -> None:
+        """Update the rate by the time that a chunk took. Very small chunks are ignored."""
+        if num_tokens < MIN_CHUNK_BESIDE_OTHERS or seconds <= 0:
+            return
+        rate = num_tokens / seconds
+        self._rate = rate if self._rate is None else _RATE_WEIGHT * rate + (1 - _RATE_WEIGHT) * self._rate
 
 
 class Generation:
-    """The state of one answer on its way. Call `close` whatever happens."""
+    """The state of one answer while it is generated. The owner must call `close` however it ends."""
 
     def __init__(
         self,
@@ -52,10 +84,10 @@ class Generation:
         self._timings = Timings()
         self._started_s = 0.0
         self._max_tokens = self._limit()
-        self._room = min(self._max_tokens, RESERVE_TOKENS)  # generated tokens that the lane has room for
+        self._room = min(self._max_tokens, RESERVE_TOKENS)  # generated tokens that are reserved in the lane
 
     def _limit(self) -> int:
-        """How many tokens may be generated; a prompt that leaves no room for one is refused."""
+        """How many tokens may be generated. Raises PromptTooLong if the context has no room for one."""
         room = self._engine.context_tokens - len(self.request.ids)
         wanted = self.request.params.max_tokens
         if room < (1 if wanted != 0 else 0):
@@ -63,7 +95,7 @@ class Generation:
         return room if wanted is None else min(wanted, room)
 
     def begin(self, reuse: Reuse) -> None:
-        """Take a lane that stands on what is known of the prompt."""
+        """Take a lane that has adopted the known prefix of the prompt."""
         request = self.request
         self._started_s = self.clock()
         self._session = reuse.begin(
@@ -96,12 +128,12 @@ class Generation:
         return self.finish_reason is not None
 
     def prefill_chunk(self, size: ChunkSize, *, beside_others: bool = False) -> None:
-        """Evaluate the next tokens of the prompt and publish them; a cancelled request ends here instead."""
+        """Evaluate the next chunk of the prompt and publish it. A cancelled request ends here instead."""
         if self._ends_if_cancelled():
             return
         started_s = self.clock()
         chunk = self.session.next_chunk(size.choose(beside_others=beside_others))
-        with self.feeding(chunk):
+        with self.session.feeding(chunk):
             self.logits = self._engine.evaluate(self.lane, chunk)
         self.session.publish()
         seconds = self.clock() - started_s
@@ -112,24 +144,20 @@ class Generation:
             self.finish_reason = "length"
 
     def cancel(self) -> None:
-        """End here, also if it has no lane yet."""
+        """End the request now, also if it has no lane yet."""
         self.finish_reason = "cancelled"
 
-    def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]:
-        """The lane is fed `ids` inside this context, which keeps the record of it."""
-        return self.session.feeding(ids)
-
     def cross_reuse_limit(self) -> None:
-        """Where rotary scaling depends on the total length: past its threshold the sequence is evaluated anew, whole."""
+        """Evaluate the whole sequence again at the length where its rotary scaling changes, if it has such a length."""
         if self.lane.offset != self._engine.capabilities.reuse_limit:
             return
         self.session.restart()
         ids = [*self.request.ids, *self._token_ids[:-1]]
-        with self.feeding(ids):
+        with self.session.feeding(ids):
             self._engine.evaluate(self.lane, ids)
 
     def draw(self) -> Draw:
-        """What choosing the next token depends on besides the logits."""
+        """Everything that the choice of the next token depends on besides the logits."""
         params = self.request.params
         return Draw(
             params,
@@ -149,9 +177,9 @@ class Generation:
         return tokens[-last:] if last > 0 else tokens
 
     def accept(self, sampled: Sampled) -> Chunk | None:
-        """Take the token that was chosen; returns what may be delivered now, if anything.
+        """Append the chosen token; returns the text that may be delivered now, if any.
 
-        Afterwards the request is done, or `next_id` is to be fed.
+        Afterwards the request is done, or `next_id` must be fed to the lane.
         """
         token_id = sampled.token_id
         if token_id in self._eos_ids:
@@ -170,13 +198,15 @@ class Generation:
         return Chunk(text, (token_id,), logprobs)
 
     def note_step(self, seconds: float) -> None:
-        """Count the time of a decode step, the one that gave the last accepted token."""
+        """Add the time of the decode step that gave the last accepted token."""
         if self._timings.first_token_s:
             self._timings = replace(self._timings, decode_s=self._timings.decode_s + seconds)
         else:
             so_far = self._timings.begin_s + self._timings.prefill_s
             self._timings = replace(self._timings, first_token_s=so_far + seconds)
-            self.session.note_prefill(self._timings.prefill_s + seconds)  # a device may have been behind until now
+            self.session.note_prefill(
+                self._timings.prefill_s + seconds
+            )  # an asynchronous device finishes the prefill only now
 
     def _reason_to_stop(self) -> FinishReason | None:
         if self._text.stop is not None or (self._constraint and self._constraint.is_done):
@@ -186,7 +216,7 @@ class Generation:
         return "cancelled" if self.request.is_cancelled() else None
 
     def _has_room(self) -> bool:
-        """Whether one more token fits into the lane; long answers ask for more room as they grow, if need be for less."""
+        """Whether one more token fits into the lane. Long answers reserve more as they grow; if memory is short, less."""
         done = len(self._token_ids)
         if done < self._room:
             return True
@@ -211,7 +241,7 @@ class Generation:
         self.request.on_progress(self.lane.offset, len(self.request.ids))
 
     def completion(self) -> Completion:
-        """The whole answer as far as it has come."""
+        """The answer so far, with its usage and timings."""
         assert self.finish_reason is not None
         before_first = self._timings.first_token_s or self._timings.begin_s + self._timings.prefill_s
         timings = replace(self._timings, total_s=before_first + self._timings.decode_s)
@@ -227,7 +257,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """What was found, reused and evaluated of the prompt so far, and how much was generated; nothing before `begin`."""
+        """How many tokens were found, reused, evaluated and generated so far. Zero before `begin`."""
         prompt_tokens, session = len(self.request.ids), self._session
         if session is None:
             return Usage(prompt_tokens=prompt_tokens)
@@ -241,6 +271,6 @@ class Generation:
         )
 
     def close(self) -> None:
-        """Record what was computed and let the lane rest."""
+        """Record what was computed, and make the lane idle."""
         if self._session is not None:
             self._session.close()

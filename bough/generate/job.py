@@ -1,4 +1,4 @@
-"""A request that runs beside others: its generation, who listens to it, and how long it may take."""
+"""A request that runs beside others: its generation, its listener, and its deadline."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Hears what becomes of a request, in the engine's thread: it must not block. The last call is one of the last two.
+    """Is told what happens to a request. The engine's thread calls it, so it must not block.
 
-    One that raises ends its own request, and hears of that by `on_error`.
+    The last call is `on_end` or `on_error`. A listener that raises ends its own request, and gets `on_error`.
     """
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
-        """The request has a lane; `usage` tells what of its prompt is cached."""
+        """The request has a lane; `usage` says how much of its prompt is cached."""
         ...
 
     def on_chunk(self, chunk: Chunk) -> None: ...
@@ -34,9 +34,9 @@ class Listener(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """One request for a scheduler. `passed` counts how often others were preferred, for a lane, then for a chunk.
+    """One request for the scheduler. `passed` counts how often others were preferred, for a lane, then for a chunk.
 
-    `tenant` is whose it is, where that cannot be made up: lanes and places in the queue are shared out among tenants.
+    `tenant` names the client, where its identity is proved. Lanes and the queue are shared fairly among tenants.
     """
 
     generation: Generation
@@ -44,7 +44,7 @@ class Job:
     deadline_s: float = math.inf
     submitted_s: float = 0.0
     passed: int = 0
-    leader: Job | None = None  # whose work it waits for
+    leader: Job | None = None  # the request that computes the prefix it waits for
     tenant: str = ""
     has_started: bool = False
     is_over: bool = False
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def remaining(self) -> int:
-        """Prompt tokens that are still to be evaluated, once it has a lane."""
+        """Prompt tokens that are still to be evaluated. The request must have a lane."""
         return self.num_tokens - self.generation.lane.offset
 
     @property
@@ -76,7 +76,7 @@ class Job:
         return self.generation.request.is_cancelled()
 
     def start(self, waited_s: float) -> None:
-        with self._ending:  # so that nothing follows what a watchdog says meanwhile
+        with self._ending:  # a watchdog may fail the request at the same time, and nothing may follow that
             self.has_started = True
             if not self.is_over:
                 self._tell(lambda: self.listener.on_start(self.generation.usage, waited_s))
@@ -91,12 +91,12 @@ class Job:
             self._tell(lambda: self.listener.on_end(completion))
 
     def fail(self, error: BoughError) -> None:
-        """Tell the listener; a watchdog may do so from its own thread while the engine is stuck."""
+        """Tell the listener. The watchdog calls this from its own thread while the engine is stuck."""
         if self._end_once():
             self._tell(lambda: self.listener.on_error(error))
 
     def _tell(self, tell: Callable[[], None]) -> None:
-        """Call the listener. If it raises, that is logged, and the request is over: only its own, not those beside it."""
+        """Call the listener. If it raises, the error is logged and this request ends; the others go on."""
         try:
             tell()
         except Exception as error:
@@ -106,8 +106,8 @@ class Job:
                 failure = EngineError(f"{type(error).__name__}: {error}")
                 self._tell(lambda: self.listener.on_error(failure))
 
-    def give_way(self, error: BoughError) -> bool:
-        """Tell the listener, from any thread, that the request is refused after all; False if it has started or ended."""
+    def refuse(self, error: BoughError) -> bool:
+        """Refuse a request that waits, from any thread; returns False if it has started or ended."""
         with self._ending:
             if self.has_started or self.is_over:
                 return False

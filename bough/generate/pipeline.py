@@ -7,15 +7,14 @@ from contextlib import closing
 
 from bough.cache.session import Reuse
 from bough.engines.contract import Engine
-from bough.generate.chunk_size import ChunkSize
-from bough.generate.generation import Generation
+from bough.generate.generation import ChunkSize, Generation
 from bough.types import Chunk, Completion
 
 
 def run_alone(
     engine: Engine, reuse: Reuse, generation: Generation, size: ChunkSize
 ) -> Generator[Chunk | Completion, None, None]:
-    """Yield the answer in pieces, then whole. Empty pieces are yielded too: between any two the caller may stop.
+    """Yield the answer in pieces, then the completion. Empty pieces come too, so that the caller can stop at any step.
 
     However the iteration ends, the session is closed and the work that was done is kept.
     """
@@ -45,5 +44,5 @@ def _next_token(engine: Engine, generation: Generation) -> Chunk | None:
 def _feed(engine: Engine, generation: Generation, token_id: int) -> None:
     generation.cross_reuse_limit()
     ids = [token_id]
-    with generation.feeding(ids):
+    with generation.session.feeding(ids):
         (generation.logits,) = engine.step([generation.lane], ids)

@@ -1,11 +1,19 @@
-"""One request for generation, in token ids, as every API and the library hand it down."""
+"""One request for generation, in token ids, as every API and the library hand it down, and its randomness.
+
+Randomness goes by position: the same (seed, choice, index) always gives the same number. No state is kept between draws, so
+the result does not depend on other requests, their order, or the machine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from bough.types import Boundary, SamplingParams
+
+_BITS = 53  # as many as a float holds exactly
+SEED_BITS = 53  # as many as a JSON number holds exactly, so that a reported seed can be sent back
 
 
 def _never() -> bool:
@@ -18,10 +26,10 @@ def _ignore(done_tokens: int, total_tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate from. `seed` is settled already; `choice` tells several answers to one prompt apart.
+    """What to generate from. `seed` is always set; `choice` numbers several answers to one prompt.
 
-    `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is asked
-    between chunks and steps. `on_progress` hears how many prompt tokens are done.
+    `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is called
+    between chunks and steps. `on_progress` is called with the number of prompt tokens that are done.
     """
 
     ids: Sequence[int]
@@ -35,3 +43,15 @@ class Request:
     strip_leading_space: bool = False
     is_cancelled: Callable[[], bool] = _never
     on_progress: Callable[[int, int], None] = _ignore
+
+
+def uniform(seed: int, choice: int, index: int) -> float:
+    """The number in [0, 1) that draws the token at `index` of the `choice`-th answer to a request with this seed."""
+    key = f"{seed},{choice},{index}".encode()
+    digest = blake2b(key, digest_size=8, person=b"bough uniform").digest()
+    return (int.from_bytes(digest, "big") >> (64 - _BITS)) / (1 << _BITS)
+
+
+def choose_seed(seed: int | None, random_bits: Callable[[int], int]) -> int:
+    """The seed that was asked for, or a fresh one from `random_bits` (such as `secrets.randbits`)."""
+    return random_bits(SEED_BITS) if seed is None else seed

@@ -1,15 +1,15 @@
-"""Many requests on one engine: which of them goes on next.
+"""Continuous batching: many requests on one engine.
 
-One thread calls `turn` again and again. Each turn lets requests in that wait for a lane, then runs one prefill chunk and
-one decode step of all lanes together, so that a long prompt never stops others' words. What is shorter goes first; what
-was passed over `AGE` times goes next.
+One thread calls `turn` in a loop. Each turn admits waiting requests to free lanes, then runs one prefill chunk and one
+decode step of all lanes together. So a long prompt never stops the tokens of other requests. The request with the least
+work goes first; one that was passed over `MAX_PASSED` times goes next.
 
-A request whose prefix another one is just computing waits until that part is published, or until the other ends for any
-reason: then it goes on from what was kept, the oldest first.
+A request waits while another one computes a prefix that both share. When that part is published, or the other request ends
+for any reason, it continues from what was kept, the oldest first.
 
 Always true between turns:
 - a request waits, or it runs and has a lane of its own;
-- one that is over is in neither list, and its lane rests.
+- a request that is over is in neither list, and its lane is idle.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.tokens import common_prefix
 from bough.engines.contract import Engine
 from bough.errors import BoughError, DoesNotFit, EngineError, LanesBusy, TimedOut
-from bough.generate.chunk_size import ChunkSize
-from bough.generate.generation import Generation
+from bough.generate.generation import ChunkSize, Generation
 from bough.generate.job import Job
 from bough.generate.verifier import Verifier
 from bough.types import Sampled
 
 log = logging.getLogger(__name__)
 
-SHARED_TOKENS = 256
-"""A prefix that another request is computing is waited for if it is at least so much longer than what is known."""
+MIN_SHARED_TOKENS = 256
+"""A request waits for a shared prefix only if that is at least so many tokens longer than what it could reuse now."""
 
-AGE = 8
+MAX_PASSED = 8
 
 
 class Scheduler:
-    """Requests that wait and requests that run. Exactly one thread calls it, but for the two counts."""
+    """Waiting and running requests. Only one thread calls it; others may read the two lists."""
 
     def __init__(
         self,
@@ -65,11 +64,11 @@ class Scheduler:
         return sum(not slot.is_busy for slot in self._cache.lanes.slots)
 
     def add(self, job: Job) -> None:
-        """Let a request wait for its turn."""
+        """Queue a request."""
         self.waiting.append(job)
 
     def turn(self) -> None:
-        """Let requests in, then run a prefill chunk and a decode step, as far as there are any to run."""
+        """Admit requests, then run one prefill chunk and one decode step, if there are any to run."""
         self._sweep()
         self._admit()
         self._prefill()
@@ -78,21 +77,21 @@ class Scheduler:
             self._finish(job)
 
     def fail_all(self, error: BoughError) -> None:
-        """End every request by this error; what they have computed is kept, as far as that does not fail in its turn."""
+        """End every request with this error. What they have computed is kept, unless recording it fails too."""
         for job in [*self.waiting, *self.running]:
             try:
                 self._fail(job, error)
-            except Exception:  # the others have to be told, too
-                log.exception("a request could not be ended well")
+            except Exception:  # the other requests must end, too
+                log.exception("a request could not be ended")
 
-    def put_off_check(self) -> None:
-        """Take the lane of a check of the cache, if one runs: whoever comes goes first."""
-        check = self._verifier.put_off() if self._verifier else None
+    def postpone_check(self) -> None:
+        """Cancel the check of the cache that runs, if any: requests go first."""
+        check = self._verifier.postpone() if self._verifier else None
         if check is not None:
             self._cancel(check)
 
     def _sweep(self) -> None:
-        """Let go of what nobody wants any more, and of what took too long."""
+        """End requests that are past their deadline, over, or cancelled while they wait."""
         now = self._clock()
         for job in [*self.waiting, *self.running]:
             if now > job.deadline_s:
@@ -107,23 +106,23 @@ class Scheduler:
     # Lanes
 
     def _admit(self) -> None:
-        """Give lanes to requests that wait, the one with the least to compute first; checks only where all is quiet."""
+        """Give lanes to waiting requests, the one with the least to compute first; without requests, to a check."""
         if self.waiting:
-            self.put_off_check()
+            self.postpone_check()
         tried: set[Job] = set()
         while self.num_free_lanes and (job := self._choose(tried)) is not None:
             tried.add(job)
-            if not self._begin(job) and job.passed >= AGE:
-                break  # it waits for memory, and has been passed over often enough
+            if not self._begin(job) and job.passed >= MAX_PASSED:
+                break  # it waits for memory, and must not be passed over again
         if self._verifier and not self.waiting and not self.running:
             check = self._verifier.next_check()
             if check is not None:
                 self._begin(check)
 
     def _choose(self, tried: set[Job]) -> Job | None:
-        """The next request for a lane, of those that need not wait for another; those before it are passed over.
+        """The next request for a lane, of those that do not wait for a shared prefix; older ones are passed over.
 
-        Tenants with the fewest requests running go first: one that fills the queue does not get every lane.
+        Tenants with the fewest running requests go first, so that one tenant that fills the queue does not get every lane.
         """
         ready = [job for job in self.waiting if job not in tried and self._leader_of(job) is None]
         if not ready:
@@ -131,7 +130,7 @@ class Scheduler:
         running = Counter(job.tenant for job in self.running)
         fewest = min(running[job.tenant] for job in ready)
         ready = [job for job in ready if running[job.tenant] == fewest]
-        chosen = next((job for job in ready if job.passed >= AGE), None) or min(ready, key=self._to_compute)
+        chosen = next((job for job in ready if job.passed >= MAX_PASSED), None) or min(ready, key=self._to_compute)
         for job in ready[: ready.index(chosen)]:
             job.passed += 1
         return chosen
@@ -143,17 +142,17 @@ class Scheduler:
         return self._cache.count_reusable(job.packed, job.generation.request.salt)
 
     def _leader_of(self, job: Job) -> Job | None:
-        """The running request that is computing what this one needs, if waiting was worth it when that was first seen."""
+        """The running request that computes a prefix of this one, if waiting was worth it when that was first seen."""
         leaders = [other for other in self.running if other.is_prefilling and self._can_lead(other, job)]
         job.leader = next((other for other in leaders if self._leads(other, job)), None)
         return job.leader
 
     def _leads(self, other: Job, job: Job) -> bool:
-        """Whether `other` will publish a prefix of `job`, and so much more than is known of it that waiting is worth it."""
+        """Whether `other` will publish a prefix of `job` that is long enough to wait for."""
         shared = min(common_prefix(job.packed, other.packed), job.num_tokens - 1)
         if other.generation.lane.offset >= shared:
             return False
-        is_worth_it = job.leader is other or shared - self._known(job) >= SHARED_TOKENS
+        is_worth_it = job.leader is other or shared - self._known(job) >= MIN_SHARED_TOKENS
         if is_worth_it:
             other.generation.session.schedule(shared)
         return is_worth_it
@@ -163,7 +162,7 @@ class Scheduler:
         return self._cache.is_enabled and theirs.store and theirs.salt == ours.salt and not other.is_over
 
     def _begin(self, job: Job) -> bool:
-        """Let a request take a lane; False if it has to wait for memory."""
+        """Give a request a lane; returns False if it has to wait for memory."""
         try:
             job.generation.begin(self._cache)
         except DoesNotFit as error:
@@ -190,7 +189,7 @@ class Scheduler:
         jobs = [job for job in self.running if job.is_prefilling]
         if not jobs:
             return
-        chosen = next((job for job in jobs if job.passed >= AGE), None) or min(jobs, key=lambda job: job.remaining)
+        chosen = next((job for job in jobs if job.passed >= MAX_PASSED), None) or min(jobs, key=lambda job: job.remaining)
         for job in jobs:
             job.passed = 0 if job is chosen else job.passed + 1
         try:
@@ -205,7 +204,7 @@ class Scheduler:
     # Decode
 
     def _decode(self) -> None:
-        """One token more for every lane whose prompt is done, in one step of the engine."""
+        """Generate one token for every lane whose prompt is done, in one step of the engine."""
         jobs = [job for job in self.running if job.is_decoding]
         if not jobs:
             return
@@ -226,7 +225,7 @@ class Scheduler:
         try:
             with ExitStack() as feeding:
                 for job, token_id in zip(ready, ids, strict=True):
-                    feeding.enter_context(job.generation.feeding([token_id]))
+                    feeding.enter_context(job.generation.session.feeding([token_id]))
                 logits = self._engine.step([job.generation.lane for job in ready], ids)
         except (BoughError, MemoryError) as error:
             for job in ready:
@@ -244,7 +243,7 @@ class Scheduler:
         return True
 
     def _sample(self, jobs: Sequence[Job]) -> list[tuple[Job, Sampled]]:
-        """A token for each request; one that has none fails alone."""
+        """Choose a token for each request. A request for which that fails ends alone."""
         drawn = []
         for job in jobs:
             try:
@@ -272,7 +271,7 @@ class Scheduler:
     # Ends
 
     def _finish(self, job: Job) -> None:
-        """Tell the listener first: the last token does not wait for the record."""
+        """Tell the listener first, so that the last token does not wait for the recording."""
         job.end(job.generation.completion())
         self._drop(job)
 
@@ -285,7 +284,7 @@ class Scheduler:
         self._drop(job)
 
     def _drop(self, job: Job) -> None:
-        """Record what a request has computed and let its lane rest."""
+        """Record what a request has computed, and make its lane idle."""
         for jobs in (self.waiting, self.running):
             if job in jobs:
                 jobs.remove(job)

@@ -1,7 +1,7 @@
-"""Stop strings: where an answer ends because it wrote one of them.
+"""Stop strings: an answer ends where one of them begins.
 
-Always true, in whichever pieces the text comes: what is emitted is the text before the match that starts first (of those
-that start there, the longest), or all of it if there is no match. What may still become part of that match is held back.
+Always true, however the text is divided into pieces: the emitted text ends before the match that starts first (of those
+that start there, the longest), or is the whole text if there is no match. Text that may become a match is held back.
 
     text so far   . . . . . . . . a b c
                   emitted ─────►│ held: "abc" may become the stop string "abcd"
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class _Match:
-    """Sorts as matches win: the first start, then the greatest length."""
+    """A match. The smallest one wins: the first start, then the greatest length."""
 
     start: int
     negative_length: int
@@ -25,7 +25,7 @@ class _Match:
 
 
 class StopFinder:
-    """Passes one answer's text through until a stop string is complete; `found` is then that string."""
+    """Passes the text of one answer on until a stop string is complete; then `found` is that string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
@@ -49,7 +49,7 @@ class StopFinder:
         return self._emit(start, self._safe_end())
 
     def flush(self) -> str:
-        """The text held back, up to a stop string if a complete one is in it. Nothing comes after."""
+        """The text that was held back, up to a complete stop string if there is one. Call it last."""
         start = self._end - len(self._held)
         return self._finish(start) if self._best is not None else self._emit(start, self._end)
 
@@ -96,12 +96,12 @@ class _Prefix:
         self.length += self.stop[self.length] == character
         is_complete = self.length == len(self.stop)
         if is_complete:
-            self.length = 0  # a later occurrence never wins over this one
+            self.length = 0  # a later occurrence never wins against this one
         return is_complete
 
 
 def _find_borders(word: str) -> list[int]:
-    """For each non-empty beginning of the word, the length of the longest shorter one that it also ends with."""
+    """For each non-empty prefix of the word, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(word)
     length = 0
     for end in range(1, len(word)):

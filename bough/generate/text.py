@@ -1,24 +1,60 @@
-"""An answer's text as its tokens come: whole characters, nothing that may still become a stop string."""
+"""An answer's text as its tokens come: whole characters, nothing that may still become a stop string.
+
+A token is a run of bytes, not of characters: a character may be spread over several tokens. Always true: whatever the
+tokens, the pieces joined are the tokens' bytes decoded at once, with U+FFFD in place of invalid bytes.
+"""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from bough.generate.detokenizer import Detokenizer, TokenBytes
 from bough.generate.stop import StopFinder
 from bough.types import Sampled, TokenLogprob
 
 
+class TokenBytes(Protocol):
+    """The part of a tokenizer that the detokenizer uses."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of this token; none for a special token."""
+        ...
+
+
 class Vocabulary(TokenBytes, Protocol):
-    """What generation needs to know of a tokenizer."""
+    """The part of a tokenizer that generation uses."""
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
 
+class Detokenizer:
+    """Turns the tokens of one answer into text as they arrive.
+
+    With `strip_leading_space` the space that a sentencepiece tokenizer puts before the first word is dropped.
+    """
+
+    def __init__(self, tokenizer: TokenBytes, *, strip_leading_space: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._must_strip = strip_leading_space
+
+    def add(self, token_id: int) -> str:
+        """The characters that this token completes, possibly none. Incomplete bytes are held back."""
+        data = self._tokenizer.token_bytes(token_id)
+        if self._must_strip and data:
+            data = data.removeprefix(b" ")
+            self._must_strip = False
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """The text that was held back. Incomplete bytes become U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
 class AnswerText:
-    """Detokenizer and stop strings in a row. `all` is what was emitted so far."""
+    """The detokenizer, then the stop strings. `all` is the text that was emitted so far."""
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str], *, strip_leading_space: bool = False) -> None:
         self._vocabulary = vocabulary
@@ -40,7 +76,7 @@ class AnswerText:
         return self._emit(self._stops.add(self._detokenizer.add(token_id)))
 
     def flush(self) -> str:
-        """What was held back, when no more tokens come."""
+        """The text that was held back. Call it after the last token."""
         return self._emit(self._stops.add(self._detokenizer.flush()) + self._stops.flush())
 
     def _emit(self, piece: str) -> str:

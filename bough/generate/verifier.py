@@ -1,9 +1,9 @@
-"""Checking the cache while it serves: a share of the prompts that were reused is computed again, and the two compared.
+"""Checks of the cache in production: a share of the prompts that hit the cache is computed again and compared.
 
-A check runs when nothing else does, on a lane of its own, under a salt that nobody has: so nothing of it is reused and
-nothing of it is kept. When somebody comes meanwhile it is put off, and made anew when all is quiet again. What is compared
-are the log-probabilities of the likeliest tokens that follow the prompt. A difference beyond rounding is counted, logged
-and never forgotten: somebody must look. A check that fails costs nobody an answer.
+A check runs only when there are no requests. It has a lane and a salt of its own, so that it reuses nothing and leaves
+nothing behind. When a request arrives, the check is cancelled and postponed. It compares the log-probabilities of the most
+likely next tokens after the prompt. A difference beyond rounding is counted and logged as an error. A check that fails does
+not affect any request.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 8
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
 LOOSE_TOLERANCE = 0.5
-"""Of half precision: log-probabilities of the likeliest tokens, rounded differently in every layer."""
+"""For half precision, where log-probabilities are rounded differently in every layer."""
 
 _NUM_COMPARED = 20
-_LOOK = SamplingParams(logprobs=_NUM_COMPARED)
+_TOP_LOGPROBS = SamplingParams(logprobs=_NUM_COMPARED)
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """What followed a prompt that was reused."""
+class CacheHit:
+    """A prompt that was partly reused, and the most likely tokens after it."""
 
     ids: Sequence[int]
     cached_tokens: int
@@ -41,7 +41,7 @@ class Sighting:
 
 
 class Verifier:
-    """Takes note of a share of all hits and makes checks of them; at most `MAX_PENDING` wait, then the oldest goes."""
+    """Records a share of all cache hits and checks them. At most `MAX_PENDING` wait; then the oldest is dropped."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Verifier:
         self._share = share
         self._random = random
         self._prepare = prepare
-        self._pending: deque[Sighting] = deque(maxlen=MAX_PENDING)
+        self._pending: deque[CacheHit] = deque(maxlen=MAX_PENDING)
         self._tolerance = TOLERANCE.get(engine.describe().get("dtype", ""), LOOSE_TOLERANCE)
-        self._running: tuple[Job, Sighting] | None = None
+        self._running: tuple[Job, CacheHit] | None = None
         self.num_checked = 0
         self.num_different = 0
 
@@ -65,23 +65,23 @@ class Verifier:
         return bool(self._pending)
 
     def stats(self) -> dict[str, int]:
-        """How many hits were checked, and how many of them were followed by something else without the cache."""
+        """How many hits were checked, and how many of them differ from the computation without the cache."""
         return {"verified": self.num_checked, "different": self.num_different}
 
     def note(self, generation: Generation) -> None:
-        """Remember what follows a prompt that has just been evaluated, if it was reused and the dice say so."""
+        """Record a prompt that was just evaluated for a later check, if it hit the cache and falls in the random share."""
         usage = generation.usage
         if not usage.cached_tokens or self._random() >= self._share:
             return
         try:
-            top = self._likeliest(generation.logits)
+            top = self._most_likely(generation.logits)
         except (BoughError, MemoryError) as error:
-            log.info("what follows a prompt could not be noted, to check the cache: %s", error)
+            log.info("a cache hit could not be recorded for a check: %s", error)
         else:
-            self._pending.append(Sighting(generation.request.ids, usage.cached_tokens, top))
+            self._pending.append(CacheHit(generation.request.ids, usage.cached_tokens, top))
 
     def next_check(self) -> Job | None:
-        """The oldest hit that was noted, as a request that computes its prompt from the first token."""
+        """The oldest recorded hit, as a request that computes its prompt from the first token."""
         if not self._pending:
             return None
         seen = self._pending.popleft()
@@ -91,8 +91,8 @@ class Verifier:
         self._running = check, seen
         return check
 
-    def put_off(self) -> Job | None:
-        """Give up the check that runs, if one does, and remember what it was of. The caller cancels it."""
+    def postpone(self) -> Job | None:
+        """Queue the check that runs, if any, to run again later. The caller cancels the returned job."""
         running, self._running = self._running, None
         if running is None or running[0].is_over:
             return None
@@ -101,9 +101,9 @@ class Verifier:
             self._pending.appendleft(seen)
         return check
 
-    def compare(self, seen: Sighting, logits: Logits) -> None:
-        """Count a check; raise the alarm if what follows the prompt is not what it was with the cache."""
-        again = {each.token_id: each.logprob for each in self._likeliest(logits)}
+    def compare(self, seen: CacheHit, logits: Logits) -> None:
+        """Count a check, and log an error if the tokens after the prompt differ from those with the cache."""
+        again = {each.token_id: each.logprob for each in self._most_likely(logits)}
         self.num_checked += 1
         common = [(each.logprob, again[each.token_id]) for each in seen.top if each.token_id in again]
         difference = max((abs(one - other) for one, other in common), default=float("inf"))
@@ -118,15 +118,15 @@ class Verifier:
                 self._tolerance,
             )
 
-    def _likeliest(self, logits: Logits) -> tuple[Alternative, ...]:
-        (sampled,) = self._engine.sample([logits], [Draw(_LOOK)])
+    def _most_likely(self, logits: Logits) -> tuple[Alternative, ...]:
+        (sampled,) = self._engine.sample([logits], [Draw(_TOP_LOGPROBS)])
         return sampled.top
 
 
 class _Check:
-    """Listens to a check: when its prompt is evaluated, the two are compared."""
+    """The listener of a check: when the prompt is evaluated, it compares the two results."""
 
-    def __init__(self, verifier: Verifier, generation: Generation, seen: Sighting) -> None:
+    def __init__(self, verifier: Verifier, generation: Generation, seen: CacheHit) -> None:
         self._verifier = verifier
         self._generation = generation
         self._seen = seen
@@ -138,12 +138,12 @@ class _Check:
         raise AssertionError("a check generates nothing")
 
     def on_end(self, completion: Completion) -> None:
-        if completion.finish_reason == "cancelled":  # it was put off
+        if completion.finish_reason == "cancelled":  # it was postponed
             return
         try:
             self._verifier.compare(self._seen, self._generation.logits)
         except (BoughError, MemoryError) as error:
-            log.info("a check of the cache could not be made: %s", error)
+            log.info("a check of the cache failed: %s", error)
 
     def on_error(self, error: BoughError) -> None:
-        log.info("a check of the cache could not be made: %s", error)
+        log.info("a check of the cache failed: %s", error)

@@ -1,9 +1,11 @@
-"""The engine's thread: it alone runs the scheduler, and whatever else touches the tree while requests run.
+"""The engine's thread: it alone runs the scheduler and everything else that touches the tree while requests run.
 
-Others hand it requests (`submit`) and calls (`call`), which it takes between two turns. What costs the more the larger the
-tree is, so that it would hold up the requests, has a bounded share of the time while any run: looks at the tree (`look`),
-and the figures that it notes for those who do not wait (`snapshot`). A watchdog fails the requests of a step that does not
-end, and the calls behind it, so that nobody waits for ever; when the step ends after all, the worker goes on.
+Other threads hand it requests (`submit`) and calls (`call`), which it takes between two turns of the scheduler. Work whose
+cost grows with the tree would delay the requests. So it gets a bounded share of the time while requests run: walks over the
+whole tree (`scan`), and the statistics that other threads read without waiting (`snapshot`).
+
+A watchdog fails the requests of a step that does not end, and the calls behind it. If the step ends after all, the worker
+continues.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 IDLE_S = 60.0
-"""So often an idle worker looks after what may have expired."""
+"""How often an idle worker removes expired state."""
 
-_SNAPSHOT_SHARE = 20  # taking figures costs at most one part in so many of the time
-_SNAPSHOT_S = 0.5  # and happens no oftener than this while requests run
-MOST_LOOKS = 64  # that may wait
-_LOOK_SHARE = 5  # looks cost at most one part in so many of the time while requests run
-_WATCH_S = 1.0
+_SNAPSHOT_SHARE = 20  # statistics take at most 1/20 of the time
+_SNAPSHOT_S = 0.5  # and are taken at most this often while requests run
+MAX_SCANS = 64  # the most that may wait
+_SCAN_SHARE = 5  # scans take at most 1/5 of the time while requests run
+_WATCH_S = 1.0  # how often the watchdog checks
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Limits:
 
 @dataclass(eq=False)
 class _Call(Generic[Result]):
-    """Something to run between two turns, and what becomes of it."""
+    """Work to run between two turns, and the future of its result."""
 
     work: Callable[[], Result]
     future: Future[Result]
@@ -63,14 +65,14 @@ class _Call(Generic[Result]):
             self.future.set_exception(error)
 
 
-def _make_way(waiting: Sequence[Job], tenant: str) -> bool:
-    """Refuse the newest request of the tenant with the most that wait, if this one then still has no more; False if not."""
+def _refuse_newest(waiting: Sequence[Job], tenant: str) -> bool:
+    """Refuse the newest request of the tenant that has the most, if it has at least two more; returns whether one was."""
     if not tenant:
         return False
     counts = Counter(job.tenant for job in waiting if job.tenant)
     most, number = max(counts.items(), key=lambda item: item[1], default=("", 0))
     newest = [job for job in reversed(waiting) if job.tenant == most]
-    return number > counts[tenant] + 1 and any(job.give_way(QueueFull(len(waiting))) for job in newest)
+    return number > counts[tenant] + 1 and any(job.refuse(QueueFull(len(waiting))) for job in newest)
 
 
 class Worker:
@@ -79,7 +81,7 @@ class Worker:
     def __init__(
         self,
         scheduler: Scheduler,
-        turns: AbstractContextManager[None],
+        engine_lock: AbstractContextManager[None],
         limits: Limits,
         *,
         take_stats: Callable[[], dict[str, Any]],
@@ -88,13 +90,13 @@ class Worker:
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits
-        self._turns = turns
+        self._engine_lock = engine_lock
         self._take_stats = take_stats
         self._on_idle = on_idle
         self._clock = clock
-        self._inbox: deque[Job | _Call[Any]] = deque()  # changed only by who holds `_wakes`
-        self._looks: deque[_Call[Any]] = deque()  # likewise
-        self._look_from_s = 0.0  # not before this time the next look, while requests run
+        self._inbox: deque[Job | _Call[Any]] = deque()  # changed only with `_wakes` held
+        self._scans: deque[_Call[Any]] = deque()  # changed only with `_wakes` held
+        self._scan_from_s = 0.0  # while requests run, the next scan starts no earlier
         self._wakes = threading.Condition()
         self._is_closing = False
         self._busy_since: float | None = None
@@ -109,7 +111,7 @@ class Worker:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a step runs longer than any may."""
+        """Whether the current step has run for longer than the limit."""
         return self._is_stuck
 
     @property
@@ -119,26 +121,29 @@ class Worker:
 
     def _waiting(self) -> list[Job]:
         """The requests that have no lane yet, the newest last."""
-        handed = [each for each in tuple(self._inbox) if isinstance(each, Job)]  # copied at once: others change it
-        return [job for job in (*tuple(self.scheduler.waiting), *handed) if not job.is_over]
+        queued = [each for each in tuple(self._inbox) if isinstance(each, Job)]  # a copy: other threads change it
+        return [job for job in (*tuple(self.scheduler.waiting), *queued) if not job.is_over]
 
     @property
     def num_running(self) -> int:
         return len(self.scheduler.running)
 
     def snapshot(self) -> dict[str, Any]:
-        """The figures of the cache as they were a moment ago, and those of the queue now; never waits."""
+        """Recent statistics of the cache, and the current ones of the queue. Never waits."""
         return {**self._snapshot, "queue": self.num_waiting, "running": self.num_running}
 
     def submit(self, job: Job) -> None:
-        """Hand over a request; its listener hears the rest. Raises ShuttingDown, EngineStuck or QueueFull.
+        """Queue a request; its listener is told what happens to it. Raises ShuttingDown, EngineStuck or QueueFull.
 
-        When the queue is full, the newest request of the tenant with the most there makes way for one with fewer.
+        When the queue is full, the newest request of the tenant with the most waiting requests is refused in place of one
+        by a tenant with fewer.
         """
         with self._wakes:
             self._require_open()
             waiting = self._waiting()
-            if len(waiting) >= self.limits.queue + self.scheduler.num_free_lanes and not _make_way(waiting, job.tenant):
+            if len(waiting) >= self.limits.queue + self.scheduler.num_free_lanes and not _refuse_newest(
+                waiting, job.tenant
+            ):
                 raise QueueFull(len(waiting))
             job.submitted_s = self._clock()
             self._inbox.append(job)
@@ -148,29 +153,29 @@ class Worker:
         """Run something between two turns, such as a change of the tree. Raises ShuttingDown or EngineStuck."""
 
         def run() -> Result:
-            self.scheduler.put_off_check()
+            self.scheduler.postpone_check()
             return work()
 
-        return self._hand_over(self._inbox, _Call(run, Future()))
+        return self._enqueue(self._inbox, _Call(run, Future()))
 
-    def look(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run something that looks at the whole tree, one such between two turns, and seldom enough while requests run.
+    def scan(self, work: Callable[[], Result]) -> Future[Result]:
+        """Run a walk over the whole tree: one between two turns, and at most 1/5 of the time while requests run.
 
-        Raises ShuttingDown, EngineStuck, or QueueFull if very many wait for that already.
+        Raises ShuttingDown, EngineStuck, or QueueFull if `MAX_SCANS` wait already.
         """
-        if len(self._looks) >= MOST_LOOKS:
-            self._forget_cancelled_looks()
-        if len(self._looks) >= MOST_LOOKS:
-            raise QueueFull(len(self._looks))
-        return self._hand_over(self._looks, _Call(work, Future()))
+        if len(self._scans) >= MAX_SCANS:
+            self._drop_cancelled_scans()
+        if len(self._scans) >= MAX_SCANS:
+            raise QueueFull(len(self._scans))
+        return self._enqueue(self._scans, _Call(work, Future()))
 
-    def _forget_cancelled_looks(self) -> None:
+    def _drop_cancelled_scans(self) -> None:
         with self._wakes:
-            wanted = [look for look in self._looks if not look.future.cancelled()]
-            self._looks.clear()
-            self._looks.extend(wanted)
+            wanted = [scan for scan in self._scans if not scan.future.cancelled()]
+            self._scans.clear()
+            self._scans.extend(wanted)
 
-    def _hand_over(self, queue: deque[Any], call: _Call[Result]) -> Future[Result]:
+    def _enqueue(self, queue: deque[Any], call: _Call[Result]) -> Future[Result]:
         with self._wakes:
             self._require_open()
             queue.append(call)
@@ -178,9 +183,9 @@ class Worker:
         return call.future
 
     def close(self) -> None:
-        """End what is running, with what it has computed kept, and wait for the thread. A second call does nothing.
+        """End the running requests, keep what they have computed, and wait for the thread. A second call does nothing.
 
-        Raises EngineStuck if a step does not end: then the thread ends when the step does.
+        Raises EngineStuck if a step does not end. The thread then ends when the step does.
         """
         with self._wakes:
             self._is_closing = True
@@ -200,20 +205,20 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._wakes:
-                if not (self._inbox or self._looks or self.scheduler.has_work or self._is_closing):
+                if not (self._inbox or self._scans or self.scheduler.has_work or self._is_closing):
                     self._wakes.wait(self._idle_s())
-                is_closing = self._is_closing  # if so, nothing comes any more, and all that came is taken below
-            with self._turns:
-                self._take_handed()
-                self._take_looks(is_closing)
+                is_closing = self._is_closing  # then nothing new is queued, and the queue is emptied below
+            with self._engine_lock:
+                self._take_queued()
+                self._run_scans(is_closing)
                 self._busy_since = self._clock()
                 self._turn(is_closing)
                 self._busy_since = None
             if is_closing:
                 return
 
-    def _take_handed(self) -> None:
-        """Take what was handed over until now. Each call is a step of its own for the watchdog, which sees all the rest."""
+    def _take_queued(self) -> None:
+        """Take all requests and calls that are queued now. The watchdog times each call as a step of its own."""
         for _ in range(len(self._inbox)):
             with self._wakes:
                 each = self._inbox.popleft() if self._inbox else None  # the watchdog may have taken it
@@ -223,23 +228,23 @@ class Worker:
                 self._busy_since = self._clock()
                 each.run()
 
-    def _take_looks(self, is_closing: bool) -> None:
-        """Run the next look, unless requests run and the last one was only just now for what it cost; all at the end."""
-        while self._looks and (is_closing or not self.scheduler.has_work or self._clock() >= self._look_from_s):
+    def _run_scans(self, is_closing: bool) -> None:
+        """Run the next scan, unless requests run and scans have used up their share of the time; when closing, run all."""
+        while self._scans and (is_closing or not self.scheduler.has_work or self._clock() >= self._scan_from_s):
             with self._wakes:
-                look = self._looks.popleft() if self._looks else None  # the watchdog may have taken it
-            if look is not None and look.future.cancelled():
-                continue  # whoever asked has gone
-            if look is not None:
+                scan = self._scans.popleft() if self._scans else None  # the watchdog may have taken it
+            if scan is not None and scan.future.cancelled():
+                continue  # the caller has gone
+            if scan is not None:
                 started_s = self._busy_since = self._clock()
-                look.run()
+                scan.run()
                 now = self._clock()
-                self._look_from_s = now + (_LOOK_SHARE - 1) * (now - started_s)
+                self._scan_from_s = now + (_SCAN_SHARE - 1) * (now - started_s)
             if not is_closing:
                 return
 
     def _turn(self, is_closing: bool) -> None:
-        """One turn; a mistake of ours ends the requests, and never the thread."""
+        """Run one turn of the scheduler. A bug in it ends the requests, but never the thread."""
         try:
             if is_closing:
                 self.scheduler.fail_all(ShuttingDown("the model was unloaded; ask again"))
@@ -253,7 +258,7 @@ class Worker:
             self.scheduler.fail_all(EngineError(f"{type(error).__name__}: {error}"))
 
     def _refresh_snapshot(self) -> None:
-        """Take the figures anew if it is time for that; otherwise an idle worker does so a little later."""
+        """Take new statistics if they are due; otherwise an idle worker takes them a little later."""
         started_s = self._clock()
         is_early = started_s < self._snapshot_due_s
         if is_early or (self.scheduler.has_work and started_s < self._snapshot_s + _SNAPSHOT_S):
@@ -265,27 +270,27 @@ class Worker:
         self._snapshot_due_s = now + _SNAPSHOT_SHARE * (now - started_s)
 
     def _idle_s(self) -> float:
-        """How long an idle worker waits for something to do."""
+        """How long an idle worker waits for work."""
         return max(0.0, self._snapshot_due_s - self._clock()) if self._is_snapshot_old else IDLE_S
 
     def _watch(self) -> None:
-        """Look every second whether a step takes too long."""
+        """Check every second whether a step takes too long."""
         while self._thread.is_alive():
             self._thread.join(min(_WATCH_S, self.limits.stuck_s / 4))
             since = self._busy_since
             is_stuck = since is not None and self._clock() - since > self.limits.stuck_s
             if is_stuck and not self._is_stuck:
                 self._is_stuck = True
-                log.error("a step of the engine takes longer than %.0f s: its requests are given up", self.limits.stuck_s)
+                log.error("a step of the engine takes longer than %.0f s: its requests fail", self.limits.stuck_s)
             if is_stuck:
-                self._give_up()
+                self._fail_waiting()
             self._is_stuck = is_stuck
 
-    def _give_up(self) -> None:
-        """Tell the clients; the engine's thread cleans up when the step ends."""
+    def _fail_waiting(self) -> None:
+        """Tell the listeners. The engine's thread cleans up when the step ends."""
         with self._wakes:
-            handed = [*self._inbox, *self._looks]
+            queued = [*self._inbox, *self._scans]
             self._inbox.clear()
-            self._looks.clear()
-        for each in [*handed, *list(self.scheduler.waiting), *list(self.scheduler.running)]:
+            self._scans.clear()
+        for each in [*queued, *list(self.scheduler.waiting), *list(self.scheduler.running)]:
             each.fail(EngineStuck(f"a step of the engine takes longer than {self.limits.stuck_s:.0f} s"))

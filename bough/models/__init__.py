@@ -3,17 +3,18 @@
 import logging
 
 from bough.models.chat.template import Rendered
-from bough.models.fetching.progress import Progress, SilentProgress
-from bough.models.fetching.resolve import can_pull, fit, pull, resolve
 from bough.models.files import ModelFiles
 from bough.models.info import ModelInfo, describe
+from bough.models.sources import GgufSupport, can_pull, convert_if_needed, pull, resolve
 from bough.models.store import Store
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.types import Progress, SilentProgress
 
-# transformers is here for tokenizers and configurations: that it finds no torch concerns nobody with another engine
+# We use transformers for tokenizers and configurations, so its warning that torch is missing does not matter.
 logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
 __all__ = [
+    "GgufSupport",
     "ModelFiles",
     "ModelInfo",
     "Progress",
@@ -22,8 +23,8 @@ __all__ = [
     "Store",
     "Tokenizer",
     "can_pull",
+    "convert_if_needed",
     "describe",
-    "fit",
     "load_tokenizer",
     "pull",
     "resolve",

@@ -1,31 +1,31 @@
-"""Text to token ids, without stopping other threads and without beginning what is bound to be refused.
+"""Text to token ids, without blocking other threads. Texts that are certainly too long are refused before any work.
 
-`tokenizers` holds the interpreter's lock in `encode`, and gives it up in `encode_batch`: a prompt of 2.6 MB would otherwise
-stop every other thread for two seconds. A long text is encoded part by part, and a request that nobody waits for any more
-ends between two of them. Parts begin with a special token, which nothing merges across: the ids are those of the whole.
+`tokenizers` holds the GIL in `encode` and releases it in `encode_batch`. With `encode`, a prompt of 2.6 MB would stop every
+other thread for two seconds. A long text is encoded in parts, and a cancelled request ends between two of them. Each part
+begins with a special token, and tokens never merge across one: the ids are those of the whole text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from re import Pattern
 from typing import Any
 
 from bough.errors import PromptTooLong, RequestCancelled
-from bough.models.any_of import any_of
 
 PART_CHARS = 2**15
 
 _LONGEST_STRETCH_BYTES = 256
-"""What one token stands for at the most, where that cannot be told from the vocabulary."""
+"""The most bytes of text that one token is assumed to stand for, where the vocabulary does not tell."""
 
-_PATIENCE = 4  # so many times its limit a prompt is encoded, so that the error can tell how long it is
+_NEVER = re.compile("(?!)")
+_COUNT_FACTOR = 4  # a prompt is encoded up to so many times its limit, so that the error can say how long it is
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """Token ids, and for each the offset in the text at which it ends."""
 
     ids: list[int]
@@ -34,20 +34,20 @@ class Encoded:
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """How many tokens a prompt may have (None: any number), and whether it is still wanted."""
+    """How many tokens a prompt may have (None: any number), and whether its request was cancelled."""
 
     max_tokens: int | None = None
     is_cancelled: Callable[[], bool] = lambda: False
 
     def check_cancelled(self) -> None:
-        """Raise RequestCancelled if nobody waits for the prompt any more."""
+        """Raise RequestCancelled if the request was cancelled."""
         if self.is_cancelled():
             raise RequestCancelled("the request was cancelled while its prompt was encoded")
 
     def check(self, num_tokens: int, *, is_part: bool = False) -> None:
-        """Raise PromptTooLong if there are more tokens; of a part of the prompt, only if there are many more."""
+        """Raise PromptTooLong if there are more tokens; for a part of the prompt, only if there are many more."""
         allowed = self.max_tokens
-        if allowed is not None and num_tokens > (_PATIENCE * allowed if is_part else allowed):
+        if allowed is not None and num_tokens > (_COUNT_FACTOR * allowed if is_part else allowed):
             raise PromptTooLong(num_tokens, allowed, is_least=is_part)
 
 
@@ -64,8 +64,8 @@ class Encoder:
     def token_bytes(self) -> int:
         """No token stands for more bytes of text than this.
 
-        In a byte-level vocabulary that is the longest token. Others may stand for any stretch of unknown or blank text: of
-        them a generous number is assumed.
+        In a byte-level vocabulary this is the longest token. In others one token may stand for any length of unknown or
+        blank text, so a generous number is assumed.
         """
         added = {token.content for token in self._added}
         longest = max((len(token) for token in self._backend.get_vocab() if token not in added), default=1)
@@ -75,13 +75,13 @@ class Encoder:
         return longest if is_exact else max(4 * longest, _LONGEST_STRETCH_BYTES)
 
     def require_fits(self, num_bytes: int, limit: PromptLimit) -> None:
-        """Raise PromptTooLong if a text of so many bytes has more tokens than allowed, whatever it says."""
+        """Raise PromptTooLong if any text of so many bytes has more tokens than allowed."""
         least = -(-num_bytes // self.token_bytes)
         if limit.max_tokens is not None and least > limit.max_tokens:
             raise PromptTooLong(least, limit.max_tokens, is_least=True)
 
-    def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> Encoded:
-        """The tokens of text inside a chat: nothing is added to them. Raises PromptTooLong and RequestCancelled."""
+    def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> EncodedText:
+        """The tokens of text inside a chat, without a start token. Raises PromptTooLong and RequestCancelled."""
         ids: list[int] = []
         ends: list[int] = []
         for start, encoding in self._encodings(text, limit, self._backend.encode_batch):
@@ -89,7 +89,7 @@ class Encoder:
             limit.check(len(ids), is_part=True)
             ends += [start + end for _, end in encoding.offsets]
         limit.check(len(ids))
-        return Encoded(ids, ends)
+        return EncodedText(ids, ends)
 
     def count(self, text: str, limit: PromptLimit = UNLIMITED) -> int:
         """How many tokens a text has inside a chat. Raises as `encode` does."""
@@ -101,7 +101,7 @@ class Encoder:
         return number
 
     def encode_whole(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
-        """The ids of a raw prompt, with a start token if that is usual. Raises as `encode` does."""
+        """The ids of a raw prompt, with a start token if the tokenizer adds one. Raises as `encode` does."""
         self.require_fits(_num_bytes(text), limit)
         limit.check_cancelled()
         (encoding,) = self._backend.encode_batch_fast([text])
@@ -116,7 +116,7 @@ class Encoder:
             yield start, encode([text[start:end]], add_special_tokens=False)[0]
 
     def _parts(self, text: str) -> Iterator[tuple[int, int]]:
-        """Ranges of a text that can be encoded apart: each but the first begins with a special token."""
+        """Ranges of a text that can be encoded separately. Each but the first begins with a special token."""
         start = 0
         if len(text) > PART_CHARS:
             for found in self._special.finditer(text):
@@ -131,15 +131,15 @@ class Encoder:
         return list(self._backend.get_added_tokens_decoder().values())
 
     @cached_property
-    def _special(self) -> Pattern[str]:
-        """Matches what the tokenizer takes out of a text before it looks at the rest, as it does: leftmost, longest."""
+    def _special(self) -> re.Pattern[str]:
+        """Matches the added tokens that the tokenizer finds in a text first, as it does: leftmost, longest."""
         return any_of(token.content for token in self._added if not token.normalized)
 
     @cached_property
     def _borders(self) -> frozenset[str]:
-        """Tokens before which a text can be cut: they take nothing of what stands before them.
+        """Tokens before which a text can be cut, because they do not absorb blanks before them.
 
-        Where a token must stand for a whole word, it matters what follows it: then nothing is cut.
+        If some token only matches a whole word, the text around it matters, and the text is never cut.
         """
         if any(token.single_word for token in self._added):
             return frozenset()
@@ -153,3 +153,12 @@ class Encoder:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern for any of the texts, the longest first. The lookahead keeps thousands of texts fast."""
+    ordered = sorted(filter(None, texts), key=len, reverse=True)
+    if not ordered:
+        return _NEVER
+    firsts = "".join(sorted({re.escape(text[0]) for text in ordered}))
+    return re.compile(f"(?=[{firsts}])(?:{'|'.join(map(re.escape, ordered))})")

@@ -1,10 +1,18 @@
-"""A model's files on this machine: one folder as Hugging Face lays it out, and where it came from."""
+"""A model's files on this machine: one folder as Hugging Face lays it out, and where it came from.
+
+Also here: hashes, stamps and syncing of single files, and notes. Notes are small JSON files in the cache folder that keep
+results which are slow to find out. A file of notes is written whole or not at all, and a reader checks every entry.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,13 +29,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.j
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A folder with `config.json`, safetensors weights and, mostly, a tokenizer. The files are never changed.
+    """A folder with `config.json`, safetensors weights and usually a tokenizer. The files are never changed.
 
-    In place of safetensors there may be one GGUF file, for an engine that reads those.
+    Instead of safetensors there may be one GGUF file, for an engine that reads those.
 
-    What follows `folder` is known only of models that Bough fetched or converted: `source` says where from, `sha256` is
-    that of the file it was made of (of a hub model: the commit), `quantization` how that file held the weights, `stamp`
-    the `stamp_of` the user's own file that it was made of.
+    The fields after `folder` are known only for models that Bough fetched or converted. `source` says where it came from.
+    `sha256` is the hash of the file it was made from (for a hub model the commit), `quantization` the format of the weights
+    in that file, and `stamp` the `stamp_of` a local file that it was made from.
     """
 
     name: str
@@ -50,7 +58,7 @@ class ModelFiles:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the weights are a GGUF file, which not every engine can read."""
+        """Whether the weights are a GGUF file. Not every engine can read one."""
         return any(file.suffix == ".gguf" for file in self.weights)
 
     @property
@@ -62,8 +70,8 @@ class ModelFiles:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 
-def share(file: Path, target: Path) -> None:
-    """Let `target` be the same file, or else a copy of it. Raises OSError."""
+def link_or_copy(file: Path, target: Path) -> None:
+    """Make `target` a hard link to the file, or else a copy. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         target.hardlink_to(file.resolve())
@@ -72,14 +80,14 @@ def share(file: Path, target: Path) -> None:
 
 
 def stamp_of(file: Path) -> str:
-    """Path, size and time of a file: the same again means that nobody wrote to it. Raises OSError."""
+    """Path, size and time of a file. While the stamp is the same, the content is too. Raises OSError."""
     stat = file.stat()
     return f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
 
 
 @contextmanager
-def reaching(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a ModelError that names `path`."""
+def translate_os_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a ModelError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -87,7 +95,7 @@ def reaching(path: Path) -> Iterator[None]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises UnsupportedModel if there is none."""
+    """The object in a JSON file. Raises UnsupportedModel if there is no file or no object in it."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -95,3 +103,41 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UnsupportedModel(f"{file} holds {type(found).__name__}, and must hold an object")
     return found
+
+
+def hash_file(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync_file(file: Path) -> None:
+    """Return once the file's bytes are on the disk."""
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def read_notes(file: Path) -> dict[str, dict[str, Any]]:
+    """The notes by path; none if the file cannot be read. Entries that are not objects are left out."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    entries = found.items() if isinstance(found, dict) else ()
+    return {path: entry for path, entry in entries if isinstance(entry, dict)}
+
+
+def write_notes(file: Path, notes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the notes on paths that still exist, readable by the user alone. A folder that cannot be written is ignored."""
+    with contextlib.suppress(OSError):
+        kept = {path: entry for path, entry in notes.items() if Path(path).exists()}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(kept, stream, indent=1)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).replace(file)
+        finally:
+            Path(name).unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""A model's fingerprint: what state that was computed earlier depends on, as one hash.
+"""A model's fingerprint: one hash of everything that stored state depends on.
 
-State of one fingerprint is of no use, and never used, under another. It covers the content of the weights, the
-configuration, the tokenizer with its templates, code that comes with the model, and the facts that the caller adds; where
-the files lie, when they were written and in which order they are listed does not count.
+State is only used under the fingerprint that it was computed with. The fingerprint covers the content of the weights, the
+configuration, the tokenizer with its templates, code that comes with the model, and the facts that the caller adds. Paths,
+times and the order of files do not matter.
 
-Weights are read once: their hashes are kept in a small file, each with a stamp of the file that it is of. A file of hashes
-that cannot be read or written only means that the weights are read again.
+Weights are read once. Their hashes are kept in a small file, each with a stamp of its weights file. If that file of hashes
+cannot be read or written, the weights are read again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bough.config import Settings
-from bough.models.fetching.download import hash_file
-from bough.models.fetching.progress import Progress, SilentProgress
-from bough.models.files import ModelFiles, reaching, read_json, stamp_of
-from bough.models.notes import read_notes, write_notes
+from bough.models.files import ModelFiles, hash_file, read_json, read_notes, stamp_of, translate_os_errors, write_notes
+from bough.types import Progress, SilentProgress
 
 _FORMAT = 1
 _MEMO_FILE = "weights.json"
@@ -47,9 +45,9 @@ _SMALL_FILES = (
 def fingerprint(files: ModelFiles, settings: Settings, progress: Progress | None = None, **facts: str) -> str:
     """The fingerprint of a model with these facts (dtype, page size, format and such), in hexadecimal.
 
-    Reads all weights the first time, and tells `progress` so. Raises ModelError if a file cannot be read.
+    Reads all weights the first time, and reports to `progress`. Raises ModelError if a file cannot be read.
     """
-    with reaching(files.folder):
+    with translate_os_errors(files.folder):
         weights = _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
         small = {file.relative_to(files.folder).as_posix(): hash_file(file) for file in _small_files(files.folder)}
     content = {"format": _FORMAT, "weights": weights, "config": files.config, "files": small, "facts": facts}
@@ -57,18 +55,18 @@ def fingerprint(files: ModelFiles, settings: Settings, progress: Progress | None
 
 
 def hash_weights(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> dict[str, str]:
-    """The SHA-256 of each file of weights, by name; those that are new or were written to are read. Raises ModelError."""
-    with reaching(files.folder):
+    """The SHA-256 of each weights file, by name. Only new and changed files are read. Raises ModelError."""
+    with translate_os_errors(files.folder):
         return _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
 
 
 def tree_folder(settings: Settings, name: str, fingerprint: str) -> Path:
-    """Where the tree of the model with this name and fingerprint lies on disk; never outside the folder of all trees."""
+    """The folder of the tree on disk for this model name and fingerprint. It is always inside the folder of all trees."""
     return settings.trees_folder / f"{safe_name(name)}-{safe_name(fingerprint[:12])}"
 
 
 def safe_name(name: str) -> str:
-    """A model's name as a part of a file's name; different ones may become equal."""
+    """A model's name as part of a file name. Different names may become equal."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name.replace("/", "--"))
     return plain.strip("-.")[:_LONGEST_NAME] or "model"
 
@@ -78,7 +76,7 @@ def _small_files(folder: Path) -> set[Path]:
 
 
 def _weight_files(files: ModelFiles) -> dict[str, Path]:
-    """Every safetensors file in the folder, and those elsewhere that an index names, by name."""
+    """Every safetensors file in the folder, and every file that an index names, by name."""
     names = {file.name for file in files.weights}
     for index in files.folder.glob("*.safetensors.index.json"):
         shards = read_json(index).get("weight_map")
@@ -87,7 +85,7 @@ def _weight_files(files: ModelFiles) -> dict[str, Path]:
 
 
 def _hash_weights(files: ModelFiles, memo_file: Path, progress: Progress) -> dict[str, str]:
-    """The hash of each file of weights; those that are new or were written to are read."""
+    """The hash of each weights file. Only new and changed files are read."""
     memo, weights = _read_memo(memo_file), _weight_files(files)
     unknown = [file for file in weights.values() if memo.get(str(file), {}).get("stamp") != _stamp(file)]
     if unknown:
@@ -98,21 +96,21 @@ def _hash_weights(files: ModelFiles, memo_file: Path, progress: Progress) -> dic
 
 
 def _read_weights(weights: Sequence[Path], name: str, progress: Progress) -> dict[str, dict[str, str]]:
-    """Stamps and hashes by path. The stamp is that before reading: what is written meanwhile is read again next time."""
+    """Stamps and hashes by path. The stamp is taken before reading, so that a file that changes meanwhile is read again."""
     progress.start(f"reading the weights of {name}", sum(file.stat().st_size for file in weights))
     try:
-        return {str(file): {"stamp": _stamp(file), "sha256": _hash_telling(file, progress)} for file in weights}
+        return {str(file): {"stamp": _stamp(file), "sha256": _hash_with_progress(file, progress)} for file in weights}
     finally:
         progress.finish()
 
 
 def _stamp(file: Path) -> str:
-    """As `stamp_of`, and what changes too when a file is replaced by one of the same size and time, as unpacking may do."""
+    """As `stamp_of`, with inode and ctime: unpacking may replace a file by one of the same size and time."""
     stat = file.stat()
     return f"{stamp_of(file)} {stat.st_ctime_ns} {stat.st_ino}"
 
 
-def _hash_telling(file: Path, progress: Progress) -> str:
+def _hash_with_progress(file: Path, progress: Progress) -> str:
     state, block = hashlib.sha256(), bytearray(_BLOCK_BYTES)
     with file.open("rb", buffering=0) as stream:
         while num_bytes := stream.readinto(block):
@@ -122,7 +120,7 @@ def _hash_telling(file: Path, progress: Progress) -> str:
 
 
 def _read_memo(file: Path) -> dict[str, dict[str, str]]:
-    """Stamps and hashes by path; without those that make no sense."""
+    """Stamps and hashes by path, without malformed entries."""
     return {path: entry for path, entry in read_notes(file).items() if _is_entry(entry)}
 
 

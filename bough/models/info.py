@@ -1,4 +1,4 @@
-"""What there is to know about a model without loading its weights: what `bough show` prints."""
+"""What `bough show` prints about a model, without loading its weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import UnsupportedModel
-from bough.models.fetching.download import hash_file
-from bough.models.files import ModelFiles
+from bough.models.files import ModelFiles, hash_file
 from bough.models.tokenizer import load_tokenizer
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -20,7 +19,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model described. `context_tokens` is 0 where the configuration does not say; `digest` is of the weights files."""
+    """A description of a model. `context_tokens` is 0 if it is not known; `digest` is of the weights files."""
 
     name: str
     architecture: str
@@ -37,9 +36,9 @@ class ModelInfo:
 
 
 def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> ModelInfo:
-    """Read the model's files; the weights, too, for their digest, unless their `hashes` are given by name.
+    """Describe a model from its files. The weights are read for their digest, unless `hashes` has them by name.
 
-    Raises UnsupportedModel if they make no sense.
+    Raises UnsupportedModel if the files are malformed.
     """
     if not files.weights:
         raise UnsupportedModel(f"no safetensors weights in {files.folder}")
@@ -63,7 +62,7 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
 
 
 def count_parameters(files: ModelFiles) -> int:
-    """The number of weights in the files, from their headers alone; packed ones count as what they stand for.
+    """The number of weights in the files, from their headers alone. Packed weights count as the unpacked number.
 
     Raises UnsupportedModel.
     """
@@ -76,19 +75,19 @@ def count_parameters(files: ModelFiles) -> int:
 
 
 def describe_quantization(files: ModelFiles) -> str:
-    """How MLX packed the weights, such as "4-bit"; nothing if it did not."""
+    """How MLX quantized the weights, such as "4-bit"; empty if it did not."""
     packing = _packing(files)
     return f"{packing['bits']}-bit" if "bits" in packing else ""
 
 
 def _packing(files: ModelFiles) -> dict[str, Any]:
-    """What the configuration says of weights that MLX packed: for all, and by name for those that differ."""
+    """The quantization by MLX in the configuration: for all weights, and by name for those that differ."""
     found = files.config.get("quantization")
     return found if isinstance(found, dict) else {}
 
 
 def _count(name: str, shape: list[int], shapes: Mapping[str, Any], packing: dict[str, Any]) -> int:
-    """MLX keeps a packed weight with a scale, and mostly a bias, for each group of its columns."""
+    """The size of one weight. MLX stores a scale, and usually a bias, for each group of columns of a packed weight."""
     module, _, part = name.rpartition(".")
     if not packing or f"{module}.scales" not in shapes or part not in ("weight", "scales", "biases"):
         return math.prod(shape)
@@ -102,12 +101,12 @@ def _count_in_gguf(file: Path) -> int:
 
     try:
         return sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(file).tensors)
-    except Exception as error:  # readers of foreign files fail in as many ways as files are broken
+    except Exception as error:  # the reader raises anything for a malformed file
         raise UnsupportedModel(f"{file} is not a GGUF file: {type(error).__name__}: {error}") from error
 
 
 def digest(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> str:
-    """`sha256:` and the hash of the weights files; of several, the hash over their hashes in order. Reads unknown ones."""
+    """`sha256:` and the hash of the weights file; for several files, the hash over their hashes in order."""
     known = hashes or {}
     found = [known.get(file.name) or hash_file(file) for file in files.weights]
     return "sha256:" + (found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest())
@@ -132,5 +131,7 @@ def _read_shapes(file: Path) -> dict[str, list[int]]:
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"{file} is not a safetensors file: {type(error).__name__}: {error}") from error
     if not all(isinstance(shape, list) and all(isinstance(size, int) for size in shape) for shape in shapes.values()):
-        raise UnsupportedModel(f"{file} is not a safetensors file: among its {len(shapes)} shapes are some that are none")
+        raise UnsupportedModel(
+            f"{file} is not a safetensors file: some of its {len(shapes)} shapes are no lists of integers"
+        )
     return shapes

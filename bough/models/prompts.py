@@ -1,4 +1,4 @@
-"""Prompts: a text, messages or token ids, as the ids that a model is given, with the boundaries of the messages."""
+"""Prompts: text, messages or token ids become the ids for a model, with the boundaries of the messages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bough.cache.tree.tokens import common_prefix, pack
 from bough.errors import RequestError
+from bough.models.chat.boundaries import common_length
 from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.tokenizer import Tokenizer
 from bough.types import Boundary, Prompt
@@ -16,7 +16,7 @@ from bough.types import Boundary, Prompt
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as ids, with the boundaries of its messages if it was made of some."""
+    """A prompt as ids, with the boundaries of its messages if it is a chat."""
 
     ids: Sequence[int]
     boundaries: Sequence[Boundary] = ()
@@ -24,7 +24,7 @@ class Encoded:
 
 
 class Prompts:
-    """Encodes prompts for one model: its tokenizer, and the number of ids that it knows."""
+    """Encodes prompts for one model, with its tokenizer and the size of its vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer = tokenizer
@@ -41,7 +41,7 @@ class Prompts:
     ) -> Encoded:
         """A prompt as ids: messages through the chat template, ids as they are, checked.
 
-        A text is what a user says, if the model has a chat template; with `raw`, or without one, it is taken as it stands.
+        If the model has a chat template, a text is a user message. With `raw`, or without one, it is encoded as it is.
         Raises PromptTooLong and RequestCancelled, as the limit says.
         """
         if isinstance(prompt, str):
@@ -64,7 +64,7 @@ class Prompts:
         return self.tokenizer.count(messages, tools=tools, limit=limit, **template_kwargs)
 
     def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> Encoded:
-        """The part of a prompt that stays the same when a text goes on, or when another message follows."""
+        """The part of a prompt that stays the same when the text continues, or when another message follows."""
         encoded = self.encode(prompt, raw=raw, **template)
         if not encoded.is_chat:
             return encoded
@@ -72,7 +72,7 @@ class Prompts:
             other = self.encode(f"{prompt} and so on", **template)
         else:
             other = self.encode(prompt, **{**template, "add_generation_prompt": False})
-        shared = common_prefix(pack(encoded.ids), pack(other.ids)) or len(encoded.ids)
+        shared = common_length(encoded.ids, other.ids) or len(encoded.ids)
         boundaries = [each for each in encoded.boundaries if each.offset <= shared]
         return Encoded(encoded.ids[:shared], boundaries, is_chat=True)
 
@@ -92,7 +92,7 @@ class Prompts:
 
 
 def _listed(prompt: Any) -> list[Any]:
-    """The elements of an array or tensor of ids; anything else that is no sequence is refused."""
+    """The elements of an array or tensor of ids. Raises RequestError for anything else."""
     if not hasattr(prompt, "tolist") or isinstance(listed := prompt.tolist(), int | float):
         raise RequestError(f"a prompt is a text, messages, or token ids, not {type(prompt).__name__}")
     return list(listed)

@@ -1,10 +1,11 @@
 """The local model folder: one directory per model, each with a `bough.json` that says where it came from.
 
-A model's name is its directory's, `org/name` being kept as `org--name`; `name` and `name:latest` are the same. Always true:
-- every directory with a `bough.json` and no leading dot is a whole model: it is made beside, synced, then renamed;
-- so is a `.replaced-` one: if a run was killed before the new model stood in its place, whoever looks next puts it back;
-- one process at a time makes or removes a given model; another waits for it;
-- no name leads out of the folder, and no OSError does: what the file system refuses is a ModelError.
+A model's name is the name of its directory, with `org--name` for `org/name`. `name` and `name:latest` are the same model.
+Always true:
+- every directory with a `bough.json` and no leading dot is a complete model: it is made elsewhere, synced, then renamed;
+- a `.replaced-` directory is complete too: the next access restores it if a process died before the new model was there;
+- one process at a time makes or removes a given model; others wait for it;
+- no name leads out of the folder, and every OSError becomes a ModelError.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from pathlib import Path
 from filelock import FileLock
 
 from bough.errors import ModelNotFound, UnsupportedModel
-from bough.models.fetching.download import sync_file
-from bough.models.files import ModelFiles, reaching, read_json, share
+from bough.models.files import ModelFiles, link_or_copy, read_json, sync_file, translate_os_errors
 
 RECORD_FILE = "bough.json"
 _FORMAT = 1
-_LEFT_BY_FILE = ".left-by"
+_COMMIT_FILE = ".left-by"
 _REPLACED = ".replaced-"
-_LONGEST_NAME = 200  # as a file's name it gets a few letters more, and most file systems take 255
+_LONGEST_NAME = 200  # the file name gets a prefix, and most file systems allow 255 characters
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -53,8 +53,8 @@ class Store:
         self.folder = folder
 
     def list(self) -> list[ModelFiles]:
-        """Every whole model, by name. A directory whose record cannot be read is left out."""
-        with reaching(self.folder):
+        """Every complete model, by name. A directory whose record cannot be read is left out."""
+        with translate_os_errors(self.folder):
             names = {path.name.removeprefix(_REPLACED) for path in self.folder.iterdir()} if self.folder.is_dir() else set()
         found = (self._read(self.folder / name) for name in names if not name.startswith("."))
         return sorted((model for model in found if model), key=lambda model: model.name)
@@ -72,47 +72,47 @@ class Store:
         return next((model for model in self.list() if model.stamp == stamp), None)
 
     def remove(self, name: str) -> int:
-        """Delete the model for good; returns the bytes that it held. Raises ModelNotFound if there is none."""
-        self._require(name)  # a name that is not there makes no lock
+        """Delete the model; returns the bytes that it held. Raises ModelNotFound if there is none."""
+        self._require(name)  # an unknown name creates no lock file
         with self._locked(self._folder_of(name)):
-            model = self._require(name)  # another may have removed it meanwhile
-            with reaching(model.folder):
+            model = self._require(name)  # another process may have removed it
+            with translate_os_errors(model.folder):
                 size_bytes = model.size_bytes
                 _delete(model.folder, model.folder)
         return size_bytes
 
     def copy(self, source: str, target: str) -> ModelFiles:
-        """The model `source` under the name `target` too, in place of another of that name: whole, or not there.
+        """Copy the model `source` to the name `target`, over another of that name. The copy is complete or absent.
 
-        The files are shared where the file system can, since they are never changed. Raises ModelNotFound, or ModelError
-        if the files go while they are copied.
+        The files are hard links where possible, since they are never changed. Raises ModelNotFound, or ModelError if the
+        files are removed while they are copied.
         """
         model = self._require(source)
         if plain_name(target) == model.name:
             return model
-        with self.making(target) as making, reaching(model.folder):
+        with self.making(target) as making, translate_os_errors(model.folder):
             for file in [each for each in model.folder.rglob("*") if each.is_file() and each.name != RECORD_FILE]:
-                share(file, making.folder / file.relative_to(model.folder))
+                link_or_copy(file, making.folder / file.relative_to(model.folder))
             if self.find(source) != model:
                 raise ModelNotFound(f"the model {source!r} was removed or replaced while it was copied")
             return making.commit(model.source, model.sha256, model.num_parameters, model.quantization)
 
     def describe(self) -> str:
-        """What there is, as the end of a sentence."""
+        """The local models, as the end of a sentence."""
         names = ", ".join(model.name for model in self.list())
         return f"local models: {names}" if names else "there are no local models yet"
 
     @contextmanager
     def making(self, name: str, commit: str = "") -> Iterator[Making]:
-        """A place to make the model `name` in; `Making.commit` puts it in place.
+        """A folder to make the model `name` in; `Making.commit` moves it into place.
 
-        Waits for another process that makes the same model: look for it again inside. The leftovers of a run that broke off
-        are deleted, before and after; only with a `commit` they stay, and are handed to the next run for the same commit.
+        Waits for another process that makes the same model, so look for the model again inside. Files of an interrupted run
+        are deleted, before and after. With a `commit` they stay, and the next run for the same commit continues from them.
         """
         final = self._folder_of(name)
         folder = final.with_name(f".making-{final.name}")
         with self._locked(final):
-            with reaching(folder):
+            with translate_os_errors(folder):
                 _prepare(folder, commit)
             try:
                 yield Making(plain_name(name), folder, final, self)
@@ -122,12 +122,12 @@ class Store:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        """Alone with the model in `folder`, after mending what a killed run left of it."""
+        """Hold the lock of the model in `folder`, after a repair of what a killed process left."""
         with ExitStack() as held:
-            with reaching(self.folder):
+            with translate_os_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(FileLock(self.folder / f".lock-{folder.name}"))
-                _mend(folder)
+                _repair(folder)
             yield
 
     def _require(self, name: str) -> ModelFiles:
@@ -140,11 +140,11 @@ class Store:
         return self.folder / plain_name(name).replace("/", "--")
 
     def _read(self, folder: Path) -> ModelFiles | None:
-        with reaching(folder):
-            needs_mending = not folder.exists() and _replaced(folder).exists()
-        if needs_mending:
+        with translate_os_errors(folder):
+            needs_repair = not folder.exists() and _replaced(folder).exists()
+        if needs_repair:
             with self._locked(folder):
-                pass  # mended
+                pass  # repaired
         try:
             record = read_json(folder / RECORD_FILE)
             created = datetime.fromisoformat(record["created"])
@@ -164,7 +164,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Making:
-    """A model under way: fill `folder`, then commit."""
+    """A model that is being made: fill `folder`, then commit."""
 
     name: str
     folder: Path
@@ -172,7 +172,7 @@ class Making:
     store: Store
 
     def commit(self, source: str, sha256: str, num_parameters: int, quantization: str, stamp: str = "") -> ModelFiles:
-        """Write the record, sync everything and rename the folder into place, over an older model of that name."""
+        """Write the record, sync all files and rename the folder into place, over an older model of that name."""
         record = {
             "format": _FORMAT,
             "name": self.name,
@@ -183,12 +183,12 @@ class Making:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "stamp": stamp,
         }
-        with reaching(self.folder):
+        with translate_os_errors(self.folder):
             (self.folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             for file in self.folder.rglob("*"):
                 if file.is_file():
                     sync_file(file)
-            (self.folder / _LEFT_BY_FILE).unlink(missing_ok=True)
+            (self.folder / _COMMIT_FILE).unlink(missing_ok=True)
             self._put_in_place()
         model = self.store.find(self.name)
         assert model is not None, f"{self.final} was just written"
@@ -200,12 +200,12 @@ class Making:
         try:
             self.folder.replace(self.final)
         finally:
-            _mend(self.final)
+            _repair(self.final)
 
 
 def _prepare(folder: Path, commit: str) -> None:
-    """An empty folder, or with what an earlier run for this commit left in it."""
-    note = folder / _LEFT_BY_FILE
+    """Make the folder empty, or keep the files that an earlier run for this commit left in it."""
+    note = folder / _COMMIT_FILE
     is_ours = bool(commit) and note.is_file() and note.read_text(encoding="utf-8") == commit
     if folder.exists() and not is_ours:
         shutil.rmtree(folder)
@@ -215,15 +215,15 @@ def _prepare(folder: Path, commit: str) -> None:
 
 
 def _is_bare(folder: Path) -> bool:
-    return folder.exists() and all(path.name == _LEFT_BY_FILE for path in folder.iterdir())
+    return folder.exists() and all(path.name == _COMMIT_FILE for path in folder.iterdir())
 
 
 def _replaced(folder: Path) -> Path:
     return folder.with_name(_REPLACED + folder.name)
 
 
-def _mend(folder: Path) -> None:
-    """Put a model that was being replaced back if nothing came in its place, or else delete it. Needs the lock."""
+def _repair(folder: Path) -> None:
+    """Restore a model that was being replaced if the new one is missing, or else delete it. Needs the lock."""
     replaced = _replaced(folder)
     if replaced.exists() and folder.exists():
         _delete(replaced, folder)
@@ -232,7 +232,7 @@ def _mend(folder: Path) -> None:
 
 
 def _delete(model: Path, folder: Path) -> None:
-    """Rename before deleting, to a name that is never read: whoever looks sees all of a model or nothing."""
+    """Delete a model. It is first renamed to a name that is never read, so that readers see all of it or nothing."""
     removed = folder.with_name(f".removed-{folder.name}")
     shutil.rmtree(removed, ignore_errors=True)
     shutil.rmtree(model.replace(removed), ignore_errors=True)

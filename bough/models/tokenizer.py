@@ -1,7 +1,7 @@
 """The tokenizer: text and messages to token ids, and ids back to text and bytes.
 
-A model without tokenizer files has a tokenizer, too: it knows which ids end an answer, takes no text and gives none.
-Calls may come from any thread: nothing here changes after loading.
+A model without tokenizer files has a `Tokenizer` too. It knows which ids end an answer, refuses text and returns none.
+Any thread may call it: nothing changes after loading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """A transformers tokenizer as Bough uses it. `hf` is that tokenizer, or None where the model has none."""
+    """A transformers tokenizer, `hf`, as Bough uses it. `hf` is None if the model has none."""
 
     def __init__(self, hf: Any, eos_ids: Iterable[int] = ()) -> None:
         if hf is not None and getattr(hf, "backend_tokenizer", None) is None:
@@ -36,17 +36,12 @@ class Tokenizer:
 
     @property
     def has_text(self) -> bool:
-        """Whether there is a tokenizer at all: without one, prompts and answers are ids."""
+        """Whether there is a tokenizer. Without one, prompts and answers are ids."""
         return self.hf is not None
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids that have a token, added ones included; 0 without a tokenizer. A model may score more than these."""
-        return len(self.hf) if self.hf is not None else 0
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that steer the model and are no part of what it says."""
+        """Ids of special tokens, which are not part of the text of an answer."""
         if self.hf is None:
             return frozenset()
         added = self._backend.get_added_tokens_decoder()
@@ -54,7 +49,7 @@ class Tokenizer:
 
     @cached_property
     def strips_leading_space(self) -> bool:
-        """Whether a text begins with a space that is not meant to be seen, as in sentencepiece vocabularies."""
+        """Whether decoded text begins with a space that must be dropped, as in sentencepiece vocabularies."""
         return self.hf is not None and '"Strip"' in self._decoder
 
     @cached_property
@@ -65,12 +60,12 @@ class Tokenizer:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """What turns text into ids. Raises RequestError if there is no tokenizer."""
+        """The encoder of text. Raises RequestError if there is no tokenizer."""
         self._require_text()
         return Encoder(self._backend)
 
     def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
-        """The ids of a raw prompt: special tokens in it are read as such, and a start token is added if that is usual.
+        """The ids of a raw prompt. Special tokens in it count as such, and a start token is added if that is usual.
 
         Raises PromptTooLong and RequestCancelled, as the limit says.
         """
@@ -86,10 +81,10 @@ class Tokenizer:
         limit: PromptLimit = UNLIMITED,
         **template_kwargs: Any,
     ) -> Rendered:
-        """The prompt that asks for the next message, or for the rest of one that begins with `prefill`.
+        """The prompt for the next message, or for the rest of one that begins with `prefill`.
 
-        Raises RequestError if the messages or the template forbid one; PromptTooLong and RequestCancelled, as the limit
-        says.
+        Raises RequestError if the messages or the template do not allow it; PromptTooLong and RequestCancelled, as the
+        limit says.
         """
         return self.template.render(messages, add_generation_prompt, tools, template_kwargs, prefill, limit)
 
@@ -106,13 +101,13 @@ class Tokenizer:
         return self.template.count(messages, tools, template_kwargs, prefill, limit)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids, with a replacement character for each broken one; no text without a tokenizer."""
+        """The text of the ids, with a replacement character for each invalid one; empty without a tokenizer."""
         if self.hf is None:
             return ""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of one token, which may be a part of a character; none for an id that has no token."""
+        """The exact bytes of one token, which may be part of a character; none for an unknown id."""
         token = self._backend.id_to_token(token_id) if self.hf is not None else None
         if token is None:
             return b""
@@ -137,7 +132,7 @@ class Tokenizer:
 
     @cached_property
     def _decoder(self) -> str:
-        """The decoder's description: it tells how bytes are written in the vocabulary."""
+        """The decoder as JSON, which shows how bytes are written in the vocabulary."""
         if self._backend.decoder is None:
             return ""
         return json.dumps(json.loads(self._backend.decoder.__getstate__()), ensure_ascii=False)
@@ -156,7 +151,7 @@ def load_tokenizer(files: ModelFiles, trust_remote_code: bool = False) -> Tokeni
 
     try:
         hf: Any = AutoTokenizer.from_pretrained(files.folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever is wrong with the files, the model cannot be used with them
+    except Exception as error:  # the library raises anything for malformed files
         raise UnsupportedModel(f"cannot load the tokenizer in {files.folder}: {type(error).__name__}: {error}") from error
     return Tokenizer(hf, eos_ids)
 
@@ -174,8 +169,8 @@ def read_eos_ids(files: ModelFiles) -> frozenset[int]:
 
 
 def _bytes_by_character() -> dict[str, bytes]:
-    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, the others in
-    order from U+0100 on."""
+    """The byte for each character of a byte-level vocabulary. Printable bytes stand for themselves, the others are
+    numbered from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in printable]
     shown = {chr(byte): bytes([byte]) for byte in printable}

@@ -1,6 +1,6 @@
-"""What a user can see and do of a model's tree.
+"""What a user can see of a model's tree, and do with it.
 
-Everything here runs in a turn of its own: between two steps of the engine, never in the middle of one.
+Every method holds the engine's lock: it runs between two steps of the engine, never in the middle of one.
 """
 
 from __future__ import annotations
@@ -21,92 +21,92 @@ from bough.types import Prompt
 
 
 class CacheHandle:
-    """The tree of a runner, to look at and to change."""
+    """Access to the tree of a runner."""
 
-    def __init__(self, cache: PrefixCache, turns: AbstractContextManager[None], prompts: Prompts) -> None:
+    def __init__(self, cache: PrefixCache, engine_lock: AbstractContextManager[None], prompts: Prompts) -> None:
         self._cache = cache
-        self._turns = turns
+        self._engine_lock = engine_lock
         self._prompts = prompts
 
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
-        with self._turns:
+        with self._engine_lock:
             return view_tree(self._cache.forest, self._cache.clock.now(), self._prompts.decode, salt)
 
     def stats(self) -> dict[str, Any]:
-        """Counts and bytes of everything that is kept."""
-        with self._turns:
+        """Numbers and bytes of everything in the tree."""
+        with self._engine_lock:
             return stats(self._cache.forest, self._cache.residency)
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
-        """How much of a prompt would be reused, and why not more."""
+        """How much of a prompt would be reused, and why no more than that."""
         ids = self._prompts.encode(prompt, **_flat(template)).ids
-        with self._turns:
+        with self._engine_lock:
             return explain(self._cache, ids, salt, self._prompts.decode)
 
     def pin(self, prompt: Prompt, kept: bool = True, *, salt: str = "", **template: Any) -> Explanation:
-        """Keep a prefix that is known, as `Runner.warm` would, or keep it no longer. Computes nothing.
+        """Keep a prefix that is in the tree, as `Runner.warm` would, or stop keeping it. Computes nothing.
 
-        What is not known whole stays as it is: the result tells how much of it is.
+        A prefix that is not in the tree as a whole is left as it is. The result says how much of it is known.
         """
         ids = self._prompts.encode_prefix(prompt, **_flat(template)).ids
-        with self._turns:
+        with self._engine_lock:
             keep(self._cache, ids, kept, salt)
             return explain(self._cache, ids, salt, self._prompts.decode)
 
     def is_kept(self, prompt: Prompt, *, salt: str = "", **template: Any) -> bool:
-        """Whether a prefix was asked to be kept, and is there."""
+        """Whether a prefix is in the tree and was asked to be kept."""
         ids = self._prompts.encode_prefix(prompt, **_flat(template)).ids
-        with self._turns:
+        with self._engine_lock:
             return self._cache.is_kept(ids, salt)
 
     def clear(self, salt: str | None = None) -> None:
-        """Forget everything that no running request stands on, on disk for good; of one salt if asked."""
-        with self._turns:
+        """Drop everything that no running request uses, on disk too; of one salt if asked."""
+        with self._engine_lock:
             if salt is None:
                 self._cache.clear()
             else:
                 forget(self._cache, salt)
 
     def flush(self) -> bool:
-        """Wait until everything that is kept is on disk too, if there is one; False if something could not be written."""
-        with self._turns:
+        """Write everything to the disk tier, if there is one, and wait; returns False if something was not written."""
+        with self._engine_lock:
             return self._cache.flush()
 
     def export_file(self, file: Path, salt: str = "") -> Exported:
-        """Write what one salt has into one file. Raises RequestError if nothing is kept on disk, DiskError if it fails."""
-        with self._turns:
+        """Write the tree of one salt into one file. Raises RequestError without a disk tier, DiskError if it fails."""
+        with self._engine_lock:
             disk = self._require_disk()
             if not self._cache.flush(salt):
-                raise DiskError("not everything in memory could be saved: the archive would lack it")
+                raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
             return export_tree(disk, file, salt)
 
     def import_file(self, file: Path, salt: str = "") -> Imported:
-        """Add what a file holds to the tree of a salt. Raises LanesBusy while requests run, DiskError for a wrong file."""
+        """Add an archive to the tree of a salt. Raises LanesBusy while requests run, DiskError for a wrong file."""
         self.check_archive(file)
         return self.take_archive(file, salt)
 
     def check_archive(self, file: Path) -> None:
-        """Raise DiskError unless a file is an archive of a tree of this model. Any thread may ask: only the file is read.
+        """Raise DiskError unless a file is an archive of a tree of this model. Any thread may call it.
 
-        A wrong file must not come as far as `take_archive`, for which everybody's memory is let go.
+        Check a file before `take_archive`, which drops everything in memory first.
         """
         check_archive(self._require_disk(), file)
 
     def take_archive(self, file: Path, salt: str = "") -> Imported:
-        """Add what an archive that was checked holds to the tree of a salt. Raises LanesBusy while requests run."""
-        with self._turns:
+        """Add the content of a checked archive to the tree of a salt. Raises LanesBusy while requests run."""
+        with self._engine_lock:
             disk = self._require_disk()
             return change_disk(self._cache, lambda: import_tree(disk, file, salt))
 
     def _require_disk(self) -> Disk:
         disk = self._cache.memory.disk
         if disk is None:
-            raise RequestError("nothing is kept on disk: the setting disk_bytes is 0, or the disk could not be had")
+            raise RequestError("there is no disk tier: the setting disk_bytes is 0, or the disk could not be opened")
         return disk
 
 
 def _flat(template: dict[str, Any]) -> dict[str, Any]:
-    """Options for a template, with those given as `template_kwargs` among them."""
+    """Template options, merged with those given as `template_kwargs`."""
     named = {name: value for name, value in template.items() if name != "template_kwargs"}
     return named | (template.get("template_kwargs") or {})

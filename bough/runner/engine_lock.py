@@ -1,8 +1,8 @@
-"""Turns: one thread at a time runs the engine, and Python's own Ctrl-C does not interrupt it in the middle of a step.
+"""The lock of the engine: one thread at a time runs the engine, and Ctrl-C does not interrupt it in the middle of a step.
 
-A stream that is garbage-collected may be finalised anywhere, also inside a turn of the same thread, in the middle of a
-forward pass or of a record. Then it is set aside and closed when that turn ends. In the same way Ctrl-C waits for the end
-of a turn, which is a chunk or a token away: KeyboardInterrupt between any two lines would leave the tree half changed.
+A stream that is garbage-collected may be finalised anywhere, also while the same thread holds the lock, in the middle of a
+forward pass. Then the stream is closed when the lock is released. Ctrl-C waits for the release in the same way, which is a
+chunk or a token away: a KeyboardInterrupt between any two lines would leave the tree half changed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Turns:
-    """A lock that a thread may take again inside its own turn, and that closes what was abandoned meanwhile."""
+class EngineLock:
+    """A reentrant lock. When it is released, it closes the streams that were abandoned while it was held."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._owner: int | None = None
         self._depth = 0
         self._abandoned: deque[Closable] = deque()
-        self._shields = False  # whether Ctrl-C is held back now
+        self._holds_interrupts = False  # whether Ctrl-C is held back now
         self._was_interrupted = False
 
     def __enter__(self) -> None:
@@ -35,7 +35,7 @@ class Turns:
             self._owner = threading.get_ident()
             self._depth += 1
             if self._depth == 1:
-                self._hold_interrupts_back()
+                self._hold_interrupts()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -46,34 +46,34 @@ class Turns:
                 self._abandoned.popleft().close()
         finally:
             self._depth -= 1
-            was_interrupted = self._depth == 0 and self._let_interrupts_through()
+            was_interrupted = self._depth == 0 and self._restore_interrupts()
             if self._depth == 0:
                 self._owner = None
             self._lock.release()
         if was_interrupted:
             raise KeyboardInterrupt
 
-    def _hold_interrupts_back(self) -> None:
-        """Note Ctrl-C instead of raising it; only where Python would raise it, that is in the main thread."""
+    def _hold_interrupts(self) -> None:
+        """Note Ctrl-C instead of raising it. This is only done in the main thread, where Python would raise it."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note_interrupt)
-            self._shields = True
+            self._holds_interrupts = True
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
         self._was_interrupted = True
 
-    def _let_interrupts_through(self) -> bool:
-        """Let Ctrl-C be raised again; tells whether one came meanwhile."""
-        if not self._shields:
+    def _restore_interrupts(self) -> bool:
+        """Let Ctrl-C raise again; returns whether one came while the lock was held."""
+        if not self._holds_interrupts:
             return False
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._shields = False
+        self._holds_interrupts = False
         was_interrupted, self._was_interrupted = self._was_interrupted, False
         return was_interrupted
 
     def close(self, steps: Closable) -> None:
-        """Close something in a turn of its own; inside a turn of this thread, at that turn's end."""
+        """Close a stream with the lock held. If this thread holds it already, the stream is closed at the release."""
         if self._owner == threading.get_ident():
             self._abandoned.append(steps)
             return

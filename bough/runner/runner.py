@@ -1,7 +1,6 @@
-"""The composition root: picks the engine, loads the model, and wires cache and generation together.
+"""A loaded model: it wires cache and generation together, and answers requests.
 
-Nothing else imports an engine. A runner may be used from several threads: one of them at a time runs the engine, and
-streams take turns between their pieces.
+Several threads may use a runner. One of them at a time runs the engine, and streams take turns between their pieces.
 """
 
 from __future__ import annotations
@@ -12,110 +11,40 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bough import models
 from bough.cache.admin.stats import stats
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.memory import Tiers
 from bough.cache.session import Reuse
-from bough.config import Settings, let_threads_sleep, load_settings
-from bough.engines.choice import choose_engine, install_command
-from bough.engines.contract import Engine, EngineMaker
-from bough.errors import ModelNotFound, RequestError, UnsupportedModel
-from bough.generate.chunk_size import ChunkSize
+from bough.config import Settings
+from bough.engines.contract import Engine
+from bough.errors import RequestError
 from bough.generate.constraints import ConstraintFactory
-from bough.generate.generation import Generation
+from bough.generate.generation import ChunkSize, Generation
 from bough.generate.pipeline import run_alone
-from bough.generate.randomness import choose_seed
-from bough.generate.request import Request
+from bough.generate.request import Request, choose_seed
 from bough.generate.scheduler import Scheduler
 from bough.generate.verifier import Verifier
 from bough.generate.worker import Limits, Worker
-from bough.models.fetching.progress import Progress
 from bough.models.files import ModelFiles
 from bough.models.prompts import Encoded, Prompts
-from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.models.tokenizer import Tokenizer
 from bough.runner.cache_handle import CacheHandle
-from bough.runner.engine_lock import Turns
-from bough.runner.tiers import open_tiers
-from bough.system.resources import give_memory_back
+from bough.runner.engine_lock import EngineLock
+from bough.system.resources import trim_heap
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 
-_FEWEST_LANES = 4
+_MIN_LANES = 4
 _TRIM_EVERY_S = 60.0
-_LANE_TOKENS = 4_096  # a lane that is meant to be useful holds so many
+_LANE_TOKENS = 4_096  # a lane should have memory for so many tokens
 
 _SAMPLING = {each.name for each in fields(SamplingParams)}
 
 
-def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
-    """A runner for a model: a name, a hub id, a Hugging Face folder or a GGUF file; without one, the default model.
-
-    A known name or hub id that is not on this machine yet is fetched first. `cache=False` runs without reuse.
-    """
-    chosen = load_settings(settings)
-    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
-
-
-def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
-    """A runner for a model that is on this machine, by settings that are chosen already."""
-    files = models.fit(files, chosen, progress)
-    engine = make_engine(files, chosen, progress)
-    tokenizer = load_tokenizer(files, chosen.trust_remote_code)
-    return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
-
-
-def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
-    """The model's files, fetched first if they are not here and we know where to get them."""
-    try:
-        return models.resolve(name, settings, progress)
-    except ModelNotFound:
-        if not models.can_pull(name):
-            raise
-        return models.pull(name, settings, progress)
-
-
-def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
-    """The engine that the settings ask for, with the model loaded."""
-    engine = _import_engine(settings)
-    if progress is None:
-        return engine.load(files.folder, settings)
-    try:
-        return engine.load(files.folder, settings, lambda text: progress.start(text, None))
-    finally:
-        progress.finish()
-
-
-def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
-    """A runner for a model with random weights of this transformers configuration: for benchmarks, ids in, ids out."""
-    chosen = load_settings(settings)
-    engine = _import_engine(chosen).load_shape(config, chosen)
-    return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
-
-
-def _import_engine(settings: Settings) -> EngineMaker:
-    """The class of the engine that the settings ask for. Only here one is imported."""
-    name = choose_engine(settings)
-    let_threads_sleep()
-    try:
-        if name == "mlx":
-            from bough.engines.mlx import MlxEngine
-
-            return MlxEngine
-        from bough.engines.torch import TorchEngine
-
-        return TorchEngine
-    except ImportError as error:  # packages that are there, but not whole; a mistake of ours is told apart
-        if (error.name or "").startswith("bough"):
-            raise
-        raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error
-
-
 class _Vocabulary:
-    """A tokenizer as generation sees it: special tokens have no text."""
+    """The tokenizer for generation: special tokens have no text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -142,9 +71,9 @@ class Runner:
         self.files = files
         self._tiers = tiers
         self.prompts = Prompts(tokenizer, engine.vocab_size)
-        self._turns = Turns()
+        self._engine_lock = EngineLock()
         self.prefix_cache = self._make_cache()
-        self.cache = CacheHandle(self.prefix_cache, self._turns, self.prompts)
+        self.cache = CacheHandle(self.prefix_cache, self._engine_lock, self.prompts)
         self.reuse: Reuse = self.prefix_cache
         self._vocabulary = _Vocabulary(tokenizer)
         self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
@@ -174,7 +103,7 @@ class Runner:
         return cache
 
     def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
-        """A prompt as ids, as `Prompts.encode` says."""
+        """The token ids of a prompt; see `Prompts.encode`."""
         return self.prompts.encode(prompt, raw=raw, tools=tools, **template_kwargs)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
@@ -196,10 +125,10 @@ class Runner:
         on_progress: Callable[[int, int], None] | None = None,
         **sampling: Any,
     ) -> Iterator[Chunk | Completion]:
-        """Pieces of the answer as they come, then the same `Completion` that `generate` returns.
+        """Yield pieces of the answer, then the same `Completion` that `generate` returns.
 
-        Errors in prompt and options are raised here; what depends on lanes and memory (LanesBusy, DoesNotFit) at the first
-        piece. Stop iterating (or close the iterator) to cancel: the work done is kept.
+        Errors in prompt and options are raised by this call. Those that depend on lanes and memory (LanesBusy, DoesNotFit)
+        are raised with the first piece. Stop iterating, or close the iterator, to cancel; the work that was done is kept.
         """
         encoded = self.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {}))
         generation = self.prepare(
@@ -225,7 +154,7 @@ class Runner:
         is_cancelled: Callable[[], bool] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Generation:
-        """A request, checked, as steps that somebody drives. Raises RequestError, or PromptTooLong."""
+        """Check a request and make its generation, which the caller drives. Raises RequestError or PromptTooLong."""
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
             encoded.ids,
@@ -250,9 +179,9 @@ class Runner:
         tools: Any = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> Completion:
-        """Compute a prefix and keep it: it outlives what was not asked to be kept.
+        """Compute a prefix and keep it: it is evicted after everything that was not asked to be kept.
 
-        Messages are kept up to where the next one would begin; a text up to its own end, whatever follows it.
+        Messages are kept up to where the next one would begin, a text up to its end.
         """
         template = {"tools": tools, **(template_kwargs or {})}
         encoded = self.prompts.encode_prefix(prompt, raw=raw, **template)
@@ -262,9 +191,9 @@ class Runner:
         return completion
 
     def require_kept(self, ids: Sequence[int], salt: str) -> None:
-        """Raise if a prefix that was asked to be kept found no room."""
+        """Raise DoesNotFit if there was no memory to keep a prefix."""
         cache = self.prefix_cache
-        with self._turns:
+        with self._engine_lock:
             if cache.is_enabled and not cache.is_kept(ids, salt):
                 raise cache.residency.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
 
@@ -296,13 +225,13 @@ class Runner:
         try:
             piece: Chunk | Completion = Chunk("")
             while isinstance(piece, Chunk):
-                with self._turns:
+                with self._engine_lock:
                     piece = self._next_piece(steps)
                 if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
                     yield piece
         finally:
             self._running.discard(steps)
-            self._turns.close(steps)
+            self._engine_lock.close(steps)
 
     def _next_piece(self, steps: Iterator[Chunk | Completion]) -> Chunk | Completion:
         piece = None if self._is_closed else next(steps, None)
@@ -311,14 +240,14 @@ class Runner:
         return piece
 
     def start_worker(self, limits: Limits | None = None, verify_share: float = 0.0) -> Worker:
-        """A thread that runs many requests together on this runner, until the runner is closed."""
+        """Start the thread that runs many requests together. It ends when the runner is closed."""
         assert self._worker is None, "there is one engine thread"
         cache = self.prefix_cache
         verifier = Verifier(self.engine, verify_share, random.random, self._generation) if verify_share else None
         scheduler = Scheduler(self.engine, cache, self._chunk_size, time.monotonic, verifier)
         self._worker = Worker(
             scheduler,
-            self._turns,
+            self._engine_lock,
             limits or Limits(),
             take_stats=lambda: {**stats(cache.forest, cache.residency), **(verifier.stats() if verifier else {})},
             on_idle=self._tidy,
@@ -326,15 +255,15 @@ class Runner:
         return self._worker
 
     def _tidy(self) -> None:
-        """What an idle engine's thread does: let go of what has expired, and once in a while of memory that is not used."""
+        """Work for an idle engine thread: drop expired state, and from time to time return free memory to the system."""
         self.prefix_cache.residency.expiry.expire()
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
-            give_memory_back()
+            trim_heap()
 
     @contextmanager
     def remembering(self, reuse: Reuse) -> Iterator[None]:
-        """Let another way of remembering serve the requests inside this context; for benchmarks."""
+        """Use another cache strategy inside this context. Benchmarks compare strategies on the same code path by it."""
         before, self.reuse = self.reuse, reuse
         try:
             yield
@@ -342,10 +271,10 @@ class Runner:
             self.reuse = before
 
     def close(self) -> None:
-        """End what is running and give the model's memory back. A second call does nothing."""
+        """End the running requests and release the model's memory. A second call does nothing."""
         if self._worker is not None:
             self._worker.close()
-        with self._turns:
+        with self._engine_lock:
             if self._is_closed:
                 return
             self._is_closed = True
@@ -362,10 +291,10 @@ class Runner:
 
 
 def _num_lanes(engine: Engine, budget_bytes: int) -> int:
-    """How many requests may run together: as many as have room for a conversation each, within reason."""
+    """The default number of lanes: as many as half the budget holds with `_LANE_TOKENS` each, within limits."""
     most = 8 if engine.describe().get("device") == "cpu" else 32
     lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
-    return max(_FEWEST_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _FEWEST_LANES
+    return max(_MIN_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _MIN_LANES
 
 
 def _is_text(text: str) -> bool:

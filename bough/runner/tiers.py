@@ -1,6 +1,6 @@
-"""The places below the device, opened for one model: host memory, and the tree's folder on disk.
+"""The tiers below the device, opened for one model: host memory, and the tree's folder on disk.
 
-A disk that cannot be had is no reason not to run: it is said, counted, and done without.
+If the disk cannot be opened, the model runs without it: the reason is logged and shown in the statistics.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from bough.cache.tree.state import PAGE_TOKENS
 from bough.config import Settings
 from bough.engines.contract import Engine
 from bough.errors import ModelError
-from bough.models.fetching.progress import Progress
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, tree_folder
 from bough.system.resources import default_disk_bytes, default_host_bytes
+from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def open_tiers(
     engine: Engine, files: ModelFiles | None, settings: Settings, progress: Progress | None = None
 ) -> Tiers | None:
-    """What lies below the device for this model, by the settings; None if nothing does."""
+    """The tiers below the device for this model, as the settings say; None if there are none."""
     if not settings.cache or not engine.capabilities.can_reuse or not engine.groups:
         return None
     host_bytes = 0
@@ -35,13 +35,13 @@ def open_tiers(
     try:
         disk = None if files is None else _open_disk(engine, files, settings, progress)
     except (DiskError, ModelError) as error:
-        log.warning("nothing is kept on disk: %s", error)
+        log.warning("running without the disk tier: %s", error)
         return Tiers(engine, host_bytes, problem=str(error))
     return Tiers(engine, host_bytes, disk) if host_bytes or disk is not None else None
 
 
 def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None) -> Disk | None:
-    """The model's tree on disk; None if the settings want none. Raises DiskError or ModelError if it cannot be had."""
+    """The model's tree on disk; None if the settings turn it off. Raises DiskError or ModelError if it cannot be opened."""
     budget_bytes = disk_budget_bytes(settings)
     if not budget_bytes:
         return None
@@ -60,7 +60,7 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
 
 
 def disk_budget_bytes(settings: Settings) -> int:
-    """What all trees on disk may take together; what they take already does not shrink what is derived from the machine."""
+    """The bytes that all trees on disk may take together. A default counts what they take already as free."""
     if settings.disk_bytes is not None:
         return settings.disk_bytes
     held_bytes = sum(tree.nbytes + tree.index_bytes for tree in list_trees(settings.trees_folder))
@@ -68,7 +68,7 @@ def disk_budget_bytes(settings: Settings) -> int:
 
 
 def _facts(engine: Engine) -> dict[str, str]:
-    """What of the engine the content of pages depends on."""
+    """The properties of the engine that the content of pages depends on."""
     groups = [f"{g.kind.value} {g.bytes_per_token} {g.state_bytes} {g.window}" for g in engine.groups]
     about = {name: engine.describe()[name] for name in ("engine", "dtype")}
     return {**about, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}

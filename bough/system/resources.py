@@ -1,7 +1,7 @@
-"""What the machine has for the places that keep state: its memory and its disk, and what Bough takes if nobody says.
+"""Memory and disk space of this machine, and the default budgets that Bough derives from them.
 
-The memory of this process is bounded by the machine and by every control group that it is in. What cannot be read on this
-system bounds nothing.
+The memory of this process is limited by the machine and by every control group that it is in. A limit that cannot be read
+on this system is ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DISK_FREE_BYTES = 2 * 2**30
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The memory that this process may have in all, and what it can still get now."""
+    """The most memory that this process may have, and how much it can still get now."""
 
     total_bytes: int
     available_bytes: int
@@ -30,13 +30,13 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class _GroupFiles:
-    """Where one version of control groups keeps its figures, and how /proc/self/cgroup calls its controller of memory."""
+    """Where one version of control groups keeps its numbers, and the name of its memory controller in /proc/self/cgroup."""
 
     controller: str
     mount: str
     limit: str
     used: str
-    cached: str  # the line of memory.stat that counts files read before, which make way
+    cached: str  # the line of memory.stat that counts cached files, which the kernel drops when it needs memory
 
 
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -49,32 +49,32 @@ _VERSIONS = (
 
 
 def default_host_bytes(memory: HostMemory | None = None) -> int:
-    """A quarter of the machine's memory, and never more than half of what is available now."""
+    """A quarter of the machine's memory, but at most half of what is available now."""
     memory = memory or read_host_memory()
     return min(memory.total_bytes // 4, memory.available_bytes // 2)
 
 
 def default_disk_bytes(folder: Path, disk_free_bytes: int = _DISK_FREE_BYTES, held_bytes: int = 0) -> int:
-    """A fifth of what is free on the folder's file system, and never so much that less than `disk_free_bytes` stays free.
+    """A fifth of the free space on the folder's file system, but so that `disk_free_bytes` stay free.
 
-    `held_bytes` are those that the trees take already: they count as free, so that a store that has grown does not have to
-    shrink at the next start. Raises SettingsError if the file system does not answer.
+    `held_bytes` are those that the trees take already. They count as free, so that the budget does not shrink at the next
+    start. Raises SettingsError if the free space cannot be read.
     """
     free_bytes = free_disk_bytes(folder) + held_bytes
     return max(0, min(free_bytes // 5, free_bytes - disk_free_bytes))
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """What the file system that holds the folder, or would, can still take. Raises SettingsError if it is silent."""
+    """The free space on the file system of a folder, which need not exist. Raises SettingsError if it cannot be read."""
     try:
         nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         return shutil.disk_usage(nearest).free
     except OSError as error:
-        raise SettingsError(f"cannot tell how much is free at {folder}: {error}") from error
+        raise SettingsError(f"cannot read the free space at {folder}: {error}") from error
 
 
 def read_host_memory(system: Path = Path("/")) -> HostMemory:
-    """The memory of this machine, as the control groups of this process allow; `system` holds the folders proc and sys."""
+    """The memory of this machine within the control groups of this process; `system` holds the folders proc and sys."""
     known = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(system / "proc/meminfo", ":") if rest.split()}
     totals = [known["MemTotal"]] if "MemTotal" in known else list(_physical_bytes())
     available = [known["MemAvailable"]] if "MemAvailable" in known else []
@@ -91,7 +91,7 @@ def _physical_bytes() -> Iterator[int]:
 
 
 def _group_bounds(system: Path) -> Iterator[HostMemory]:
-    """What each control group of this process allows, from the innermost up to the root of what is mounted."""
+    """The limits of each control group of this process, from the innermost to the root of the mount."""
     for line in _lines(system / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         inner = Path(path.lstrip("/"))
@@ -121,10 +121,10 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def give_memory_back() -> bool:
-    """Let the C library return what it holds of freed memory to the system; False where it has no such call.
+def trim_heap() -> bool:
+    """Make the C library return freed memory to the system; returns False where it has no such call.
 
-    Pages of all sizes come and go, and after some hours of that a process would hold a fifth more than it uses.
+    Without it, a process that allocates pages of all sizes holds a fifth more than it uses after some hours.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

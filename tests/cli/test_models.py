@@ -89,7 +89,7 @@ def test_rm_asks_on_a_terminal(invoke, store, monkeypatch):
 
 
 def test_pull_tells_its_work_in_lines_where_there_is_no_terminal(invoke, store, monkeypatch):
-    def pull(name: str, settings, progress) -> ModelFiles:
+    def pull(name: str, settings, gguf, progress) -> ModelFiles:
         progress.start("weights", 2_000_000)
         progress.advance(2_000_000)
         progress.finish()
@@ -105,7 +105,7 @@ def test_pull_tells_its_work_in_lines_where_there_is_no_terminal(invoke, store, 
 
 def test_pull_of_what_is_there_says_so(invoke, store, monkeypatch):
     model = add_model(store, "small")
-    monkeypatch.setattr("bough.models.pull", lambda name, settings, progress: model)
+    monkeypatch.setattr("bough.models.pull", lambda name, settings, gguf, progress: model)
 
     assert invoke("pull", "small").stdout.startswith("small was here already")
 
@@ -118,7 +118,7 @@ def test_pull_of_an_unknown_name_says_what_exists(invoke):
 
 
 def test_a_failed_download_is_one_line(invoke, monkeypatch):
-    def pull(name, settings, progress):
+    def pull(name, settings, gguf, progress):
         raise DownloadError("is there a network?")
 
     monkeypatch.setattr("bough.models.pull", pull)

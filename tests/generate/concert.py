@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.errors import BoughError
-from bough.generate.chunk_size import ChunkSize
-from bough.generate.generation import Generation
+from bough.generate.generation import ChunkSize, Generation
 from bough.generate.job import Job
 from bough.generate.pipeline import run_alone
 from bough.generate.request import Request

@@ -9,8 +9,7 @@ import pytest
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.errors import EngineError, PromptTooLong
-from bough.generate.chunk_size import SMALLEST, SMALLEST_BESIDE_OTHERS, ChunkSize
-from bough.generate.generation import Generation
+from bough.generate.generation import MIN_CHUNK, MIN_CHUNK_BESIDE_OTHERS, ChunkSize, Generation
 from bough.generate.pipeline import run_alone
 from bough.generate.request import Request
 from bough.types import Chunk, Completion, SamplingParams
@@ -235,8 +234,8 @@ def test_chunks_adapt_to_the_measured_rate_and_a_fixed_size_stays() -> None:
     assert size.choose() == 256
     for _ in range(20):
         size.measure(512, 100.0)
-    assert size.choose() == SMALLEST
-    assert size.choose(beside_others=True) == SMALLEST_BESIDE_OTHERS
+    assert size.choose() == MIN_CHUNK
+    assert size.choose(beside_others=True) == MIN_CHUNK_BESIDE_OTHERS
     for _ in range(40):
         size.measure(4096, 0.001)
     assert size.choose() == 8192
@@ -244,4 +243,4 @@ def test_chunks_adapt_to_the_measured_rate_and_a_fixed_size_stays() -> None:
     fixed = ChunkSize(100)
     fixed.measure(100, 9.0)
     assert fixed.choose() == fixed.choose(beside_others=True) == 100
-    assert ChunkSize().choose(beside_others=True) == SMALLEST < ChunkSize().choose(), "the first one is a guess"
+    assert ChunkSize().choose(beside_others=True) == MIN_CHUNK < ChunkSize().choose(), "the first one is a guess"

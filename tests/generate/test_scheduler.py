@@ -8,7 +8,7 @@ import pytest
 
 from bough.errors import BoughError, DoesNotFit, EngineError, TimedOut
 from bough.generate.generation import Generation
-from bough.generate.scheduler import AGE, SHARED_TOKENS
+from bough.generate.scheduler import MAX_PASSED, MIN_SHARED_TOKENS
 from bough.types import Completion, Draw, Sampled, Usage
 from tests.fakes import MODELS
 from tests.generate.concert import Client, Concert
@@ -57,17 +57,17 @@ def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
 
 
 def test_a_long_prompt_is_passed_over_only_so_often() -> None:
-    concert = Concert(lanes=2 * AGE)
+    concert = Concert(lanes=2 * MAX_PASSED)
     long = concert.ask(prompt(0, 48), max_tokens=1)
     concert.turn()
-    others = [concert.ask(prompt(seed, 16), max_tokens=1) for seed in range(1, 2 * AGE)]
+    others = [concert.ask(prompt(seed, 16), max_tokens=1) for seed in range(1, 2 * MAX_PASSED)]
 
     turns = 0
     while not long.tokens:
         concert.turn()
         turns += 1
 
-    assert turns <= 2 * (AGE + 1)
+    assert turns <= 2 * (MAX_PASSED + 1)
     assert sum(other.is_done for other in others) <= turns - 2
 
 
@@ -80,13 +80,13 @@ def test_a_request_that_waits_for_a_lane_is_passed_over_only_so_often() -> None:
     while not long.is_done:
         concert.turn()
 
-    assert AGE - 1 <= sum(short.is_done for short in shorts) <= AGE + 1
+    assert MAX_PASSED - 1 <= sum(short.is_done for short in shorts) <= MAX_PASSED + 1
 
 
 @every_model
 def test_a_prefix_that_two_need_is_computed_once(model: str) -> None:
     concert = Concert(model)
-    shared = prompt(1, SHARED_TOKENS + 80)
+    shared = prompt(1, MIN_SHARED_TOKENS + 80)
 
     clients = [concert.ask([*shared, *prompt(seed, 10)]) for seed in range(2, 5)]
     concert.play()
@@ -100,7 +100,7 @@ def test_a_prefix_that_two_need_is_computed_once(model: str) -> None:
 @pytest.mark.parametrize("ending", ["gone", "failed", "late"])
 def test_when_the_one_that_computes_it_ends_early_the_oldest_of_the_others_goes_on(model: str, ending: str) -> None:
     concert = Concert(model)
-    shared = prompt(1, SHARED_TOKENS + 200)
+    shared = prompt(1, MIN_SHARED_TOKENS + 200)
     leader = concert.ask([*shared, 1], deadline_s=concert.clock() + 0.6 if ending == "late" else float("inf"))
     first, second = (concert.ask([*shared, token]) for token in (2, 3))
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_when_the_one_that_computes_it_ends_early_the_oldest_of_the_others_goes_
 
 def test_nobody_waits_for_a_prefix_of_another_salt() -> None:
     concert = Concert()
-    shared = prompt(1, SHARED_TOKENS + 80)
+    shared = prompt(1, MIN_SHARED_TOKENS + 80)
 
     clients = [concert.ask(shared, salt=salt) for salt in ("a", "b")]
     concert.turn()
@@ -364,7 +364,7 @@ def test_a_request_that_is_cancelled_while_it_waits_for_a_lane_hears_of_its_end_
     concert.play()
 
 
-def test_a_check_that_is_put_off_is_told_so_once() -> None:
+def test_a_check_that_is_postponed_is_told_so_once() -> None:
     concert = Concert(random=Dice())
     make_pending_check(concert)
     (check,) = concert.scheduler.running

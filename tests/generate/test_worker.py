@@ -12,8 +12,8 @@ from bough.cache.admin.stats import stats
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.request import Request
-from bough.generate.worker import MOST_LOOKS, Limits, Worker
-from bough.runner.engine_lock import Turns
+from bough.generate.worker import MAX_SCANS, Limits, Worker
+from bough.runner.engine_lock import EngineLock
 from bough.types import Chunk, SamplingParams
 from tests.generate.concert import Client, Concert
 
@@ -25,21 +25,21 @@ class Stage:
 
     def __init__(self, **limits: float) -> None:
         self.concert = Concert(lanes=2)
-        self.keep_reading = threading.Event()
-        self.keep_reading.set()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
         evaluate = self.concert.engine.evaluate
 
         def slowly(lane, ids):  # type: ignore[no-untyped-def]
-            assert self.keep_reading.wait(BOUND_S)
+            assert self.goes_on.wait(BOUND_S)
             return evaluate(lane, ids)
 
         self.concert.engine.evaluate = slowly  # type: ignore[method-assign]
         self.worker = Worker(
             self.concert.scheduler,
-            Turns(),
+            EngineLock(),
             Limits(**limits),  # type: ignore[arg-type]
             take_stats=lambda: dict(stats(self.concert.cache.forest, self.concert.cache.residency)),
-            on_idle=self.concert.cache.expire,
+            on_idle=self.concert.cache.residency.expiry.expire,
         )
 
     def submit(self, first: int, tenant: str = "", **params: object) -> Client:
@@ -61,7 +61,7 @@ def wait_until(holds) -> None:  # type: ignore[no-untyped-def]
 def stage() -> Iterator[Stage]:
     made = Stage(queue=2)
     yield made
-    made.keep_reading.set()
+    made.goes_on.set()
     made.worker.close()
     assert all(client.is_done and not client.mistakes for client in made.concert.clients)
 
@@ -73,20 +73,20 @@ def test_requests_from_any_thread_are_served(stage: Stage) -> None:
 
 
 def test_more_than_may_wait_are_refused_with_their_number(stage: Stage) -> None:
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     clients = [stage.submit(first) for first in range(2)]
     wait_until(lambda: stage.worker.num_running)
     with pytest.raises(QueueFull, match="waiting already"):
         clients.extend(stage.submit(first) for first in range(2, 9))
 
-    stage.keep_reading.set()
+    stage.goes_on.set()
     wait_until(lambda: all(client.is_done for client in clients))
     assert all(client.completion for client in clients)
 
 
 def test_a_tenant_that_fills_the_queue_makes_way_for_others_and_keeps_what_runs() -> None:
     stage = Stage(queue=4)
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     greedy = [stage.submit(first, "greedy") for first in range(2)]
     wait_until(lambda: stage.worker.num_running)
     with pytest.raises(QueueFull):
@@ -99,14 +99,14 @@ def test_a_tenant_that_fills_the_queue_makes_way_for_others_and_keeps_what_runs(
     refused = [client for client in greedy if client.is_done]
     assert refused and all(isinstance(client.error, QueueFull) for client in refused)
     assert refused == greedy[-len(refused) :]  # the newest
-    stage.keep_reading.set()
+    stage.goes_on.set()
     wait_until(lambda: all(client.is_done for client in [*greedy, *modest]))
     assert all(client.completion for client in [*greedy, *modest] if client not in refused)
     stage.worker.close()
 
 
 def test_without_tenants_nobody_makes_way(stage: Stage) -> None:
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     clients = [stage.submit(0)]
     wait_until(lambda: stage.worker.num_running)
     with pytest.raises(QueueFull):
@@ -136,14 +136,14 @@ def test_a_mistake_of_ours_ends_its_requests_and_not_the_thread(stage: Stage, mo
 
 def test_requests_of_a_step_that_does_not_end_are_given_up_and_the_next_served_when_it_ends() -> None:
     stage = Stage(stuck_s=0.2)
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     client = stage.submit(1)
     wait_until(lambda: client.is_done)
     assert isinstance(client.error, EngineStuck) and stage.worker.is_stuck
     with pytest.raises(EngineStuck):
         stage.submit(2)
 
-    stage.keep_reading.set()
+    stage.goes_on.set()
     wait_until(lambda: not stage.worker.is_stuck)
     again = stage.submit(1)
     wait_until(lambda: again.is_done)
@@ -152,12 +152,12 @@ def test_requests_of_a_step_that_does_not_end_are_given_up_and_the_next_served_w
 
 
 def test_closing_ends_what_runs_keeps_its_work_and_takes_nothing_new(stage: Stage) -> None:
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     client = stage.submit(1)
     wait_until(lambda: stage.worker.num_running)
     closing = threading.Thread(target=stage.worker.close)
     closing.start()
-    stage.keep_reading.set()
+    stage.goes_on.set()
     closing.join(BOUND_S)
 
     assert isinstance(client.error, ShuttingDown) or client.completion
@@ -169,7 +169,7 @@ def test_closing_ends_what_runs_keeps_its_work_and_takes_nothing_new(stage: Stag
 
 def test_calls_behind_a_step_that_does_not_end_are_given_up_and_no_others_taken() -> None:
     stage = Stage(stuck_s=0.2)
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     stage.submit(1)
     wait_until(lambda: stage.worker.num_running)
     behind = stage.worker.call(int)
@@ -178,7 +178,7 @@ def test_calls_behind_a_step_that_does_not_end_are_given_up_and_no_others_taken(
     with pytest.raises(EngineStuck):
         stage.worker.call(int)
 
-    stage.keep_reading.set()
+    stage.goes_on.set()
     wait_until(lambda: not stage.worker.is_stuck)
     assert stage.worker.call(lambda: 7).result(BOUND_S) == 7
     stage.worker.close()
@@ -186,14 +186,14 @@ def test_calls_behind_a_step_that_does_not_end_are_given_up_and_no_others_taken(
 
 def test_closing_does_not_wait_for_a_step_that_does_not_end() -> None:
     stage = Stage(stuck_s=0.2)
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     stage.submit(1)
     wait_until(lambda: stage.worker.num_running)
 
     with pytest.raises(EngineStuck):
         stage.worker.close()
 
-    stage.keep_reading.set()
+    stage.goes_on.set()
     wait_until(lambda: not any(slot.is_busy for slot in stage.concert.cache.lanes.slots))
     wait_until(lambda: not stage.worker.is_stuck)
     stage.worker.close()
@@ -214,13 +214,13 @@ def test_many_short_calls_are_not_taken_for_one_step_that_does_not_end() -> None
 
 def test_a_request_behind_a_long_call_counts_as_waiting_and_is_given_up_with_it() -> None:
     stage = Stage(stuck_s=0.5)
-    keep_reading, has_begun = threading.Event(), threading.Event()
+    goes_on, has_begun = threading.Event(), threading.Event()
 
     def wait() -> bool:
         has_begun.set()
-        return keep_reading.wait(BOUND_S)
+        return goes_on.wait(BOUND_S)
 
-    with stage.worker._turns:  # so that both are handed over together
+    with stage.worker._engine_lock:  # so that both are handed over together
         call = stage.worker.call(wait)
         client = stage.submit(1)
     assert has_begun.wait(BOUND_S)
@@ -228,7 +228,7 @@ def test_a_request_behind_a_long_call_counts_as_waiting_and_is_given_up_with_it(
     wait_until(lambda: client.is_done)
 
     assert isinstance(client.error, EngineStuck)
-    keep_reading.set()
+    goes_on.set()
     assert call.result(BOUND_S)
     stage.worker.close()
 
@@ -248,12 +248,12 @@ def test_a_mistake_while_requests_are_ended_does_not_end_the_thread(stage: Stage
 
 def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:
     concert, heard = Concert(), []
-    has_begun, keep_reading = threading.Event(), threading.Event()
+    has_begun, goes_on = threading.Event(), threading.Event()
 
     class Slow(Client):
         def on_chunk(self, chunk: Chunk) -> None:
             has_begun.set()
-            assert keep_reading.wait(BOUND_S)
+            assert goes_on.wait(BOUND_S)
             heard.append("chunk")
 
         def on_error(self, error: BoughError) -> None:
@@ -266,7 +266,7 @@ def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:
     giving_up = threading.Thread(target=job.fail, args=(EngineStuck("it takes too long"),))
     giving_up.start()
     giving_up.join(0.05)
-    keep_reading.set()
+    goes_on.set()
     delivering.join(BOUND_S)
     giving_up.join(BOUND_S)
     job.deliver(Chunk("b", (2,)))
@@ -280,7 +280,7 @@ def test_a_listener_that_fails_ends_its_own_request_alone(stage: Stage) -> None:
             raise RuntimeError("nobody listens any more")
 
     broken = Broken()
-    with stage.worker._turns:  # so that both run together
+    with stage.worker._engine_lock:  # so that both run together
         stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), broken))
         other = stage.submit(1)
     wait_until(lambda: broken.is_done and other.is_done)
@@ -295,14 +295,14 @@ def test_a_listener_that_fails_when_it_hears_the_end_keeps_nobody_else_from_hear
             raise RuntimeError("nobody listens any more")
 
     stage = Stage(stuck_s=0.2)
-    stage.keep_reading.clear()
-    with stage.worker._turns:
+    stage.goes_on.clear()
+    with stage.worker._engine_lock:
         stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), Broken()))
         others = [stage.submit(first) for first in range(3)]
     wait_until(lambda: all(other.is_done for other in others))
 
     assert all(isinstance(other.error, EngineStuck) for other in others)
-    stage.keep_reading.set()
+    stage.goes_on.set()
     wait_until(lambda: not stage.worker.is_stuck)
     again = stage.submit(1)
     wait_until(lambda: again.is_done)
@@ -311,37 +311,37 @@ def test_a_listener_that_fails_when_it_hears_the_end_keeps_nobody_else_from_hear
 
 
 def test_a_request_that_is_cancelled_while_it_waits_hears_of_its_end_from_the_thread(stage: Stage) -> None:
-    stage.keep_reading.clear()
+    stage.goes_on.clear()
     running = [stage.submit(first) for first in range(2)]
     wait_until(lambda: stage.worker.num_running == 2)
     waiting = stage.submit(5)
     waiting.is_gone = True
-    stage.keep_reading.set()
+    stage.goes_on.set()
     wait_until(lambda: waiting.is_done and all(client.is_done for client in running))
 
     assert waiting.completion is not None and waiting.completion.finish_reason == "cancelled"
 
 
-def test_looks_at_the_tree_are_taken_one_between_two_turns_and_seldom_while_requests_run() -> None:
+def test_scans_of_the_tree_are_taken_one_between_two_turns_and_seldom_while_requests_run() -> None:
     stage = Stage()
     now, order = [0.0], []
     stage.worker._clock = lambda: now[0]
 
-    def look() -> None:
+    def scan() -> None:
         now[0] += 1.0  # each takes a second, and a turn no time at all
-        order.append("look")
+        order.append("scan")
 
     turn = stage.concert.scheduler.turn
     stage.concert.scheduler.turn = lambda: (order.append("turn"), turn())  # type: ignore[method-assign, assignment, func-returns-value]
-    with stage.worker._turns:  # so that all are handed over together
+    with stage.worker._engine_lock:  # so that all are handed over together
         client = stage.submit(1)
-        looks = [stage.worker.look(look) for _ in range(3)]
+        scans = [stage.worker.scan(scan) for _ in range(3)]
     wait_until(lambda: client.is_done)
 
-    assert [each.result(BOUND_S) for each in looks] == [None] * 3
+    assert [each.result(BOUND_S) for each in scans] == [None] * 3
     assert client.completion
-    assert order.index("turn") <= 1 and order.count("look") == 3
-    assert order[order.index("turn") :].index("look") >= 4  # the second one waited until nothing ran
+    assert order.index("turn") <= 1 and order.count("scan") == 3
+    assert order[order.index("turn") :].index("scan") >= 4  # the second one waited until nothing ran
     stage.worker.close()
 
 
@@ -353,7 +353,7 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
         time.sleep(0.02)
         return dict(stats(concert.cache.forest, concert.cache.residency))
 
-    worker = Worker(concert.scheduler, Turns(), Limits(), take_stats=take_stats, on_idle=lambda: None)
+    worker = Worker(concert.scheduler, EngineLock(), Limits(), take_stats=take_stats, on_idle=lambda: None)
     client = Client()
     worker.submit(Job(concert.prepare(Request([1, 2, 3], SamplingParams(max_tokens=4))), client))
     wait_until(lambda: client.is_done)
@@ -365,16 +365,16 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
     worker.close()
 
 
-def test_a_look_that_nobody_waits_for_costs_no_turn_and_too_many_are_refused(stage: Stage) -> None:
+def test_a_scan_that_nobody_waits_for_costs_no_turn_and_too_many_are_refused(stage: Stage) -> None:
     taken: list[str] = []
-    with stage.worker._turns:  # so that none is taken meanwhile
-        left = [stage.worker.look(lambda: taken.append("for nobody")) for _ in range(MOST_LOOKS)]
+    with stage.worker._engine_lock:  # so that none is taken meanwhile
+        left = [stage.worker.scan(lambda: taken.append("for nobody")) for _ in range(MAX_SCANS)]
         for each in left[1:]:
             each.cancel()
-        wanted = [stage.worker.look(lambda: taken.append("wanted")) for _ in range(MOST_LOOKS - 1)]
-        with pytest.raises(QueueFull, match=str(MOST_LOOKS)):
-            stage.worker.look(lambda: None)
+        wanted = [stage.worker.scan(lambda: taken.append("wanted")) for _ in range(MAX_SCANS - 1)]
+        with pytest.raises(QueueFull, match=str(MAX_SCANS)):
+            stage.worker.scan(lambda: None)
     for each in wanted:
         each.result(BOUND_S)
 
-    assert taken == ["for nobody"] + ["wanted"] * (MOST_LOOKS - 1)
+    assert taken == ["for nobody"] + ["wanted"] * (MAX_SCANS - 1)

@@ -13,10 +13,10 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import ModelError
-from bough.models.fetching.progress import SilentProgress
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, hash_weights, safe_name, tree_folder
-from bough.models.gguf.folder import keep
+from bough.models.gguf.folder import make_folder
+from bough.types import SilentProgress
 from tests.models.tiny_gguf import write_gguf
 
 FILES = {
@@ -263,7 +263,7 @@ def test_a_fingerprint_from_a_strange_file_leads_nowhere_else(settings):
 
 def test_a_gguf_file_counts_as_the_weights_it_holds(tmp_path: Path, settings: Settings) -> None:
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
-    keep(tmp_path / "tiny.gguf", tmp_path / "kept", SilentProgress())
+    make_folder(tmp_path / "tiny.gguf", tmp_path / "kept", SilentProgress())
     files = ModelFiles("tiny", tmp_path / "kept")
     before = fingerprint(files, settings)
 

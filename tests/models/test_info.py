@@ -9,8 +9,9 @@ import pytest
 from bough.config import Settings
 from bough.errors import UnsupportedModel
 from bough.models import ModelFiles, describe
-from bough.models.fetching import resolve
+from bough.models.sources import resolve
 from tests.models.packed_model import write_packed_model
+from tests.models.tiny_gguf import FOR_TORCH
 from tests.models.tiny_tokenizer import THINKS, byte_level
 from tests.tiny_models import make_folder, make_model
 
@@ -19,7 +20,7 @@ def test_a_folder_with_a_tokenizer_is_described(tmp_path):
     folder = make_folder("qwen3", tmp_path / "tiny")
     byte_level(THINKS).save_pretrained(folder)
 
-    info = describe(resolve(folder, Settings(data_folder=tmp_path)))
+    info = describe(resolve(folder, Settings(data_folder=tmp_path), FOR_TORCH))
 
     assert info.name == "tiny"
     assert info.architecture == "Qwen3ForCausalLM"

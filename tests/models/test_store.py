@@ -320,13 +320,13 @@ def test_files_are_copied_where_they_cannot_be_shared(tmp_path, monkeypatch):
 def test_a_copy_of_a_model_that_goes_meanwhile_is_not_there(tmp_path, monkeypatch):
     store = Store(tmp_path)
     add(store, "small")
-    share = store_module.share
+    link_or_copy = store_module.link_or_copy
 
-    def share_then_remove(file, target):
-        share(file, target)
+    def link_then_remove(file, target):
+        link_or_copy(file, target)
         store.remove("small")
 
-    monkeypatch.setattr(store_module, "share", share_then_remove)
+    monkeypatch.setattr(store_module, "link_or_copy", link_then_remove)
     with pytest.raises(ModelNotFound, match="removed or replaced"):
         store.copy("small", "other")
     assert store.list() == []

@@ -9,10 +9,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from bough.models import GgufSupport
 from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.tiny_models import CONFIGS
 
 WIDTH = CONFIGS["llama"]["hidden_size"]
+FOR_TORCH = GgufSupport(is_readable=False, is_convertible=True)
+FOR_MLX = GgufSupport(is_readable=True, is_convertible=True)
 
 
 def write_gguf(

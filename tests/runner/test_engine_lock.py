@@ -1,4 +1,4 @@
-"""Turns: one thread at a time, and nothing in the middle of a step."""
+"""The lock of the engine: one thread at a time, and nothing in the middle of a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bough.runner.engine_lock import Turns
+from bough.runner.engine_lock import EngineLock
 
 
 class Steps:
@@ -20,9 +20,9 @@ class Steps:
         self.is_closed = True
 
 
-def test_ctrl_c_inside_a_turn_is_raised_when_the_turn_ends() -> None:
-    turns, reached = Turns(), False
-    with pytest.raises(KeyboardInterrupt), turns:
+def test_ctrl_c_while_the_lock_is_held_is_raised_when_it_is_released() -> None:
+    lock, reached = EngineLock(), False
+    with pytest.raises(KeyboardInterrupt), lock:
         signal.raise_signal(signal.SIGINT)
         reached = True
     assert reached
@@ -33,36 +33,36 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
-        with Turns():
+        with EngineLock():
             signal.raise_signal(signal.SIGINT)
             assert seen == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_is_closed_inside_a_turn_waits_for_its_end() -> None:
-    turns, steps = Turns(), Steps()
-    with turns:
-        with turns:
-            turns.close(steps)
+def test_what_is_closed_while_the_lock_is_held_waits_for_its_release() -> None:
+    lock, steps = EngineLock(), Steps()
+    with lock:
+        with lock:
+            lock.close(steps)
         assert not steps.is_closed
     assert steps.is_closed
 
 
 def test_what_is_closed_outside_is_closed_at_once() -> None:
     steps = Steps()
-    Turns().close(steps)
+    EngineLock().close(steps)
     assert steps.is_closed
 
 
-def test_a_second_thread_waits_for_its_turn() -> None:
-    turns, order = Turns(), []
+def test_a_second_thread_waits_for_the_lock() -> None:
+    lock, order = EngineLock(), []
 
     def other() -> None:
-        with turns:
+        with lock:
             order.append("other")
 
-    with turns:
+    with lock:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join(0.05)

@@ -62,7 +62,7 @@ def test_12_the_lane_chosen_already_holds_most_of_the_prompt(model: str) -> None
 
     again = w.begin([30, 31, 32, 33, 34])
 
-    assert again.slot is second.slot
+    assert again.sequence.slot is second.sequence.slot
     assert again.cached == 4
 
 

@@ -48,7 +48,7 @@ def test_rows_beyond_a_salts_share_do_not_take_the_place_of_another_branch() -> 
     w.prefill(filling)
     branch = w.begin(BRANCH)
     w.prefill(branch)
-    assert branch.pin.offset == len(TRUNK) < branch.lane.offset  # its own rows found no room
+    assert branch.sequence.pin.offset == len(TRUNK) < branch.lane.offset  # its own rows found no room
 
     w.close(branch)
     w.close(filling)
@@ -62,7 +62,7 @@ def test_rows_beyond_the_budget_do_not_take_the_place_of_another_branch() -> Non
     demote_all(w)
     branch = w.begin(BRANCH)
     w.prefill(branch)
-    assert branch.pin.offset == len(TRUNK) < branch.lane.offset
+    assert branch.sequence.pin.offset == len(TRUNK) < branch.lane.offset
 
     w.close(branch)
 
@@ -92,7 +92,7 @@ def test_what_comes_back_to_the_device_stays_within_its_salts_share() -> None:
     for chat in chats:
         w.run(chat, salt="a")
 
-    assert 0 < w.cache.forest.tries["a"].store.num_bytes[Place.DEVICE] <= 200  # type: ignore[attr-defined]
+    assert 0 < w.cache.forest.tries["a"].memory.num_bytes[Place.DEVICE] <= 200  # type: ignore[attr-defined]
 
 
 def test_closing_goes_on_when_one_salts_rows_push_anothers_off_the_disk() -> None:

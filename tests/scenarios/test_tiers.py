@@ -209,7 +209,7 @@ def test_a_salt_that_is_over_its_share_evicts_its_own() -> None:
     w.run(OTHER, [1], salt="b")
     for first in range(30):
         w.run([first + 200, *LONG[:24]], [1], salt="greedy")
-        greedy = w.cache.forest.tries["greedy"].store.num_bytes[Place.DEVICE]  # type: ignore[attr-defined]
+        greedy = w.cache.forest.tries["greedy"].memory.num_bytes[Place.DEVICE]  # type: ignore[attr-defined]
         assert greedy <= 100 * row
     assert w.known(LONG, "a") == len(LONG) and w.known(OTHER, "b") == len(OTHER)
 
@@ -223,7 +223,7 @@ def test_shares_hold_on_every_place(place: Place) -> None:
     w.run(OTHER, [1], salt="b")
     for first in range(40):
         w.run([first + 200, *LONG[:12]], [1], salt="greedy")
-        assert w.cache.forest.tries["greedy"].store.num_bytes[place] <= 100 * row  # type: ignore[attr-defined]
+        assert w.cache.forest.tries["greedy"].memory.num_bytes[place] <= 100 * row  # type: ignore[attr-defined]
     assert w.known(OTHER, "b") == len(OTHER)
 
 

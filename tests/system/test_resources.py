@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from bough.errors import SettingsError
-from bough.system import resources as places
+from bough.system import resources
 from bough.system.resources import (
     HostMemory,
     default_disk_bytes,
     default_host_bytes,
     free_disk_bytes,
-    give_memory_back,
     read_host_memory,
+    trim_heap,
 )
 
 KIB, GIB = 2**10, 2**30
@@ -70,7 +70,7 @@ def test_groups_of_the_first_version_bound_too(system):
 
 
 def test_a_machine_that_tells_nothing_in_files_is_asked_for_its_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "os", SimpleNamespace(sysconf=lambda name: 2**18, sysconf_names={"SC_PHYS_PAGES": 1}))
+    monkeypatch.setattr(resources, "os", SimpleNamespace(sysconf=lambda name: 2**18, sysconf_names={"SC_PHYS_PAGES": 1}))
 
     assert read_host_memory(tmp_path) == HostMemory(2**36, 2**36)
 
@@ -137,4 +137,4 @@ def test_a_file_system_that_does_not_answer_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such call")
 def test_memory_that_is_not_used_is_given_back() -> None:
-    assert give_memory_back()
+    assert trim_heap()

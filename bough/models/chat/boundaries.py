@@ -1,30 +1,30 @@
 """Where the messages of a rendered chat end, in tokens.
 
-A template cannot be asked where it is; but a shorter or altered list of messages renders the same up to the point that
-matters. So each boundary is the longest common prefix of two renderings, found in the text and then carried over to tokens:
-down to the last token that ends there, and that would be the same token whatever came next. The guarantee: `ids[:offset]`
-begins every conversation that agrees up to that message. Where a template rewrites its past (it drops old thinking), the
-offset lies before the first thing rewritten, or there is none.
+A template does not say where a message ends. But a shorter or altered list of messages renders the same up to that
+point. So each boundary is the longest common prefix of two renderings. It is found in the text and then mapped to
+tokens: to the last token that ends there and would be the same whatever followed. Guarantee: `ids[:offset]` begins
+every conversation that agrees up to that message. If a template rewrites earlier messages (some drop old thinking), the
+offset lies before the first change, or there is none.
 
-The chat is tokenized once; each boundary costs a rendering of the messages before it, if those are new (see memo).
+The chat is tokenized once. Each boundary costs a rendering of the messages before it, if those are new (see memo).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from bough.errors import RequestError
 from bough.models.chat.memo import Digests, RenderMemo, prefix_keys
 from bough.models.chat.messages import SYSTEM_ROLES
-from bough.models.encoder import Encoded
+from bough.models.encoder import EncodedText
 from bough.types import Boundary, Mark, Message
 
 MAX_MESSAGE_ENDS = 64
-"""Of longer chats only the newest ends are looked for: the work of a new chat grows with the square of their number."""
+"""In longer chats only the newest ends are found: the work for a new chat grows with the square of their number."""
 
-_WINDOW = 32  # tokens before a boundary that are looked at again
+_WINDOW = 32  # tokens before a boundary that are encoded again
 _PROBES = ("", "\n\n", " x", "x", "0", "/")
 
 
@@ -36,7 +36,7 @@ class RenderableChat(Protocol):
 
     @property
     def seed(self) -> Any:
-        """All else that a rendering depends on."""
+        """Everything else that a rendering depends on."""
         ...
 
     def text(self, messages: list[Message] | None = None, add_generation_prompt: bool = False) -> str: ...
@@ -45,23 +45,23 @@ class RenderableChat(Protocol):
 def find_boundaries(
     chat: RenderableChat,
     text: str,
-    encode: Callable[[str], Encoded],
-    encoded: Encoded,
+    encode: Callable[[str], EncodedText],
+    encoded: EncodedText,
     hard_ids: frozenset[int],
     memo: RenderMemo,
 ) -> list[Boundary]:
-    """The boundaries of `text`, which `chat` rendered to and `encode` made `encoded` of, by offset and worth.
+    """The boundaries of `text`, which is the rendering of `chat`, sorted by offset and worth. `encoded` are its tokens.
 
-    An offset may carry two marks. `hard_ids` are tokens that nothing merges across.
+    An offset may have two marks. `hard_ids` are tokens that no other token merges across.
     """
-    cuts = _Cuts(chat, text, memo)
-    ruler = _Ruler(text, encode, encoded, hard_ids)
-    found = {Boundary(offset, mark) for position, mark in cuts.all() if (offset := ruler.offset_of(position))}
+    positions = _TextPositions(chat, text, memo)
+    offsets = _TokenOffsets(text, encode, encoded, hard_ids)
+    found = {Boundary(offset, mark) for position, mark in positions.all() if (offset := offsets.offset_of(position))}
     worth = list(Mark)
     return sorted(found, key=lambda boundary: (boundary.offset, worth.index(boundary.mark)))
 
 
-class _Cuts:
+class _TextPositions:
     """The boundaries of a chat as positions in its text."""
 
     def __init__(self, chat: RenderableChat, text: str, memo: RenderMemo) -> None:
@@ -81,10 +81,10 @@ class _Cuts:
             yield position, Mark.MESSAGE_END
 
     def _system_end(self) -> int:
-        """Where the system part ends by itself; else up to where chats with another first message agree."""
+        """Where the system part ends if it renders alone; else how far chats with another first message agree."""
         system = self._chat.messages[: self._first]
         alone = self._render(system) if system else None
-        if alone and self._text.startswith(alone) and all(_said(message) in alone for message in system):
+        if alone and self._text.startswith(alone) and all(_content_of(message) in alone for message in system):
             return len(alone)
         return self._agreement(self._first, ("user", "assistant"))
 
@@ -98,7 +98,7 @@ class _Cuts:
             before = len(text) if text and self._text.startswith(text) else None
         if before is not None:
             return before
-        return self._agreement(last, ("user",))  # the past is rewritten for a new user message: behind its header
+        return self._agreement(last, ("user",))  # earlier messages are rewritten: the offset after the message's header
 
     def _message_ends(self) -> Iterable[int]:
         spoken = [i for i, role in enumerate(self._roles) if role in ("user", "tool")]
@@ -110,17 +110,17 @@ class _Cuts:
                 yield position
 
     def _message_end(self, i: int, reached: int) -> int:
-        """How far the text agrees with the first messages up to `i` alone; 0 if that is not as far as what `i` says."""
+        """How far the text agrees with the rendering of the messages up to `i`; 0 if that does not include message `i`."""
         until = self._render_first(i + 1)
         if until is None:
             return 0
-        position = _common_length(until, self._text)
-        said = _said(self._chat.messages[i])
+        position = common_length(until, self._text)
+        said = _content_of(self._chat.messages[i])
         is_whole = position == len(until) or (bool(said) and said in self._text[reached:position])
         return position if is_whole else 0
 
     def _known_length(self, count: int) -> int | None:
-        """The length of the first `count` messages if their rendering was seen before and begins this text, too."""
+        """The length of the first `count` messages, if their rendering is in the memo and this text begins with it."""
         seen = self._memo.find(self._keys[count])
         is_here = seen is not None and seen.length <= len(self._text) and self._digests.at(seen.length) == seen.digest
         return seen.length if seen is not None and is_here else None
@@ -132,24 +132,26 @@ class _Cuts:
         return text
 
     def _agreement(self, i: int, roles: tuple[str, ...]) -> int:
-        """How far the text agrees with chats in which another message stands at `i`; 0 if no such chat can be rendered."""
+        """How far the text agrees with chats that have another message at `i`; 0 if no such chat can be rendered."""
         kept = self._chat.messages[:i]
-        real = _said(self._chat.messages[i]) if i < len(self._roles) else ""
+        real = _content_of(self._chat.messages[i]) if i < len(self._roles) else ""
         other = "y" if real.startswith("x") else "x"
         texts = [self._render([*kept, {"role": role, "content": other}]) for role in roles]
-        return min((_common_length(each, self._text) for each in texts if each is not None), default=0)
+        return min((common_length(each, self._text) for each in texts if each is not None), default=0)
 
     def _render(self, messages: list[Message]) -> str | None:
         try:
             return self._chat.text(messages)
         except RequestError:
-            return None  # this template wants more, or other, messages
+            return None  # this template requires more, or other, messages
 
 
-class _Ruler:
-    """Carries positions in a text over to its tokens."""
+class _TokenOffsets:
+    """Maps positions in a text to offsets in its tokens."""
 
-    def __init__(self, text: str, encode: Callable[[str], Encoded], encoded: Encoded, hard_ids: frozenset[int]) -> None:
+    def __init__(
+        self, text: str, encode: Callable[[str], EncodedText], encoded: EncodedText, hard_ids: frozenset[int]
+    ) -> None:
         self._text = text
         self._encode = encode
         self._ids = encoded.ids
@@ -157,10 +159,10 @@ class _Ruler:
         self._hard_ids = hard_ids
 
     def offset_of(self, position: int) -> int:
-        """The number of tokens before `position` that do not depend on what follows it; 0 if they say nothing."""
+        """The number of tokens before `position` that do not depend on what follows; 0 if all of them are added tokens."""
         offset = bisect_right(self._ends, position)
         if not self._is_hard(offset):
-            position = len(self._text[:position].rstrip(" "))  # a word that follows takes its space along
+            position = len(self._text[:position].rstrip(" "))  # the space belongs to the token of the next word
             offset = self._settled(bisect_right(self._ends, position), position)
         says_something = any(index not in self._hard_ids for index in self._ids[: min(offset, _WINDOW)])
         return offset if says_something else 0
@@ -169,7 +171,7 @@ class _Ruler:
         return any(index in self._hard_ids for index in self._ids[max(0, offset - 1) : offset + 1])
 
     def _settled(self, offset: int, position: int) -> int:
-        """Encode the last tokens again with other things behind them, and go back to the last that stays as it is."""
+        """Encode the last tokens again with other text after them, and go back to the last one that does not change."""
         lowest = max(0, offset - _WINDOW)
         start = self._ends[lowest - 1] if lowest else 0
         for probe in _PROBES:
@@ -180,15 +182,18 @@ class _Ruler:
         return offset if offset > lowest else 0
 
 
-def _said(message: Message) -> str:
+def _content_of(message: Message) -> str:
     return str(message["content"]).strip()
 
 
-def _common_length(a: str, b: str) -> int:
-    """The length of the longest common prefix, by halving: comparing slices runs at the speed of memory."""
-    if b.startswith(a):
-        return len(a)
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The length of the longest common prefix of two texts or two lists.
+
+    Costs O(n): it halves the part that is left, and comparing slices runs at the speed of memory.
+    """
     low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:

@@ -1,12 +1,13 @@
-"""Special-token text that users type: it must reach the model as plain text, never as the tokens the template speaks with.
+"""Control tokens that users type: they must reach the model as plain text, never as the tokens that the template writes.
 
-Before a chat is rendered, every control token in what the client sent is put between two private-use characters that occur
-nowhere in it. Templates carry those along as they trim, split and join. The rendered text is then encoded piece by piece:
-what lies between the marks without looking for added tokens, the rest as always; the marks themselves are dropped. Since
-pieces are encoded apart, nothing merges across their borders: the text is the same, its tokens may be others than without.
+Before a chat is rendered, every control token in the client's messages is put between two marks: private-use characters
+that occur nowhere in them. Templates keep the marks as they trim, split and join. Then the rendered text is encoded
+piece by piece. Text between marks is encoded without added tokens, the rest as usual, and the marks are dropped. Tokens
+never merge across the borders of pieces: the text is the same, but its tokens may differ from those of the whole.
 
-Control tokens are the special ones, and in what is not the assistant's own also the other added tokens that the template
-writes itself (`<tool_response>`): an assistant's `<think>` was a token when it was generated, and stays one.
+Control tokens are the special tokens. In messages of others than the assistant they are also the other added tokens
+that the template writes itself (`<tool_response>`). An assistant's `<think>` was a token when it was generated, and
+stays one.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from functools import cached_property
 from typing import Any
 
 from bough.errors import RequestError
-from bough.models.any_of import any_of, occurs
-from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit
+from bough.models.encoder import UNLIMITED, EncodedText, Encoder, PromptLimit, any_of
 from bough.types import Message
 
 _PRIVATE_USE = range(0x100000, 0x10FFFD)
+_WINDOW_CHARS = 2**20
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Two characters that enclose a control token to be read as plain text."""
+    """Two characters that enclose a control token which is meant as plain text."""
 
     start: str
     end: str
@@ -51,7 +52,7 @@ class Marked:
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, over the `tokenizers` object that it is made of."""
+    """The control tokens of one tokenizer. `backend` is its `tokenizers` object."""
 
     def __init__(self, backend: Any, template_text: str, encoder: Encoder) -> None:
         self._backend = backend
@@ -78,7 +79,7 @@ class ControlTokens:
         marked = [self._enclose(message, marks, self._pattern_for(message)) for message in messages]
         return Marked(marked, self._enclose(tools, marks, self._control), marks)
 
-    def encode(self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED) -> Encoded:
+    def encode(self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED) -> EncodedText:
         """The tokens of rendered text; `ends` count in the text as it was given, marks included.
 
         Raises PromptTooLong and RequestCancelled, as the limit says.
@@ -101,45 +102,45 @@ class ControlTokens:
             position = found.end()
         rest = self._encode_piece(text[position:], position, limit)
         limit.check(len(ids) + len(rest.ids))
-        return Encoded(ids + rest.ids, ends + rest.ends)
+        return EncodedText(ids + rest.ids, ends + rest.ends)
 
     def encode_inside(self, text: str) -> list[int]:
-        """The tokens of what an assistant says in the middle of a chat, special tokens in it as plain text."""
+        """The tokens of an assistant's text in the middle of a chat, with special tokens as plain text."""
         marked = self.mark([{"role": "assistant", "content": text}], None)
         if marked is None:
             return self._encode_piece(text, 1).ids
         return self.encode(marked.messages[0]["content"], marked.marks).ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """The tokens of text inside a chat, no control token among them. Raises RequestError if that cannot be."""
+        """The tokens of text inside a chat, without control tokens. Raises RequestError if that is impossible."""
         for pieces in ([text], list(text)):
             ids = [index for piece in pieces if piece for index in self._encode_without_added(piece)]
             if not self._ids.intersection(ids):
                 return ids
         raise RequestError(f"{text!r} cannot be sent as plain text: the tokenizer always makes a special token of it")
 
-    def _encode_piece(self, text: str, position: int, limit: PromptLimit = UNLIMITED) -> Encoded:
-        """Text that begins at `position` of the chat. Behind its start a newline is put in front and taken off again, so
-        that no tokenizer adds the space which it puts before the first word of a text."""
+    def _encode_piece(self, text: str, position: int, limit: PromptLimit = UNLIMITED) -> EncodedText:
+        """Encode text that begins at `position` of the chat. Except at the start, a newline is put in front and removed
+        again: otherwise some tokenizers add a space before the first word."""
         if not text:
-            return Encoded([], [])
+            return EncodedText([], [])
         if position:
             lead = self._newline_ids
             found = self._encoder.encode("\n" + text, limit)
             if found.ids[: len(lead)] == lead:
                 ends = [position + end - 1 for end in found.ends[len(lead) :]]
-                return Encoded(found.ids[len(lead) :], ends)
+                return EncodedText(found.ids[len(lead) :], ends)
         found = self._encoder.encode(text, limit)
-        return Encoded(found.ids, [position + end for end in found.ends])
+        return EncodedText(found.ids, [position + end for end in found.ends])
 
     @cached_property
     def _newline_ids(self) -> list[int]:
         return self._encoder.encode("\n").ids
 
     def _encode_without_added(self, text: str) -> list[int]:
-        """The same newline, through the parts of the tokenizer that come after its search for added tokens.
+        """Encode with the same newline, by the parts of the tokenizer that follow its search for added tokens.
 
-        The switch which the tokenizer has for this is shared by all threads and covers special tokens only."""
+        The tokenizer has a switch for this, but all threads share it, and it covers special tokens only."""
         lead = self._run_model("\n")
         ids = self._run_model("\n" + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._run_model(text)
@@ -159,9 +160,9 @@ class ControlTokens:
         return any(self._is_found(text, pattern or self._control) for text in _strings(value))
 
     def _is_found(self, text: str, pattern: re.Pattern[str]) -> bool:
-        if occurs(pattern, text, self._longest):
+        if _occurs(pattern, text, self._longest):
             return True
-        return self._normalizer is not None and occurs(pattern, self._normalizer.normalize_str(text), self._longest)
+        return self._normalizer is not None and _occurs(pattern, self._normalizer.normalize_str(text), self._longest)
 
     def _enclose(self, value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
         if isinstance(value, str):
@@ -191,3 +192,13 @@ def _unused_marks(text: str) -> Marks:
     used = set(text)
     free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
     return Marks(next(free), next(free))
+
+
+def _occurs(pattern: re.Pattern[str], text: str, longest: int) -> bool:
+    """Whether a pattern whose matches have at most `longest` characters is found in a text.
+
+    A search holds the GIL, so a long text is searched in windows.
+    """
+    return any(
+        pattern.search(text, start, start + _WINDOW_CHARS + longest) for start in range(0, len(text) or 1, _WINDOW_CHARS)
+    )

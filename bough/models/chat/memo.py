@@ -1,8 +1,8 @@
-"""What earlier renderings of the same messages came to, so that a growing chat is not rendered anew at every message.
+"""A memo of earlier renderings, so that a growing chat is not rendered again for every message.
 
-A turn of a chat repeats all earlier ones. For the first n messages the memo keeps the length and the hash of their
-rendering; if the new text begins with just that, nothing has to be rendered to know where they end. What the template says
-now is always compared, by its hash: an entry that no longer holds is not used.
+Each request of a chat repeats all earlier messages. For the first n messages the memo has the length and the hash of their
+rendering. If the new text begins with the same, its length is known without a rendering. The hash of the current text is
+always compared, so an outdated entry is never used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Seen:
-    """A rendering that was seen."""
+    """The length and hash of an earlier rendering."""
 
     length: int
     digest: bytes
 
 
 class RenderMemo:
-    """Renderings by key, the most recently used ones; for any thread."""
+    """The most recently used renderings by key. Any thread may use it."""
 
     def __init__(self, num_entries: int = 4096) -> None:
         self._num_entries = num_entries
@@ -48,7 +48,7 @@ class RenderMemo:
 
 
 class Digests:
-    """Hashes of a text's beginnings; asking for longer and longer ones reads the text once."""
+    """Hashes of the prefixes of a text. Growing lengths read the text only once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -65,7 +65,7 @@ class Digests:
 
 
 def prefix_keys(seed: Any, messages: Sequence[Any]) -> list[bytes]:
-    """A key for the first n messages, for each n from 0 on; `seed` is all else that the rendering depends on."""
+    """A key for the first n messages, for each n from 0 on; `seed` is everything else that the rendering depends on."""
     state = hashlib.blake2b(_packed(seed), digest_size=16)
     keys = [state.digest()]
     for message in messages:

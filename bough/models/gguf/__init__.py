@@ -1,1 +1,1 @@
-"""GGUF files: converted to Hugging Face folders, or kept as they are."""
+"""GGUF files: converted to Hugging Face folders, or used as they are."""

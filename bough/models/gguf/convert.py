@@ -1,36 +1,25 @@
-"""GGUF files to Hugging Face folders: weights, configuration, tokenizer and chat template.
+"""Converts GGUF files to Hugging Face folders: weights, configuration, tokenizer and chat template.
 
-The reading is transformers' own. It goes through `load_gguf_checkpoint` and a model without memory instead of
-`from_pretrained(gguf_file=…)`, which wants one more package installed and leaves marks of a quantized model behind.
-Quantized weights become float32; weights that the file holds in 16 bits stay as they are. The result has one weights file.
+transformers reads the file. We call `load_gguf_checkpoint` with a model on the meta device, because
+`from_pretrained(gguf_file=…)` needs one more package and marks the model as quantized. Quantized weights become float32;
+16-bit weights stay as they are. The result has one weights file.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.fetching.progress import Progress
-from bough.models.gguf.tokenizer import save_tokenizer
+from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer
+from bough.types import Progress
 
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What was converted: how many weights, and how the GGUF file held most of them (`Q4_1`, `BF16`, …)."""
-
-    num_parameters: int
-    quantization: str
 
 
 def convert(file: Path, folder: Path, progress: Progress) -> Converted:
@@ -46,7 +35,7 @@ def convert(file: Path, folder: Path, progress: Progress) -> Converted:
         raise
     except ImportError as error:
         raise UnsupportedModel(f"converting {file.name} needs torch: pip install 'bough[torch]' ({error})") from error
-    except Exception as error:  # readers of foreign files fail in as many ways as files are broken
+    except Exception as error:  # the reader raises anything for a malformed file
         raise UnsupportedModel(f"cannot convert {file.name}: {type(error).__name__}: {error}") from error
     finally:
         progress.finish()
@@ -81,14 +70,6 @@ def _require_room(file: Path, folder: Path, needed_bytes: int) -> None:
         )
 
 
-def main_type(reader: Any) -> str:
-    """The type that holds most of the weights."""
-    counts: Counter[str] = Counter()
-    for tensor in reader.tensors:
-        counts[tensor.tensor_type.name] += int(tensor.n_elements)
-    return counts.most_common(1)[0][0]
-
-
 def _read_model(file: Path, dtype: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
@@ -111,7 +92,7 @@ def _read_model(file: Path, dtype: str) -> Any:
 
 @contextmanager
 def _counted(progress: Progress) -> Iterator[None]:
-    """Hear of each tensor as the library reads it: it shows a bar of its own, in whose place we stand."""
+    """Report each tensor as the library reads it, by replacing the library's progress bar."""
     from transformers import modeling_gguf_pytorch_utils as library
 
     def count(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
@@ -121,21 +102,3 @@ def _counted(progress: Progress) -> Iterator[None]:
 
     with patch.object(library, "tqdm", count, create=True):
         yield
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and log lines to itself, and leave its settings as they were."""
-    from transformers.utils import logging as library_logging
-
-    library: Any = library_logging
-    had_bars = library.is_progress_bar_enabled()
-    level = library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if had_bars:
-            library.enable_progress_bar()

@@ -1,8 +1,8 @@
-"""GGUF files kept as they are: a folder with the file itself, and beside it the configuration and tokenizer out of it.
+"""Makes a model folder around a GGUF file: the file itself, and the configuration and tokenizer that it contains.
 
-For engines that read GGUF themselves: quantized weights stay small, and torch is not needed. What the file says in
-llama.cpp's words is said again in transformers', as the configuration of any other folder is; how the file orders its
-weights is the engine's business. The tokenizer is built by transformers' own reading.
+This is for engines that read GGUF themselves: quantized weights stay small, and torch is not needed. The llama.cpp
+fields of the file are translated to a transformers configuration; the engine handles the order of the weights.
+transformers builds the tokenizer.
 """
 
 from __future__ import annotations
@@ -13,47 +13,46 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.fetching.progress import Progress
-from bough.models.files import CONFIG_FILE, GGUF_FILE, share
-from bough.models.gguf.convert import Converted, main_type, quiet
-from bough.models.gguf.tokenizer import save_tokenizer, value_of
+from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy
+from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer, value_of
+from bough.types import Progress
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _READABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K")
 _SPECIAL_TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 
 
-def keep(file: Path, folder: Path, progress: Progress) -> Converted:
-    """Write a folder for the model in `file`, with the file in it: shared where the file system can, or else copied.
+def make_folder(file: Path, folder: Path, progress: Progress) -> Converted:
+    """Write a folder for the model in `file`, with a hard link to the file, or else a copy.
 
-    Raises UnsupportedModel if the file cannot be read, or holds what no engine reads from a GGUF file.
+    Raises UnsupportedModel if the file cannot be read, or has weights that no engine reads from a GGUF file.
     """
     progress.start(f"Reading {file.name}, once", None)
     try:
         with quiet():
-            return _keep(file, folder)
+            return _make_folder(file, folder)
     except ModelError:
         raise
-    except Exception as error:  # readers of foreign files fail in as many ways as files are broken
+    except Exception as error:  # the reader raises anything for a malformed file
         raise UnsupportedModel(f"cannot read {file.name}: {type(error).__name__}: {error}") from error
     finally:
         progress.finish()
 
 
-def _keep(file: Path, folder: Path) -> Converted:
+def _make_folder(file: Path, folder: Path) -> Converted:
     header = _Header.of(file)
     _require_readable(header)
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(_config_of(header), indent=2)
     (folder / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
     _write_tokenizer(header, folder)
-    share(file, folder / GGUF_FILE)
+    link_or_copy(file, folder / GGUF_FILE)
     return Converted(sum(int(each.n_elements) for each in header.reader.tensors), main_type(header.reader))
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What a GGUF file says of itself."""
+    """The fields of a GGUF file."""
 
     file: Path
     reader: Any
@@ -72,7 +71,7 @@ class _Header:
         return value_of(self.reader, name, default)
 
     def shape(self, name: str, default: Any = None) -> Any:
-        """A value of this architecture. Raises UnsupportedModel if there is none, and no default."""
+        """A value of this architecture. Raises UnsupportedModel if there is neither a value nor a default."""
         value = self.get(f"{self.architecture}.{name}", default)
         if value is None:
             raise UnsupportedModel(f"{self.file.name} does not say its {name}")

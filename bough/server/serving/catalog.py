@@ -20,9 +20,8 @@ from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound, RequestError, UnsupportedModel
 from bough.models import ModelFiles, ModelInfo, Store, describe
-from bough.models.files import CONFIG_FILE, reaching, stamp_of
+from bough.models.files import CONFIG_FILE, read_notes, stamp_of, translate_os_errors, write_notes
 from bough.models.fingerprint import hash_weights
-from bough.models.notes import read_notes, write_notes
 from bough.models.store import plain_name
 
 log = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ class Catalog:
         info = self._infos.find(files)
         config = files.config | (files.config.get("text_config") or {})
         family = str(files.config.get("model_type") or "")
-        with reaching(files.folder):
+        with translate_os_errors(files.folder):
             return Facts(
                 name=files.name,
                 family=family,
@@ -176,12 +175,12 @@ class _InfoMemo:
             if self._entries is None:
                 self._entries = read_notes(self._file)
             key = str(files.folder)
-            with reaching(files.folder):
+            with translate_os_errors(files.folder):
                 stamp = _stamp(files)
             entry = self._entries.get(key, {})
             info = _read_info(entry.get("info")) if entry.get("stamp") == stamp else None
             if info is None:
-                with reaching(files.folder):
+                with translate_os_errors(files.folder):
                     info = describe(files, hash_weights(files, self._settings))
                 self._entries[key] = {"stamp": stamp, "info": asdict(info)}
                 write_notes(self._file, read_notes(self._file) | {key: self._entries[key]})

@@ -121,7 +121,7 @@ class Service:
 
     async def look(self, loaded: LoadedModel, work: Callable[[], Result]) -> Result:
         """Run something that looks at the whole tree on the engine's thread; it may wait so as not to hold up requests."""
-        return await asyncio.wrap_future(loaded.worker.look(work))
+        return await asyncio.wrap_future(loaded.worker.scan(work))
 
     async def load(self, model: str, keep_alive_s: float | None = None) -> float:
         """Have a model in memory; returns the seconds that this took."""

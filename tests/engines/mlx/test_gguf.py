@@ -19,11 +19,11 @@ from bough.engines.mlx.loading.loading import LoadedModel, load_model
 from bough.engines.torch.loading import load_model as load_torch_model
 from bough.errors import ModelError, UnsupportedModel
 from bough.models import load_tokenizer
-from bough.models.fetching.progress import SilentProgress
 from bough.models.fetching.registry import KNOWN, fetch_gguf
 from bough.models.files import ModelFiles
 from bough.models.gguf import folder as gguf_folder
 from bough.models.gguf.convert import convert
+from bough.types import SilentProgress
 from tests.models.tiny_gguf import write_gguf
 
 Kind = gguf.GGMLQuantizationType
@@ -33,7 +33,7 @@ PARTS = {"weight": mx.uint32, "scales": mx.float32, "biases": mx.float32}
 
 
 def kept(file: Path, folder: Path) -> Path:
-    gguf_folder.keep(file, folder, SilentProgress())
+    gguf_folder.make_folder(file, folder, SilentProgress())
     return folder
 
 
@@ -188,9 +188,11 @@ sys.meta_path.insert(0, NoTorch())
 from pathlib import Path
 from bough.config import Settings
 from bough.models import load_tokenizer
-from bough.models.fetching import resolve
+from bough.models.sources import resolve
+from bough.runner import gguf_support
 here = Path(sys.argv[1])
-files = resolve(here / "tiny.gguf", Settings(data_folder=here / "data", cache_folder=here / "cache"))
+settings = Settings(data_folder=here / "data", cache_folder=here / "cache")
+files = resolve(here / "tiny.gguf", settings, gguf_support(settings))
 assert files.is_gguf
 tokenizer = load_tokenizer(files)
 from bough.engines.mlx.loading.loading import load_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bough.models import Tokenizer
-from bough.models.chat.boundaries import MAX_MESSAGE_ENDS
+from bough.models.chat.boundaries import MAX_MESSAGE_ENDS, common_length
 from bough.types import Mark
 from tests.models.tiny_tokenizer import ALTERNATES, BARE_CHATML, CHATML, PLAIN, THINKS, TRIMS, byte_level, sentencepiece
 
@@ -212,3 +212,12 @@ def test_a_growing_chat_renders_only_what_is_new(monkeypatch):
     tokenizer.render(chat)
 
     assert len(rendered_lengths) <= 6
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "length"),
+    [([], [1], 0), ([1, 2], [1, 2], 2), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 2], 2), ([1, 2, 9, 4], [1, 2, 3, 4], 2)],
+)
+def test_the_common_length_of_lists_is_that_of_their_longest_common_prefix(a: list[int], b: list[int], length: int) -> None:
+    assert common_length(a, b) == length
+    assert common_length("".join(map(str, a)), "".join(map(str, b))) == length

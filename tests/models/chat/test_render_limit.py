@@ -137,7 +137,7 @@ def test_many_at_once_are_each_interrupted_in_their_own_thread() -> None:
 
 
 def test_nothing_is_interrupted_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough.models.chat.render_limit._LOOK_S", 0.0)
+    monkeypatch.setattr("bough.models.chat.render_limit._CHECK_S", 0.0)
     watchdog, until_s = Watchdog(), time.monotonic() + 0.5
     while time.monotonic() < until_s:  # the end comes just when the time is over
         with suppress(RenderTimeout):

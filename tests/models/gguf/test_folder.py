@@ -11,7 +11,7 @@ import pytest
 from bough.errors import UnsupportedModel
 from bough.models import ModelFiles, describe, load_tokenizer
 from bough.models.gguf.convert import convert
-from bough.models.gguf.folder import ARCHITECTURES, keep
+from bough.models.gguf.folder import ARCHITECTURES, make_folder
 from tests.models.tiny_gguf import write_gguf
 from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.models.web_server import Recorder
@@ -54,7 +54,7 @@ def write_header(file, architecture="llama", kind=Kind.F32, **values) -> None:
 def test_the_configuration_says_what_the_converted_folders_says(tmp_path, architecture):
     write_gguf(tmp_path / "tiny.gguf", Kind.Q8_0, architecture=architecture)
 
-    kept = keep(tmp_path / "tiny.gguf", tmp_path / "kept", Recorder())
+    kept = make_folder(tmp_path / "tiny.gguf", tmp_path / "kept", Recorder())
     converted = convert(tmp_path / "tiny.gguf", tmp_path / "converted", Recorder())
 
     found, expected = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("kept", "converted"))
@@ -64,7 +64,7 @@ def test_the_configuration_says_what_the_converted_folders_says(tmp_path, archit
 
 def test_the_tokenizer_and_its_template_are_those_of_the_converted_folder(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", Kind.Q8_0)
-    keep(tmp_path / "tiny.gguf", tmp_path / "kept", Recorder())
+    make_folder(tmp_path / "tiny.gguf", tmp_path / "kept", Recorder())
     convert(tmp_path / "tiny.gguf", tmp_path / "converted", Recorder())
     chat = [{"role": "user", "content": "What is the capital of France? Grüße 🙂"}]
 
@@ -76,7 +76,7 @@ def test_the_tokenizer_and_its_template_are_those_of_the_converted_folder(tmp_pa
     assert (tmp_path / "kept" / "tokenizer.json").read_text() == (tmp_path / "converted" / "tokenizer.json").read_text()
 
 
-@pytest.mark.parametrize("write", [keep, convert])
+@pytest.mark.parametrize("write", [make_folder, convert])
 @pytest.mark.parametrize(
     ("said", "has_start"),
     [
@@ -105,7 +105,7 @@ def test_the_folder_shares_the_file_and_is_described_by_it(tmp_path, capfd):
     tensors = write_gguf(tmp_path / "tiny.gguf", Kind.Q4_1)
     progress = Recorder()
 
-    keep(tmp_path / "tiny.gguf", tmp_path / "kept", progress)
+    make_folder(tmp_path / "tiny.gguf", tmp_path / "kept", progress)
 
     files = ModelFiles("tiny", tmp_path / "kept")
     info = describe(files)
@@ -123,7 +123,7 @@ def test_an_architecture_that_no_engine_reads_is_told_with_what_to_install(tmp_p
     write_header(tmp_path / "other.gguf", "falcon")
 
     with pytest.raises(UnsupportedModel, match=r"architecture 'falcon'.*pip install 'bough\[torch\]'"):
-        keep(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
+        make_folder(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
 
     assert not (tmp_path / "kept").exists()
 
@@ -133,7 +133,7 @@ def test_a_type_of_weights_that_mlx_cannot_read_is_told(tmp_path, kind):
     write_header(tmp_path / "other.gguf", kind=kind)
 
     with pytest.raises(UnsupportedModel, match=f"holds weights as {kind.name}; without torch F32, "):
-        keep(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
+        make_folder(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_what_would_be_left_out_is_refused(tmp_path, values, name):
     write_header(tmp_path / "other.gguf", **values)
 
     with pytest.raises(UnsupportedModel, match=f"has {name}"):
-        keep(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
+        make_folder(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
 
 
 def test_a_value_that_is_missing_is_named(tmp_path):
     write_header(tmp_path / "other.gguf")
 
     with pytest.raises(UnsupportedModel, match=r"other\.gguf does not say its attention\.head_count"):
-        keep(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
+        make_folder(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not at all" * 100])
@@ -164,6 +164,6 @@ def test_a_file_that_is_no_gguf_is_told_as_such(tmp_path, content):
     progress = Recorder()
 
     with pytest.raises(UnsupportedModel, match=r"cannot read bad\.gguf"):
-        keep(tmp_path / "bad.gguf", tmp_path / "kept", progress)
+        make_folder(tmp_path / "bad.gguf", tmp_path / "kept", progress)
 
     assert progress.num_finished == len(progress.labels)

@@ -82,7 +82,7 @@ def test_weights_are_read_once_and_again_only_when_they_change(settings, store, 
     files = add(store, "tiny", folder)
     before = Catalog(settings).find("tiny")
 
-    monkeypatch.setattr("bough.models.fingerprint._hash_telling", lambda file, progress: "0" * 64)
+    monkeypatch.setattr("bough.models.fingerprint._hash_with_progress", lambda file, progress: "0" * 64)
     assert Catalog(settings).find("tiny") == before
     (files.folder / "model.safetensors").touch()
     assert Catalog(settings).find("tiny").digest == "0" * 64

@@ -14,12 +14,13 @@ from typing import Any
 from bough import models
 from bough.config import Settings
 from bough.errors import DownloadError
-from bough.models.fetching.progress import Progress
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name
+from bough.runner import gguf_support
 from bough.server.apis.ollama.wire import shape
 from bough.server.http.streaming import json_line
 from bough.server.http.wire import find_fault
+from bough.types import Progress
 
 _LINE_EVERY_S = 0.1
 
@@ -107,6 +108,6 @@ def _digest(name: str) -> str | None:
 def _pull(name: str, settings: Settings, progress: PullProgress) -> None:
     told: Progress = progress
     try:
-        models.pull(name, settings, told)
+        models.pull(name, settings, gguf_support(settings), told)
     finally:
         progress.end()

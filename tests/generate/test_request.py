@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.generate.randomness import SEED_BITS, choose_seed, uniform
+from bough.generate.request import SEED_BITS, choose_seed, uniform
 
 INTEGERS = st.integers(-(2**70), 2**70)
 

