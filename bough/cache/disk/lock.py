@@ -44,7 +44,7 @@ class FolderLock:
         return self._pid != os.getpid()
 
     def release(self) -> None:
-        """Release the lock; the file stays, empty. A second call does nothing. A forked child just closes its descriptor."""
+        """Release the lock; the file stays, empty. A second call does nothing. A forked child only closes its own."""
         if self._descriptor >= 0:
             if not self.is_inherited:
                 with contextlib.suppress(OSError):
