@@ -16,8 +16,34 @@ from bough.config import Settings
 from bough.types import Draw, Sampled
 
 Logits = Any
-Progress = Callable[[str], None]
 """Scores over the vocabulary for the next token, as the engine keeps them; valid until the lane's next step."""
+
+Progress = Callable[[str], None]
+"""Called with a short text for people when a new stage of the load begins."""
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a loaded engine is, for code that decides by it. `Engine.describe` says the same and more, for people.
+
+    `device` is the library's own name, such as "cpu", "cuda:0" or "gpu". `dtype` is the type that the model computes in;
+    `quantization` says how the weights are packed, and is empty if they are not.
+    """
+
+    name: str
+    model: str
+    device: str
+    dtype: str
+    quantization: str = ""
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def weights(self) -> str:
+        """The types of computation and weights as one text. Fingerprints of trees on disk contain it: never change it."""
+        return f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
 
 
 @dataclass(frozen=True)
@@ -53,8 +79,11 @@ class Engine(ContentStore, Protocol):
     @property
     def groups(self) -> Sequence[Group]: ...
 
+    @property
+    def info(self) -> EngineInfo: ...
+
     def describe(self) -> dict[str, str]:
-        """Name, device, dtype, attention and versions, for people."""
+        """Name, device, dtype, attention and versions, for people: no code decides by these texts."""
         ...
 
     @property

@@ -362,7 +362,7 @@ class Runner:
 
 def _num_lanes(engine: Engine, budget_bytes: int) -> int:
     """How many requests may run together: as many as have room for a conversation each, within reason."""
-    most = 8 if engine.describe().get("device") == "cpu" else 32
+    most = 8 if engine.info.is_on_cpu else 32
     lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
     return max(_FEWEST_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _FEWEST_LANES
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import Progress
+from bough.engines.contract import EngineInfo, Progress
 from bough.engines.mlx import attention, memory
 from bough.engines.mlx.ahead import AheadCompute
 from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
@@ -64,7 +64,8 @@ class MlxEngine(LaneEngine):
         is_cpu = mx.default_device() == mx.cpu
         slack = settings.chunk or (_SLACK_CPU if is_cpu else _SLACK_GPU)
         pages = Pages(layout)
-        super().__init__(layout, pages, verdict, context, slack, reuse_limit(text, _BY_LENGTH, bound))
+        limit = reuse_limit(text, _BY_LENGTH, bound)
+        super().__init__(_info_of(self._forward, is_cpu), layout, pages, verdict, context, slack, limit)
         self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
         memory.wire()
         mx.clear_cache()
@@ -82,10 +83,7 @@ class MlxEngine(LaneEngine):
     def describe(self) -> dict[str, str]:
         model = self._forward.model
         return {
-            "engine": "mlx",
-            "model": str(self._forward.config["model_type"]),
-            "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
-            "dtype": _dtype_of(model, self._forward.config),
+            **self._describe_info(),
             **self._describe_verdict(),
             "memory": memory.describe(),
             **({"differs": "; ".join(self._warnings)} if self._warnings else {}),
@@ -138,12 +136,15 @@ class MlxEngine(LaneEngine):
         return AheadCompute(compute, self._context) if goes_ahead else compute
 
 
-def _dtype_of(model: Any, config: dict[str, Any]) -> str:
-    quantization = config.get("quantization")
-    dtype = str(main_type(model)).removeprefix("mlx.core.")
-    if not isinstance(quantization, dict):
-        return dtype
-    return f"{dtype}, weights in {quantization.get('bits')} bits by {quantization.get('group_size')}"
+def _info_of(forward: Forward, is_cpu: bool) -> EngineInfo:
+    dtype = str(main_type(forward.model)).removeprefix("mlx.core.")
+    model = str(forward.config["model_type"])
+    return EngineInfo("mlx", model, "cpu" if is_cpu else "gpu", dtype, _quantization_of(forward.config))
+
+
+def _quantization_of(config: dict[str, Any]) -> str:
+    packing = config.get("quantization")
+    return f"weights in {packing.get('bits')} bits by {packing.get('group_size')}" if isinstance(packing, dict) else ""
 
 
 def _num_parameters(model: Any) -> int:

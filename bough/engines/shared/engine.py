@@ -8,7 +8,7 @@ from typing import Any
 
 from bough.cache.tree.state import Buffer, Group, Lane, Page, Place, State
 from bough.config import Settings
-from bough.engines.contract import Capabilities, Logits, Progress
+from bough.engines.contract import Capabilities, EngineInfo, Logits, Progress
 from bough.engines.self_check.verdicts import Verdict, Verdicts
 from bough.engines.shared.compute import Compute, Shapes
 from bough.engines.shared.failures import as_engine_errors
@@ -26,14 +26,26 @@ class LaneEngine(ABC):
     _compute: Compute[Any]
 
     def __init__(
-        self, layout: Shapes, pages: PageBook, verdict: Verdict, context: int, slack: int, reuse_limit: int | None
+        self,
+        info: EngineInfo,
+        layout: Shapes,
+        pages: PageBook,
+        verdict: Verdict,
+        context: int,
+        slack: int,
+        reuse_limit: int | None,
     ) -> None:
+        self._info = info
         self._layout = layout
         self._pages = pages
         self._verdict = verdict
         self._context = context
         self._slack = slack  # rows that a window has room for beyond itself: the longest run of a chunked prompt
         self._reuse_limit = reuse_limit
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
 
     @property
     def capabilities(self) -> Capabilities:
@@ -95,6 +107,11 @@ class LaneEngine(ABC):
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
         return self._pages.unpack_state(group, offset, data, place)
+
+    def _describe_info(self) -> dict[str, str]:
+        """What the engine is, for people."""
+        info = self._info
+        return {"engine": info.name, "model": info.model, "device": info.device, "dtype": info.weights}
 
     def _describe_verdict(self) -> dict[str, str]:
         """How the model is run, for people."""

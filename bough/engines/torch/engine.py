@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import Progress
+from bough.engines.contract import EngineInfo, Progress
 from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
 from bough.engines.shared.rotary import reuse_limit
 from bough.engines.torch import attention
@@ -58,7 +58,8 @@ class TorchEngine(LaneEngine):
         bound = getattr(text, "max_position_embeddings", None) or 0
         context = choose_context(bound, settings)
         slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
-        super().__init__(layout, self._pages, verdict, context, slack, reuse_limit(text.to_dict(), _BY_LENGTH, bound))
+        limit = reuse_limit(text.to_dict(), _BY_LENGTH, bound)
+        super().__init__(_info_of(self._forward), layout, self._pages, verdict, context, slack, limit)
         self._compute = self._make_compute(layout)
 
     @classmethod
@@ -75,10 +76,7 @@ class TorchEngine(LaneEngine):
         model = self._forward.model
         parameters = {id(each): each.numel() for each in model.parameters()}
         return {
-            "engine": "torch",
-            "model": type(model).__name__,
-            "device": str(self._forward.device),
-            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            **self._describe_info(),
             "attention": self._verdict.attention,
             **self._describe_verdict(),
             **({"host": self._pages.transfers.describe()} if self._pages.transfers else {}),
@@ -137,3 +135,8 @@ class TorchEngine(LaneEngine):
         if self._verdict.way == "recompute":
             return RecomputeCompute(self._forward)
         return LaneCompute(self._forward, layout, self._pages, self._context, self._slack, self._verdict.can_batch)
+
+
+def _info_of(forward: Forward) -> EngineInfo:
+    dtype = str(next(forward.model.parameters()).dtype).removeprefix("torch.")
+    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype)
