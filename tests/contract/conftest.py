@@ -52,7 +52,7 @@ def _torch(name: str, device: str = "cpu") -> Callable[[Path], Subject]:
 
 def _lagging(name: str) -> Callable[[Path], Subject]:
     def make(folder: Path) -> Subject:
-        with patch("bough.engines.torch.pages.make_transfers", make_lagging_transfers):
+        with patch("bough.engines.torch.lanes.pages.make_transfers", make_lagging_transfers):
             return _torch(name)(folder)
 
     return make

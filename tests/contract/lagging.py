@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bough.engines.torch.host.host_pool import HostPool, Moment
+from bough.engines.torch.host.pool import HostPool, Moment
 from bough.engines.torch.host.streams import Arrival
 from bough.engines.torch.host.transfer import Transfers, largest_page_bytes
 from bough.engines.torch.layout import Layout

@@ -16,9 +16,9 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from bough.engines.mlx.compute import LaneCompute
-from bough.engines.mlx.lane import MlxLane
+from bough.engines.mlx.lanes.lane import MlxLane
 from bough.engines.mlx.sampling import find_likeliest, read_likeliest, sample
-from bough.engines.shared.draws import is_plain
+from bough.engines.shared.sampling import is_plain
 from bough.types import Draw, Sampled
 
 

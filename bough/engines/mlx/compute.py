@@ -16,13 +16,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from bough.engines.mlx.device import Allocator
 from bough.engines.mlx.forward import Forward
-from bough.engines.mlx.lane import MlxLane, arrange, computing
-from bough.engines.mlx.layers import BatchRowLayer, RowLayer
+from bough.engines.mlx.lanes.lane import MlxLane, arrange, computing
+from bough.engines.mlx.lanes.layers import BatchRowLayer, RowLayer
+from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import cache
-from bough.engines.mlx.memory import Allocator
-from bough.engines.mlx.pages import Pages
 from bough.engines.shared import compute
 from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
 

@@ -16,22 +16,23 @@ import mlx.core as mx
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
 from bough.engines.contract import EngineInfo, Progress
-from bough.engines.mlx import attention, memory
+from bough.engines.mlx import device
 from bough.engines.mlx.ahead import AheadCompute
 from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.mlx.forward import Forward
+from bough.engines.mlx.lanes import attention
+from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import VERSION, utils
-from bough.engines.mlx.loading.loading import LoadedModel, load_model, main_type
-from bough.engines.mlx.pages import Pages
+from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type
 from bough.engines.mlx.random_model import make_random_model
 from bough.engines.mlx.sampling import sample
+from bough.engines.mlx.self_check.check import self_check
 from bough.engines.mlx.self_check.probe import probe, without_groups
-from bough.engines.mlx.self_check.self_check import self_check
 from bough.engines.mlx.self_check.verdicts import key_of
+from bough.engines.shared.context import reuse_limit
 from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
-from bough.engines.shared.failures import as_engine_errors
-from bough.engines.shared.rotary import reuse_limit
+from bough.engines.shared.errors import as_engine_errors
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
 
@@ -67,7 +68,7 @@ class MlxEngine(LaneEngine):
         limit = reuse_limit(text, _BY_LENGTH, bound)
         super().__init__(_info_of(self._forward, is_cpu), layout, pages, verdict, context, slack, limit)
         self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
-        memory.wire()
+        device.wire()
         mx.clear_cache()
 
     @classmethod
@@ -85,7 +86,7 @@ class MlxEngine(LaneEngine):
         return {
             **self._describe_info(),
             **self._describe_verdict(),
-            "memory": memory.describe(),
+            "memory": device.describe(),
             **({"differs": "; ".join(self._warnings)} if self._warnings else {}),
             "parameters": f"{_num_parameters(model):,}",
             "mlx": importlib.metadata.version("mlx"),
@@ -93,7 +94,7 @@ class MlxEngine(LaneEngine):
         }
 
     def default_budget_bytes(self) -> int:
-        return memory.default_budget_bytes()
+        return device.default_budget_bytes()
 
     def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
         with as_engine_errors("choosing tokens"):

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from bough.engines.mlx.library import cache as library_cache
 from bough.engines.mlx.library import nn
-from bough.engines.mlx.loading.loading import LoadedModel
+from bough.engines.mlx.loading.model import LoadedModel
 
 _HEAD = "_bough_head"
 

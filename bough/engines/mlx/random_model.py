@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from bough.config import Settings
 from bough.engines.mlx.loading.dialect import translate
 from bough.engines.mlx.loading.families import model_classes
-from bough.engines.mlx.loading.loading import LoadedModel, prepare, use_device
+from bough.engines.mlx.loading.model import LoadedModel, prepare, use_device
 
 
 def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel:

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.engines.shared.draws import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
+from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
 from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled, SamplingParams
 

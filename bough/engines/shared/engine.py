@@ -11,7 +11,7 @@ from bough.config import Settings
 from bough.engines.contract import Capabilities, EngineInfo, Logits, Progress
 from bough.engines.self_check.verdicts import Verdict, Verdicts
 from bough.engines.shared.compute import Compute, Shapes
-from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageBook, packed_bytes
 from bough.errors import SettingsError
 

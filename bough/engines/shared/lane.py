@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 from bough.cache.tree.state import Group, Kind, Page, Source, State
-from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.rows import RowRoom
 
 

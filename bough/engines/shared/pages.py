@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, Place, State
-from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.errors import as_engine_errors
 
 
 class PageBook(ABC):

@@ -18,10 +18,10 @@ from bough.engines.shared import compute
 from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
 from bough.engines.torch.attention import Table
 from bough.engines.torch.forward import Forward
-from bough.engines.torch.lane import TorchLane, has_started
-from bough.engines.torch.layers import BatchCache
+from bough.engines.torch.lanes.lane import TorchLane, has_started
+from bough.engines.torch.lanes.layers import BatchCache
+from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
-from bough.engines.torch.pages import Pages
 
 Compute = compute.Compute[Tensor]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from bough.engines.shared.draws import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
+from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
 from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from bough.engines.mlx.forward import Forward
 from bough.engines.mlx.library import VERSION
-from bough.engines.mlx.loading.loading import weights_of
+from bough.engines.mlx.loading.model import weights_of
 from bough.engines.self_check.verdicts import code_of, hash_of
 
 _FORMAT = 2  # raise it when the check itself changes

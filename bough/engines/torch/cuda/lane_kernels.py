@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bough.cache.tree.state import Group
-from bough.engines.torch.buffers import RowBuffer
-from bough.engines.torch.lane import TorchLane
+from bough.engines.torch.lanes.buffers import RowBuffer
+from bough.engines.torch.lanes.lane import TorchLane
 from bough.engines.torch.layout import Layout, RowLayout
 
 PART_ROWS = 512

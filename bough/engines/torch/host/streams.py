@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bough.engines.torch.host.host_pool import Moment
+from bough.engines.torch.host.pool import Moment
 
 _cuda: Any = torch.cuda  # which is not typed throughout
 

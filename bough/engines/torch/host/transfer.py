@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import PAGE_TOKENS
-from bough.engines.torch.host.host_pool import HostPool, Moment, Piece
+from bough.engines.torch.host.pool import HostPool, Moment, Piece
 from bough.engines.torch.host.streams import Arrival, CudaStreams, Streams
 from bough.engines.torch.layout import Layout
 

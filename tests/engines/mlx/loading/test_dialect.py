@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
 from bough.engines.mlx.loading.dialect import translate
-from bough.engines.mlx.loading.loading import LoadedModel, load_model
+from bough.engines.mlx.loading.model import LoadedModel, load_model
 from bough.errors import UnsupportedModel
 
 IDS = [(7 * i * i + 3 * i + 5) % 90 + 4 for i in range(90)]

@@ -15,9 +15,9 @@ from copy import copy
 import mlx.core as mx
 
 from bough.cache.tree.state import Group, Page
+from bough.engines.mlx.device import require_bytes
 from bough.engines.mlx.layout import RowLayout, StateLayout
 from bough.engines.mlx.library import cache
-from bough.engines.mlx.memory import require_bytes
 from bough.engines.shared.rows import RowRoom
 from bough.engines.shared.shapes import aligned
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import Buffer, Group, Page, Place, State
-from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageBook, content_of, set_content
-from bough.engines.torch.host.host_pool import Piece
+from bough.engines.torch.host.pool import Piece
 from bough.engines.torch.host.transfer import Transfers, make_transfers
 from bough.engines.torch.layout import Layout
 

@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from bough.cache.tree.state import Group, Page, Source, State
-from bough.engines.mlx.buffers import RowBuffer, StateBuffer
-from bough.engines.mlx.layers import LayerTuple, RowLayer
+from bough.engines.mlx.lanes.buffers import RowBuffer, StateBuffer
+from bough.engines.mlx.lanes.layers import LayerTuple, RowLayer
+from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Branch, Layout
 from bough.engines.mlx.library import cache
-from bough.engines.mlx.pages import Pages
 from bough.engines.shared.lane import StraightLane
 from bough.engines.shared.pages import content_of
 from bough.errors import EngineError

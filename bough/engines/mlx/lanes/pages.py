@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from bough.cache.tree.state import Buffer, Group, Page, Place
 from bough.engines.mlx.layout import Layout
-from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageBook
 
 

@@ -33,7 +33,7 @@ def make_cpu(folder: Path, name: str = "qwen3_next") -> TorchEngine:
 
 
 def make_lagging(folder: Path) -> TorchEngine:
-    with patch("bough.engines.torch.pages.make_transfers", make_lagging_transfers):
+    with patch("bough.engines.torch.lanes.pages.make_transfers", make_lagging_transfers):
         return make_cpu(folder)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from bough.config import Settings, load_settings
 from bough.engines.mlx.loading.gguf import read_weights, unpack_q4_k
-from bough.engines.mlx.loading.loading import LoadedModel, load_model
+from bough.engines.mlx.loading.model import LoadedModel, load_model
 from bough.engines.torch.loading import load_model as load_torch_model
 from bough.errors import ModelError, UnsupportedModel
 from bough.models import load_tokenizer
@@ -193,7 +193,7 @@ here = Path(sys.argv[1])
 files = resolve(here / "tiny.gguf", Settings(data_folder=here / "data", cache_folder=here / "cache"))
 assert files.is_gguf
 tokenizer = load_tokenizer(files)
-from bough.engines.mlx.loading.loading import load_model
+from bough.engines.mlx.loading.model import load_model
 loaded = load_model(files.folder, Settings(device="cpu"))
 ids = tokenizer.render([{"role": "user", "content": "Hello"}]).ids
 import mlx.core as mx

@@ -14,16 +14,16 @@ from pytest import MonkeyPatch
 from bough.cache.tree.state import Group, Kind
 from bough.config import Settings
 from bough.engines.mlx import MlxEngine, engine
-from bough.engines.mlx.buffers import RowBuffer, StateBuffer
 from bough.engines.mlx.compute import LaneCompute
 from bough.engines.mlx.forward import Forward
-from bough.engines.mlx.layers import BatchRowLayer, RowLayer
+from bough.engines.mlx.lanes.buffers import RowBuffer, StateBuffer
+from bough.engines.mlx.lanes.layers import BatchRowLayer, RowLayer
+from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.library import cache, nn
-from bough.engines.mlx.loading.loading import LoadedModel, load_model
-from bough.engines.mlx.pages import Pages
-from bough.engines.mlx.self_check import self_check as self_check_module
+from bough.engines.mlx.loading.model import LoadedModel, load_model
+from bough.engines.mlx.self_check import check as self_check_module
+from bough.engines.mlx.self_check.check import self_check
 from bough.engines.mlx.self_check.probe import probe
-from bough.engines.mlx.self_check.self_check import self_check
 from bough.engines.mlx.self_check.small_copy import WINDOW, make_random, make_small_copy
 from bough.engines.mlx.self_check.verdicts import key_of
 from bough.engines.self_check import judge as judge_module

@@ -11,12 +11,13 @@ import torch
 from bough.config import Settings
 from bough.engines.self_check import judge as judge_module
 from bough.engines.self_check.verdicts import Verdict, Verdicts
-from bough.engines.shared.rotary import reuse_limit
-from bough.engines.torch import TorchEngine, attention, buffers, engine, layers
+from bough.engines.shared.context import reuse_limit
+from bough.engines.torch import TorchEngine, attention, engine
 from bough.engines.torch.forward import Forward
-from bough.engines.torch.self_check import self_check as self_check_module
+from bough.engines.torch.lanes import buffers, layers
+from bough.engines.torch.self_check import check as self_check_module
+from bough.engines.torch.self_check.check import self_check
 from bough.engines.torch.self_check.probe import probe
-from bough.engines.torch.self_check.self_check import self_check
 from bough.engines.torch.self_check.small_copy import WINDOW, make_small_copy
 from bough.engines.torch.self_check.verdicts import key_of
 from bough.errors import ModelError

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Linea
 
 from bough.cache.tree.state import Group
 from bough.engines.torch.attention import LaneRows, Rows, Table, attach_lanes, attach_window
-from bough.engines.torch.buffers import RowBuffer
+from bough.engines.torch.lanes.buffers import RowBuffer
 from bough.engines.torch.layout import StatePart
 
 Tables = Mapping[Group, Table]

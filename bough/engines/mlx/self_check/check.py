@@ -23,13 +23,13 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from bough.engines.mlx import attention
 from bough.engines.mlx.compute import LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.mlx.failures import is_out_of_memory
 from bough.engines.mlx.forward import Forward
+from bough.engines.mlx.lanes import attention
+from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
-from bough.engines.mlx.loading.loading import main_type
-from bough.engines.mlx.pages import Pages
+from bough.engines.mlx.loading.model import main_type
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.mlx.self_check.small_copy import make_random, make_small_copy
 from bough.engines.self_check import trial

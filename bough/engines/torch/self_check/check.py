@@ -36,8 +36,8 @@ from bough.engines.torch import attention
 from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.torch.failures import is_out_of_memory
 from bough.engines.torch.forward import Forward
+from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
-from bough.engines.torch.pages import Pages
 from bough.engines.torch.self_check.probe import probe
 from bough.engines.torch.self_check.small_copy import make_small_copy
 from bough.errors import UnsupportedModel

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.cache.tree.state import Group, Kind
-from bough.engines.torch.buffers import RowBuffer
+from bough.engines.torch.lanes.buffers import RowBuffer
 from bough.engines.torch.layout import RowLayout
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from bough.engines.mlx.buffers import RowBuffer
+from bough.engines.mlx.lanes.buffers import RowBuffer
 from bough.engines.mlx.library import base
 
 Mask = mx.array | str | None

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from bough.engines.torch.host import host_pool
-from bough.engines.torch.host.host_memory import Chunk
-from bough.engines.torch.host.host_pool import FRACTIONS, HostPool, Piece
+from bough.engines.torch.host import pool as host_pool
+from bough.engines.torch.host.memory import Chunk
+from bough.engines.torch.host.pool import FRACTIONS, HostPool, Piece
 
 SLAB = 64 * 1024
 CHUNK = 4 * SLAB
@@ -282,7 +282,7 @@ def test_a_chunk_that_cannot_be_registered_is_pinned_by_pytorch_and_says_so(monk
     def refuse(memory: memoryview) -> int:
         raise RuntimeError("cudaHostRegister failed with code 801")
 
-    monkeypatch.setattr("bough.engines.torch.host.host_memory._register", refuse)
+    monkeypatch.setattr("bough.engines.torch.host.memory._register", refuse)
     pool = HostPool(2**20, torch.device("cuda", 0))
 
     assert pool.take(2**20).memory.is_pinned()

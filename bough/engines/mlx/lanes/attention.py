@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from bough.engines.mlx.layers import BatchRowLayer
+from bough.engines.mlx.lanes.layers import BatchRowLayer
 from bough.engines.mlx.library import base
 
 _NAME = "scaled_dot_product_attention"

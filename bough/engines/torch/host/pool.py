@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bough.engines.torch.host.host_memory import Chunk
+from bough.engines.torch.host.memory import Chunk
 
 CHUNK_BYTES = 256 * 2**20
 MOST_PIECES = 32  # of a chunk

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bough.cache.tree.state import Group, Page, State
 from bough.engines.shared.lane import StraightLane
-from bough.engines.torch.buffers import RowBuffer, StateBuffer
-from bough.engines.torch.layers import LaneCache, RowLayer, StateAndRowLayer, StateLayer, empty_layer
+from bough.engines.torch.lanes.buffers import RowBuffer, StateBuffer
+from bough.engines.torch.lanes.layers import LaneCache, RowLayer, StateAndRowLayer, StateLayer, empty_layer
+from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
-from bough.engines.torch.pages import Pages
 
 
 class TorchLane(StraightLane[RowBuffer, StateBuffer]):
