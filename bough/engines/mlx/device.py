@@ -1,4 +1,4 @@
-"""How much memory MLX may take, what it took, and when it gives some back."""
+"""The device of the MLX engine: which one, in which type it computes, and how much memory it may take and took."""
 
 from __future__ import annotations
 
@@ -6,11 +6,42 @@ from typing import Any
 
 import mlx.core as mx
 
+from bough.engines.shared.errors import is_memory_error
+from bough.errors import ModelError
 from bough.system.resources import read_host_memory
 
 _GPU_SHARE = 0.7  # of what the system recommends and is free: the rest is for activations
 _CPU_SHARE = 0.25
 _TIDY_EVERY_TOKENS = 4_096
+_TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_SHORT_OF_MEMORY = ("malloc", "allocate", "Insufficient Memory", "OutOfMemory")  # MLX has no type of its own for it
+
+
+def use_device(name: str) -> None:
+    """Let MLX compute on the device of that name; "auto" takes the GPU where MLX has one, else the CPU."""
+    if name.partition(":")[0] in ("cuda", "mps"):
+        raise ModelError(f"the device {name!r} is the torch engine's: the mlx engine has auto, cpu and gpu")
+    if name not in ("auto", "cpu", "gpu", "metal"):
+        raise ModelError(f"there is no device {name!r}: the mlx engine has auto, cpu and gpu")
+    has_gpu = mx.is_available(mx.gpu)
+    if name in ("gpu", "metal") and not has_gpu:
+        raise ModelError(f"the device {name!r} is not available here: MLX finds no GPU")
+    mx.set_default_device(mx.gpu if has_gpu and name != "cpu" else mx.cpu)
+
+
+def choose_dtype(name: str, held: mx.Dtype, on_gpu: bool) -> mx.Dtype:
+    """The type of that name for weights that are `held` in a type of their own.
+
+    "auto" takes float32 on a CPU, where half precision is slow, with quantized weights most of all. On a GPU it takes
+    bfloat16 in place of float32, and else what the files have.
+    """
+    if name != "auto" and name not in _TYPES:
+        raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(_TYPES)}")
+    if name != "auto":
+        return _TYPES[name]
+    if not on_gpu:
+        return mx.float32
+    return mx.bfloat16 if held == mx.float32 else held
 
 
 class Allocator:
@@ -48,9 +79,18 @@ def wire() -> None:
         mx.set_wired_limit(recommended)
 
 
-def describe() -> str:
+def describe_memory() -> str:
     """What MLX holds now and held at most, for people."""
     return f"{mx.get_active_memory() / 2**20:,.0f} MiB in use, {mx.get_peak_memory() / 2**20:,.0f} MiB at most"
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error of MLX, or the cause of ours, says that memory was short."""
+    return is_memory_error(error, _is_of_mlx)
+
+
+def _is_of_mlx(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in _SHORT_OF_MEMORY)
 
 
 def _recommended_bytes() -> int:

@@ -20,18 +20,16 @@ from bough.engines.mlx import device
 from bough.engines.mlx.ahead import AheadCompute
 from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.mlx.forward import Forward
-from bough.engines.mlx.lanes import attention
+from bough.engines.mlx.lanes.layers import install_attention
 from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import VERSION, utils
-from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type
-from bough.engines.mlx.random_model import make_random_model
+from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type, make_random_model
 from bough.engines.mlx.sampling import sample
-from bough.engines.mlx.self_check.check import self_check
+from bough.engines.mlx.self_check.check import key_of, self_check
 from bough.engines.mlx.self_check.probe import probe, without_groups
-from bough.engines.mlx.self_check.verdicts import key_of
-from bough.engines.shared.context import reuse_limit
-from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
+from bough.engines.shared.context import choose_context, reuse_limit
+from bough.engines.shared.engine import LaneEngine, find_verdict
 from bough.engines.shared.errors import as_engine_errors
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
@@ -54,7 +52,7 @@ class MlxEngine(LaneEngine):
         """`goes_ahead`: compute one step ahead of delivery; by default on a GPU only."""
         self._forward = Forward(loaded)
         self._warnings = loaded.warnings
-        attention.install(loaded.model)
+        install_attention(loaded.model)
         layout = probe(self._forward)
         verdict = find_verdict(settings, key_of(self._forward), lambda: self_check(self._forward, layout), progress)
         text = loaded.text
@@ -86,7 +84,7 @@ class MlxEngine(LaneEngine):
         return {
             **self._describe_info(),
             **self._describe_verdict(),
-            "memory": device.describe(),
+            "memory": device.describe_memory(),
             **({"differs": "; ".join(self._warnings)} if self._warnings else {}),
             "parameters": f"{_num_parameters(model):,}",
             "mlx": importlib.metadata.version("mlx"),

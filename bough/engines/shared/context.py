@@ -1,9 +1,24 @@
-"""Rotary scalings that depend on the total length: beyond their threshold, early rows mean something else."""
+"""How long a sequence may be, and how long one may be that is reused.
+
+Some rotary scalings depend on the total length: beyond their threshold the same token has other keys.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from typing import Any
+
+from bough.config import Settings
+from bough.errors import SettingsError
+
+_DEFAULT_CONTEXT = 131_072  # of models that set themselves no bound
+
+
+def choose_context(bound: int, settings: Settings) -> int:
+    """The most tokens a sequence may have, where the model itself holds `bound` (0: it does not say)."""
+    if bound and settings.context > bound:
+        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
+    return settings.context or bound or _DEFAULT_CONTEXT
 
 
 def reuse_limit(text: dict[str, Any], by_length: Container[str], bound: int) -> int | None:

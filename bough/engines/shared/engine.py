@@ -13,9 +13,7 @@ from bough.engines.self_check.verdicts import Verdict, Verdicts
 from bough.engines.shared.compute import Compute, Shapes
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageBook, packed_bytes
-from bough.errors import SettingsError
 
-_DEFAULT_CONTEXT = 131_072  # of models that set themselves no bound
 _LONGEST_RUN = 8_192
 _STATES = {"lanes": "bough's lanes", "library": "the model's own cache", "recompute": "none: recomputed"}
 
@@ -131,10 +129,3 @@ def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], pro
         verdict = check()
         verdicts.save(key, verdict)
     return verdict
-
-
-def choose_context(bound: int, settings: Settings) -> int:
-    """The most tokens a sequence may have, where the model itself holds `bound` (0: it does not say)."""
-    if bound and settings.context > bound:
-        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
-    return settings.context or bound or _DEFAULT_CONTEXT

@@ -16,20 +16,18 @@ from torch import Tensor
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
 from bough.engines.contract import EngineInfo, Progress
-from bough.engines.shared.context import reuse_limit
-from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
+from bough.engines.shared.context import choose_context, reuse_limit
+from bough.engines.shared.engine import LaneEngine, find_verdict
 from bough.engines.torch import attention
 from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.torch.device import default_budget_bytes
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
-from bough.engines.torch.loading import load_model, prepare
-from bough.engines.torch.random_model import make_random_model
+from bough.engines.torch.loading import load_model, make_random_model, prepare
 from bough.engines.torch.sampling import sample
-from bough.engines.torch.self_check.check import self_check
+from bough.engines.torch.self_check.check import key_of, self_check
 from bough.engines.torch.self_check.probe import probe, without_groups
-from bough.engines.torch.self_check.verdicts import key_of
 from bough.types import Draw, Sampled
 
 _SLACK_CPU = 512

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
 from bough.engines.contract import Progress
+from bough.engines.torch.device import choose_device, choose_dtype
 from bough.errors import ModelError, UnsupportedModel
 
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its types do not follow what it returns
@@ -47,28 +48,18 @@ def prepare(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" takes CUDA, then MPS, then the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ModelError(f"there is no device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
-    is_there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not is_there.get(device.type, True) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
-        raise ModelError(f"the device {name!r} is not available here")
-    return device
+def make_random_model(config: dict[str, Any], settings: Settings) -> Any:
+    """A model of this transformers configuration, built on the device; the same random weights every time.
 
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of that name; "auto" takes float32 on a CPU, where half precision is slow, and bfloat16 elsewhere."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in known:
-        raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(known)}")
-    return known[name]
+    `bough bench --shape` measures sizes with it that would take long to download.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    torch.manual_seed(0)
+    shape = AutoConfig.for_model(**config)
+    with torch.device(device):
+        return _AUTO_MODEL.from_config(shape, dtype=choose_dtype(settings.dtype, device))
 
 
 def _read_config(folder: Path, trust_remote_code: bool) -> Any:

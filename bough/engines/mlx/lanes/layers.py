@@ -3,6 +3,10 @@
 A model asks a cache for its `offset` and its mask, hands it the keys and values of a run, and gets those to look at. All
 layers of a lane stand at its offset; one that has taken a run in is ahead of it until the run is over. Recurrent layers
 need nothing of ours: they are given mlx-lm's own `ArraysCache`.
+
+In a step of several lanes each lane looks at its own rows, with no padding and no mask. mlx-lm's models call
+`scaled_dot_product_attention` by a name in their own module, with the layer's cache among the arguments. That name is made
+to refer to `attend`; for any other cache the library's own function answers as before.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from bough.engines.mlx.lanes.buffers import RowBuffer
 from bough.engines.mlx.library import base
 
 Mask = mx.array | str | None
+
+_ATTENTION = "scaled_dot_product_attention"
+_STOCK_ATTENTION = getattr(base, _ATTENTION)
 
 
 class Standing(Protocol):
@@ -71,7 +78,7 @@ class RowLayer:
 class BatchRowLayer:
     """One layer of several lanes within one step: each lane's row goes into its own buffer.
 
-    `attention` looks at each lane's rows by themselves, so that there is no padding and no mask.
+    `attend` looks at each lane's rows by themselves, so that there is no padding and no mask.
     """
 
     def __init__(self, layers: Sequence[RowLayer]) -> None:
@@ -80,7 +87,7 @@ class BatchRowLayer:
         self._taken: tuple[mx.array, mx.array] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take each lane's row in. What is returned is never looked at: `attention` asks each lane for its own."""
+        """Take each lane's row in. What is returned is never looked at: `attend` asks each lane for its own."""
         for index, layer in enumerate(self.layers):
             layer.update_and_fetch(keys[index : index + 1], values[index : index + 1])
         self._taken = keys, values
@@ -105,6 +112,29 @@ class LayerTuple:
 
     def __getitem__(self, index: int) -> Any:
         return self.caches[index]
+
+
+def attend(
+    queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
+) -> Any:
+    """The library's function, and for a batch of lanes the same lane by lane."""
+    if not isinstance(cache, BatchRowLayer):
+        return _STOCK_ATTENTION(queries, keys, values, cache, scale, mask, sinks)
+    assert mask is None, "a batch of lanes has no mask"
+    seen = [layer.keys_and_values() for layer in cache.layers]
+    found = [
+        _STOCK_ATTENTION(queries[index : index + 1], *rows, cache, scale, None, sinks) for index, rows in enumerate(seen)
+    ]
+    return mx.concatenate(found)
+
+
+def install_attention(model: Any) -> bool:
+    """Let all of this model's code that uses the library's attention use ours. Returns whether there is any."""
+    names = [getattr(type(module).__call__, "__globals__", {}) for module in model.modules()]
+    users = [each for each in names if each.get(_ATTENTION) in (_STOCK_ATTENTION, attend)]
+    for each in users:
+        each[_ATTENTION] = attend
+    return bool(users)
 
 
 def _causal(num_tokens: int, held: int, window: int | None) -> mx.array:

@@ -16,16 +16,16 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
+from transformers import AutoConfig
 
 from bough.config import Settings
 from bough.engines.contract import Progress
-from bough.engines.mlx.library import VERSION, utils
+from bough.engines.mlx.device import choose_dtype, use_device
+from bough.engines.mlx.library import VERSION, model_classes, utils
 from bough.engines.mlx.loading import gguf
 from bough.engines.mlx.loading.dialect import Translated, translate
-from bough.engines.mlx.loading.families import model_classes
 from bough.errors import ModelError, UnsupportedModel
 
-_TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how mlx begins to say what does not match
 _NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
 
@@ -65,31 +65,19 @@ def load_model(folder: Path, settings: Settings, progress: Progress | None = Non
     return LoadedModel(model, config, said.warnings)
 
 
-def use_device(name: str) -> None:
-    """Let MLX compute on the device of that name; "auto" takes the GPU where MLX has one, else the CPU."""
-    if name.partition(":")[0] in ("cuda", "mps"):
-        raise ModelError(f"the device {name!r} is the torch engine's: the mlx engine has auto, cpu and gpu")
-    if name not in ("auto", "cpu", "gpu", "metal"):
-        raise ModelError(f"there is no device {name!r}: the mlx engine has auto, cpu and gpu")
-    has_gpu = mx.is_available(mx.gpu)
-    if name in ("gpu", "metal") and not has_gpu:
-        raise ModelError(f"the device {name!r} is not available here: MLX finds no GPU")
-    mx.set_default_device(mx.gpu if has_gpu and name != "cpu" else mx.cpu)
+def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel:
+    """A model of this transformers configuration; the same random weights every time.
 
-
-def choose_dtype(name: str, held: mx.Dtype, on_gpu: bool) -> mx.Dtype:
-    """The type of that name for weights that are `held` in a type of their own.
-
-    "auto" takes float32 on a CPU, where half precision is slow, with quantized weights most of all. On a GPU it takes
-    bfloat16 in place of float32, and else what the files have.
+    `bough bench --shape` measures sizes with it that would take long to download.
     """
-    if name != "auto" and name not in _TYPES:
-        raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(_TYPES)}")
-    if name != "auto":
-        return _TYPES[name]
-    if not on_gpu:
-        return mx.float32
-    return mx.bfloat16 if held == mx.float32 else held
+    use_device(settings.device)
+    shape = json.loads(AutoConfig.for_model(**config).to_json_string(use_diff=False))
+    said = translate(shape)
+    model_class, arguments = model_classes(said.config)
+    mx.random.seed(0)
+    model = model_class(arguments.from_dict(said.config))
+    prepare(model, settings)
+    return LoadedModel(model, said.config, said.warnings)
 
 
 def prepare(model: Any, settings: Settings) -> None:

@@ -19,17 +19,20 @@ Nothing that is made here outlives the check but the verdict.
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from bough.engines.mlx.compute import LaneCompute, LibraryCompute, RecomputeCompute
-from bough.engines.mlx.failures import is_out_of_memory
+from bough.engines.mlx.device import is_out_of_memory
 from bough.engines.mlx.forward import Forward
-from bough.engines.mlx.lanes import attention
+from bough.engines.mlx.lanes.layers import install_attention
 from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
-from bough.engines.mlx.loading.model import main_type
+from bough.engines.mlx.library import VERSION
+from bough.engines.mlx.loading.model import main_type, weights_of
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.mlx.self_check.small_copy import make_random, make_small_copy
 from bough.engines.self_check import trial
@@ -43,13 +46,32 @@ from bough.engines.self_check.judge import (
     without_doubt,
 )
 from bough.engines.self_check.trial import Trial, usual_ids
-from bough.engines.self_check.verdicts import Verdict
+from bough.engines.self_check.verdicts import Verdict, code_of, hash_of
 from bough.errors import ModelError, UnsupportedModel
 
 ATTENTION = "mlx"
 _FINE = 1e-4
 _COARSE = 0.5
 _OTHERWISE = 1e-2  # spreads between two forward passes that are not the same in other words
+_FORMAT = 2  # raise it when the check itself changes
+_NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
+
+
+def key_of(forward: Forward) -> str:
+    """A hash of versions, device, types, code, and the configuration, in which quantization is told, less its name."""
+    features = [
+        _FORMAT,
+        "mlx",
+        importlib.metadata.version("mlx"),
+        VERSION,
+        str(mx.default_device()),
+        mx.device_info().get("architecture", ""),
+        sorted({str(array.dtype) for array in weights_of(forward.model).values()}),
+        type(forward.model).__qualname__,
+        code_of(forward.model),
+        _features_of(forward.config),
+    ]
+    return hash_of(features)
 
 
 def self_check(forward: Forward, layout: Layout) -> Verdict:
@@ -71,7 +93,7 @@ def self_check(forward: Forward, layout: Layout) -> Verdict:
 def _try_all(forward: Forward, layout: Layout) -> Verdict:
     judge = Judge(is_out_of_memory)
     subjects = _subjects(forward, layout)
-    has_hook = attention.install(forward.model)
+    has_hook = install_attention(forward.model)
     verdict = judge.lanes(ATTENTION, subjects, can_batch=has_hook or not layout.rows) if layout.groups else None
     if verdict is None:
         library, recompute = LibraryCompute(forward), RecomputeCompute(forward)
@@ -167,3 +189,7 @@ def _device_noise(forward: Forward, found: Trial) -> float:
 def _coarse_tolerance(forward: Forward, found: Trial) -> float:
     noise = Judge(is_out_of_memory).measure(trial.chunked, LibraryCompute(forward), found)
     return min(max(2 * noise, _COARSE * found.scale), found.scale)
+
+
+def _features_of(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in _NO_FEATURES}

@@ -15,10 +15,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
-from bough.engines.mlx.failures import is_out_of_memory
+from bough.engines.mlx.device import is_out_of_memory
 from bough.engines.mlx.forward import Forward
 from bough.engines.mlx.layout import Layout
-from bough.engines.mlx.loading.families import model_classes
+from bough.engines.mlx.library import model_classes
 from bough.engines.mlx.loading.model import LoadedModel, weights_of
 from bough.engines.mlx.self_check.probe import probe
 

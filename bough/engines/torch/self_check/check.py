@@ -20,6 +20,7 @@ import copy
 from typing import Any
 
 import torch
+import transformers
 
 from bough.engines.self_check.judge import (
     COPY_TOKENS,
@@ -31,10 +32,10 @@ from bough.engines.self_check.judge import (
     without_doubt,
 )
 from bough.engines.self_check.trial import Answer, Trial, usual_ids
-from bough.engines.self_check.verdicts import Verdict
+from bough.engines.self_check.verdicts import Verdict, code_of, hash_of
 from bough.engines.torch import attention
 from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
-from bough.engines.torch.failures import is_out_of_memory
+from bough.engines.torch.device import is_out_of_memory
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
@@ -43,6 +44,27 @@ from bough.engines.torch.self_check.small_copy import make_small_copy
 from bough.errors import UnsupportedModel
 
 _REFERENCE = "eager"
+_FORMAT = 4  # raise it when the check itself changes
+_NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
+
+
+def key_of(model: Any, wanted_attention: str) -> str:
+    """A hash of versions, device, dtype, attention, and the configuration less its name."""
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
+    parameter = next(model.parameters())
+    features = [
+        _FORMAT,
+        transformers.__version__,
+        torch.__version__,
+        parameter.device.type,
+        str(parameter.dtype),
+        wanted_attention,
+        model.config._attn_implementation,
+        type(model).__name__,
+        code_of(model),
+        config,
+    ]
+    return hash_of(features)
 
 
 def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:

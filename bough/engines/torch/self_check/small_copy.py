@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bough.engines.torch.failures import is_out_of_memory
+from bough.engines.torch.device import is_out_of_memory
 
 WINDOW = 24
 _SEED = 5

@@ -18,8 +18,7 @@ import torch
 from bough.config import Settings
 from bough.engines.mlx import MlxEngine
 from bough.engines.mlx.library import VERSION, llama, nn, utils
-from bough.engines.mlx.loading.model import LoadedModel, choose_dtype, load_model, use_device
-from bough.engines.mlx.random_model import make_random_model
+from bough.engines.mlx.loading.model import LoadedModel, choose_dtype, load_model, make_random_model, use_device
 from bough.engines.torch.loading import load_model as load_torch_model
 from bough.errors import ModelError, UnsupportedModel
 from tests.tiny_mlx_models import make_loaded

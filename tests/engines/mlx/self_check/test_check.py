@@ -22,10 +22,9 @@ from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.library import cache, nn
 from bough.engines.mlx.loading.model import LoadedModel, load_model
 from bough.engines.mlx.self_check import check as self_check_module
-from bough.engines.mlx.self_check.check import self_check
+from bough.engines.mlx.self_check.check import key_of, self_check
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.mlx.self_check.small_copy import WINDOW, make_random, make_small_copy
-from bough.engines.mlx.self_check.verdicts import key_of
 from bough.engines.self_check import judge as judge_module
 from bough.engines.self_check import trial
 from bough.engines.self_check.judge import COPY_TOKENS

@@ -16,10 +16,9 @@ from bough.engines.torch import TorchEngine, attention, engine
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes import buffers, layers
 from bough.engines.torch.self_check import check as self_check_module
-from bough.engines.torch.self_check.check import self_check
+from bough.engines.torch.self_check.check import key_of, self_check
 from bough.engines.torch.self_check.probe import probe
 from bough.engines.torch.self_check.small_copy import WINDOW, make_small_copy
-from bough.engines.torch.self_check.verdicts import key_of
 from bough.errors import ModelError
 from tests.tiny_models import make_config, make_model
 
