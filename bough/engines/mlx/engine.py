@@ -28,8 +28,10 @@ from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type, 
 from bough.engines.mlx.sampling import sample
 from bough.engines.mlx.self_check.check import key_of, self_check
 from bough.engines.mlx.self_check.probe import probe, without_groups
+from bough.engines.self_check.verdicts import find_verdict
+from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
-from bough.engines.shared.engine import LaneEngine, find_verdict
+from bough.engines.shared.engine import LaneEngine
 from bough.engines.shared.errors import as_engine_errors
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
@@ -56,7 +58,7 @@ class MlxEngine(LaneEngine):
         layout = probe(self._forward)
         verdict = find_verdict(settings, key_of(self._forward), lambda: self_check(self._forward, layout), progress)
         text = loaded.text
-        if verdict.way != "lanes":
+        if verdict.way is not Way.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text["vocab_size"])
         bound = text.get("max_position_embeddings") or 0
         context = choose_context(bound, settings)
@@ -127,9 +129,9 @@ class MlxEngine(LaneEngine):
         mx.clear_cache()
 
     def _make_compute(self, layout: Layout, pages: Pages, goes_ahead: bool) -> Compute:
-        if self._verdict.way == "library":
+        if self._verdict.way is Way.LIBRARY:
             return LibraryCompute(self._forward)
-        if self._verdict.way == "recompute":
+        if self._verdict.way is Way.RECOMPUTE:
             return RecomputeCompute(self._forward)
         compute = LaneCompute(self._forward, layout, pages, self._context, self._slack, self._verdict.can_batch)
         return AheadCompute(compute, self._context) if goes_ahead else compute

@@ -13,8 +13,7 @@ from typing import Any
 from bough.cache.tree.state import Group, Kind
 from bough.engines.self_check import trial
 from bough.engines.self_check.trial import Trial
-from bough.engines.self_check.verdicts import Verdict
-from bough.engines.shared.compute import Compute, GroupCompute
+from bough.engines.shared.compute import Compute, GroupCompute, Verdict, Way
 from bough.errors import ModelError, UnsupportedModel
 
 REAL_TOKENS = 40
@@ -71,13 +70,13 @@ class Judge:
         if max(found["one-shot"], found["stepped"]) <= real.tolerance:
             can_chunk = found["chunked"] <= real.tolerance and not real.is_coarse
             reason = f"{why}; it runs with its own cache, without reuse"
-            return Verdict(attention, "library", can_chunk, False, False, reason, found)
+            return Verdict(attention, Way.LIBRARY, can_chunk, False, False, reason, found)
         difference = self.measure(trial.one_shot, recompute, real.trial)
         if difference > real.tolerance:
             name = type(real.forward.model).__name__
             raise UnsupportedModel(f"{name} gives different answers to one prompt ({difference:.1e})")
         reason = f"{why}; every token is computed from the start: slow, but right"
-        return Verdict(attention, "recompute", True, False, False, reason, {"one-shot": difference})
+        return Verdict(attention, Way.RECOMPUTE, True, False, False, reason, {"one-shot": difference})
 
     def _add(self, verdict: Verdict, subject: Subject) -> Verdict | None:
         """The verdict, less what this subject cannot do, or None."""

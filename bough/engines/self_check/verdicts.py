@@ -12,32 +12,14 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-WAYS = ("lanes", "library", "recompute")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How to run a model, and what it can do so.
-
-    `way` is "lanes" (state in lanes of our own), "library" (in the model's own cache) or "recompute" (nowhere).
-    """
-
-    attention: str
-    way: str = "lanes"
-    can_chunk: bool = True
-    can_reuse: bool = True
-    can_batch: bool = False
-    reason: str = ""
-    differences: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def worth(self) -> tuple[bool, bool, bool]:
-        return self.can_reuse, self.can_chunk, self.way == "lanes"
+from bough.config import Settings
+from bough.engines.contract import Progress
+from bough.engines.shared.compute import Verdict, Way
 
 
 class Verdicts:
@@ -50,9 +32,9 @@ class Verdicts:
         """The verdict kept under this key, or None."""
         try:
             fields = json.loads(self._file(key).read_text(encoding="utf-8"))
-            verdict = Verdict(**fields)
-            return verdict if verdict.way in WAYS and isinstance(verdict.differences, dict) else None
-        except (OSError, ValueError, TypeError):
+            verdict = Verdict(**fields | {"way": Way(fields["way"])})
+            return verdict if isinstance(verdict.differences, dict) else None
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def save(self, key: str, verdict: Verdict) -> None:
@@ -66,6 +48,18 @@ class Verdicts:
 
     def _file(self, key: str) -> Path:
         return self._folder / f"{key}.json"
+
+
+def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: Progress | None) -> Verdict:
+    """What an earlier self-check under this key found, or else what it finds now."""
+    verdicts = Verdicts(settings.cache_folder / "self_checks")
+    verdict = verdicts.load(key)
+    if verdict is None:
+        if progress:
+            progress("checking what this model can do")
+        verdict = check()
+        verdicts.save(key, verdict)
+    return verdict
 
 
 def hash_of(features: Sequence[Any]) -> str:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bough.cache.tree.state import Buffer, Group, Lane, Page, Place, State
-from bough.config import Settings
-from bough.engines.contract import Capabilities, EngineInfo, Logits, Progress
-from bough.engines.self_check.verdicts import Verdict, Verdicts
-from bough.engines.shared.compute import Compute, Shapes
+from bough.engines.contract import Capabilities, EngineInfo, Logits
+from bough.engines.shared.compute import Compute, Shapes, Verdict, Way
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageBook, packed_bytes
 
 _LONGEST_RUN = 8_192
-_STATES = {"lanes": "bough's lanes", "library": "the model's own cache", "recompute": "none: recomputed"}
+_STATES = {Way.LANES: "bough's lanes", Way.LIBRARY: "the model's own cache", Way.RECOMPUTE: "none: recomputed"}
 
 
 class LaneEngine(ABC):
@@ -117,15 +115,3 @@ class LaneEngine(ABC):
             "state": _STATES[self._verdict.way],
             "batching": "together" if self._verdict.can_batch else "one by one",
         }
-
-
-def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: Progress | None) -> Verdict:
-    """What an earlier self-check under this key found, or else what it finds now."""
-    verdicts = Verdicts(settings.cache_folder / "self_checks")
-    verdict = verdicts.load(key)
-    if verdict is None:
-        if progress:
-            progress("checking what this model can do")
-        verdict = check()
-        verdicts.save(key, verdict)
-    return verdict

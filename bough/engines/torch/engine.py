@@ -16,8 +16,10 @@ from torch import Tensor
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
 from bough.engines.contract import EngineInfo, Progress
+from bough.engines.self_check.verdicts import find_verdict
+from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
-from bough.engines.shared.engine import LaneEngine, find_verdict
+from bough.engines.shared.engine import LaneEngine
 from bough.engines.torch import attention
 from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.torch.device import default_budget_bytes
@@ -50,7 +52,7 @@ class TorchEngine(LaneEngine):
         )
         model.set_attn_implementation(verdict.attention)
         text = model.config.get_text_config(decoder=True)
-        if verdict.way != "lanes":
+        if verdict.way is not Way.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text.vocab_size)
         self._pages: Pages = Pages(layout, self._forward.device)
         bound = getattr(text, "max_position_embeddings", None) or 0
@@ -128,9 +130,9 @@ class TorchEngine(LaneEngine):
             torch.cuda.empty_cache()
 
     def _make_compute(self, layout: Layout) -> Compute:
-        if self._verdict.way == "library":
+        if self._verdict.way is Way.LIBRARY:
             return LibraryCompute(self._forward)
-        if self._verdict.way == "recompute":
+        if self._verdict.way is Way.RECOMPUTE:
             return RecomputeCompute(self._forward)
         return LaneCompute(self._forward, layout, self._pages, self._context, self._slack, self._verdict.can_batch)
 

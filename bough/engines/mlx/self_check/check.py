@@ -46,7 +46,8 @@ from bough.engines.self_check.judge import (
     without_doubt,
 )
 from bough.engines.self_check.trial import Trial, usual_ids
-from bough.engines.self_check.verdicts import Verdict, code_of, hash_of
+from bough.engines.self_check.verdicts import code_of, hash_of
+from bough.engines.shared.compute import Verdict
 from bough.errors import ModelError, UnsupportedModel
 
 ATTENTION = "mlx"

@@ -32,7 +32,8 @@ from bough.engines.self_check.judge import (
     without_doubt,
 )
 from bough.engines.self_check.trial import Answer, Trial, usual_ids
-from bough.engines.self_check.verdicts import Verdict, code_of, hash_of
+from bough.engines.self_check.verdicts import code_of, hash_of
+from bough.engines.shared.compute import Verdict
 from bough.engines.torch import attention
 from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.torch.device import is_out_of_memory

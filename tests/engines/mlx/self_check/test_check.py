@@ -29,7 +29,7 @@ from bough.engines.self_check import judge as judge_module
 from bough.engines.self_check import trial
 from bough.engines.self_check.judge import COPY_TOKENS
 from bough.engines.self_check.trial import Trial, usual_ids
-from bough.engines.self_check.verdicts import Verdict
+from bough.engines.shared.compute import Verdict
 from bough.errors import ModelError, UnsupportedModel
 from tests.tiny_mlx_models import make_loaded
 from tests.tiny_models import ON_MLX, make_folder

@@ -10,7 +10,8 @@ import torch
 
 from bough.config import Settings
 from bough.engines.self_check import judge as judge_module
-from bough.engines.self_check.verdicts import Verdict, Verdicts
+from bough.engines.self_check.verdicts import Verdicts
+from bough.engines.shared.compute import Verdict
 from bough.engines.shared.context import reuse_limit
 from bough.engines.torch import TorchEngine, attention, engine
 from bough.engines.torch.forward import Forward
