@@ -34,9 +34,9 @@ class Forward:
             logits: mx.array = self.model(tokens, cache=cache)
         return logits[:, -1].astype(mx.float32)
 
-    def all_logits(self, ids: Sequence[int]) -> mx.array:
-        """Logits [run, vocabulary] in float32 after each of `ids`, with no cache at all."""
-        logits: mx.array = self.model(mx.array([list(ids)]))[0].astype(mx.float32)
+    def all_logits(self, ids: Sequence[int], cache: Any = None) -> mx.array:
+        """Logits [run, vocabulary] in float32 after each of `ids`, evaluated."""
+        logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)[0].astype(mx.float32)
         mx.eval(logits)
         return logits
 

@@ -18,6 +18,9 @@ from bough.errors import ModelError, UnsupportedModel
 
 REAL_TOKENS = 40
 COPY_TOKENS = 150
+COPY_WINDOW = 24  # rows; of the small random copies of a model
+COPY_SEED = 5
+COPY_GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
 _MOST_TOKENS = 1200
 _SLIGHTLY_OFF = 100  # times the tolerance: a step that is off by its own clamping, not by another's state
 

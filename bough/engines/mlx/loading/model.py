@@ -24,10 +24,10 @@ from bough.engines.mlx.device import choose_dtype, use_device
 from bough.engines.mlx.library import VERSION, model_classes, utils
 from bough.engines.mlx.loading import gguf
 from bough.engines.mlx.loading.dialect import Translated, translate
+from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.errors import ModelError, UnsupportedModel
 
 _ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how mlx begins to say what does not match
-_NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def load_model(folder: Path, settings: Settings, progress: Progress | None = Non
     said = _read_config(folder)
     _require_architecture(said.config)
     files = _weight_files(folder)
-    (progress or _ignore)("reading weights")
+    if progress:
+        progress("reading weights")
     with _translated(folder, settings.trust_remote_code):
         if files[0].suffix == ".gguf":
             model, config = gguf.load(files[0], said.config)
@@ -110,8 +111,7 @@ def weights_of(model: Any) -> dict[str, mx.array]:
 
 
 def _read_config(folder: Path) -> Translated:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json: it is not a model folder")
+    require_config(folder)
     try:
         return translate(utils.load_config(folder))
     except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
@@ -150,15 +150,14 @@ def _translated(folder: Path, trust_remote_code: bool) -> Iterator[None]:
         text = " ".join(str(error).split())
         if text.startswith(_ABOUT_WEIGHTS):
             raise ModelError(f"the weights in {folder} do not fill the model: {text}") from error
-        hint = f"; {_NO_CODE}" if trust_remote_code and not any(folder.glob("*.py")) else ""
+        hint = hint_at_code(folder, trust_remote_code)
         raise UnsupportedModel(f"mlx-lm {VERSION} cannot load the model in {folder}: {text}{hint}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """The files that hold the model, each with a header that can be read; else a GGUF file. Raises ModelError."""
-    files = _listed_files(folder) or sorted(folder.glob("*.gguf"))
-    if not files or any(file.suffix not in (".safetensors", ".gguf") for file in files):
-        raise UnsupportedModel(f"no safetensors weights in {folder}; pickles are never loaded")
+    found = list_weight_files(folder) or sorted(folder.glob("*.gguf"))
+    files = require_suffixes(folder, found, ".safetensors", ".gguf")
     if files[0].suffix == ".gguf" and len(files) > 1:
         raise UnsupportedModel(f"{folder} holds {len(files)} GGUF files, and must hold one model")
     for file in files:
@@ -167,27 +166,9 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _listed_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [file for file in [folder / "model.safetensors"] if file.is_file()]
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} cannot be read: {error}") from error
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ModelError(f"{folder} lacks {len(missing)} of {len(names)} weight files, the first is {missing[0]}")
-    return [folder / name for name in names]
-
-
 def _require_header(file: Path) -> None:
     """MLX reads the header alone until a weight is used, and compares it with the size of the file."""
     try:
         mx.load(str(file), format="safetensors")
     except Exception as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
-
-
-def _ignore(text: str) -> None:
-    pass

@@ -162,14 +162,11 @@ def _answer(forward: Forward, ids: Sequence[int]) -> mx.array:
 def _logits(forward: Forward, ids: Sequence[int], has_cache: bool) -> mx.array | Exception:
     """The logits after each of `ids` in one forward pass, or what the model raised."""
     try:
-        cache = forward.make_cache() if has_cache else None
-        logits: mx.array = forward.model(mx.array([list(ids)]), cache=cache)[0].astype(mx.float32)
-        mx.eval(logits)
+        return forward.all_logits(ids, forward.make_cache() if has_cache else None)
     except Exception as error:  # whatever a model may raise that wants a cache, or none
         if is_out_of_memory(error):
             raise
         return error
-    return logits
 
 
 def _fine_tolerance(forward: Forward, found: Trial, scale: float) -> float:

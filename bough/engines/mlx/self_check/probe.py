@@ -55,24 +55,14 @@ def _run(forward: Forward, num_tokens: int) -> tuple[list[Any], int]:
 def _layout(caches: Sequence[Any], short: Sequence[Any], vocab_size: int) -> Layout:
     leaves = list(_leaves(caches))
     _require_all_held(leaves)
-    groups: list[Group] = []
-    rows: dict[Group, RowLayout] = {}
-    for kind, indices in group_rows(map(_row_kind, leaves)).items():
-        shape = RowLayout(indices, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.size, kind.dtype)
-        group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
-        groups.append(group)
-        rows[group] = shape
-    states: dict[Group, StateLayout] = {}
+    rows = group_rows(map(_row_kind, leaves), _row_layout)
     state = _state_layout(leaves, list(_leaves(short)))
-    if state.parts:
-        group = Group(len(groups), Kind.RECURRENT, state_bytes=state.nbytes)
-        groups.append(group)
-        states[group] = state
-    if not groups:
+    states = {Group(len(rows), Kind.RECURRENT, state_bytes=state.nbytes): state} if state.parts else {}
+    if not rows and not states:
         raise _UnknownState("the model keeps no state in mlx-lm's caches")
     num_slots = {index: len(leaf.cache) for index, leaf in enumerate(leaves) if type(leaf) is cache.ArraysCache}
     tree, kinds = _tree(caches, iter(range(len(leaves)))), tuple(map(_describe, leaves))
-    return Layout(tuple(groups), rows, states, tree, num_slots, vocab_size, kinds)
+    return Layout((*rows, *states), rows, states, tree, num_slots, vocab_size, kinds)
 
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
@@ -109,6 +99,10 @@ def _row_kind(leaf: Any) -> RowKind | None:
             raise _UnknownState(f"its window of {window} rows keeps the first {leaf.keep} for ever")
     kind = Kind.WINDOW if window else Kind.FULL
     return RowKind(kind, window, keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+
+
+def _row_layout(kind: RowKind, layers: tuple[int, ...]) -> RowLayout:
+    return RowLayout(layers, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.size, kind.dtype)
 
 
 def _state_layout(leaves: Sequence[Any], short: Sequence[Any]) -> StateLayout:

@@ -21,10 +21,8 @@ from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import model_classes
 from bough.engines.mlx.loading.model import LoadedModel, weights_of
 from bough.engines.mlx.self_check.probe import probe
+from bough.engines.self_check.judge import COPY_GAIN, COPY_SEED, COPY_WINDOW
 
-WINDOW = 24
-_SEED = 5
-_GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
 _SLOWER = 3.0  # less in the logarithm of a decay: as models are first made, most states forget within a token
 _MOST_BYTES = 2_500_000_000  # or a tenth of the model's own; gemma3 of 27 billion weights takes 1.7
 _DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -75,7 +73,7 @@ def _build(config: dict[str, Any]) -> Any:
     """The model before any of it is computed."""
     model = _model_of(config)
     weights = weights_of(model)
-    keys = mx.random.split(mx.random.key(_SEED), len(weights))
+    keys = mx.random.split(mx.random.key(COPY_SEED), len(weights))
     drawn = [(name, _draw(name, array, key)) for (name, array), key in zip(weights.items(), keys, strict=True)]
     return model.update(tree_unflatten(drawn))
 
@@ -98,7 +96,7 @@ def _is_faithful(small: Forward, layout: Layout) -> bool:
     """Whether the copy has every kind of layer that the model has, and small windows."""
     found = probe(small)
     has_kinds = set(map(_without_size, found.kinds)) == set(map(_without_size, layout.kinds))
-    return has_kinds and all(group.window in (0, WINDOW) for group in found.groups)
+    return has_kinds and all(group.window in (0, COPY_WINDOW) for group in found.groups)
 
 
 def _without_size(kind: str) -> str:
@@ -113,7 +111,7 @@ def _draw(name: str, array: mx.array, key: mx.array) -> mx.array:
     if array.ndim < 2:  # norms and biases stay near what their modules start with
         return array.astype(mx.float32) + 0.1 * noise
     num_inputs = math.prod(array.shape[1:]) if "conv" in name else array.shape[-1]
-    return _GAIN / math.sqrt(num_inputs) * noise
+    return COPY_GAIN / math.sqrt(num_inputs) * noise
 
 
 def _small_configs(config: dict[str, Any], layout: Layout) -> Iterator[dict[str, Any]]:
@@ -152,7 +150,7 @@ def _shrink(config: dict[str, Any], layout: Layout) -> None:
     for each in (config, text):
         for name in _WINDOW_NAMES:
             if each.get(name) in windows:
-                each[name] = WINDOW
+                each[name] = COPY_WINDOW
         for name, most in _SMALLER.items():
             if isinstance(each.get(name), int):
                 each[name] = min(each[name], most)

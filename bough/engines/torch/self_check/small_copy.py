@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
+from bough.engines.self_check.judge import COPY_GAIN, COPY_SEED, COPY_WINDOW
 from bough.engines.torch.device import is_out_of_memory
 
-WINDOW = 24
-_SEED = 5
-_GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
 _MOST_PARAMETERS = 300_000_000  # or a tenth of the model's own
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "attention_window_size")
 _SMALLER = {
@@ -38,7 +36,7 @@ def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
         if num_parameters > max(_MOST_PARAMETERS, sum(each.numel() for each in model.parameters()) // 10):
             return None
         with torch.random.fork_rng(), torch.device("cpu"):
-            torch.manual_seed(_SEED)
+            torch.manual_seed(COPY_SEED)
             small = type(model)(config)
         device = next(model.parameters()).device
         return small.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
@@ -60,13 +58,13 @@ def _small_config(config: Any, kinds: Sequence[str]) -> Any:
         text.num_kv_shared_layers = num_shared
     for name in _WINDOW_NAMES:
         if getattr(text, name, None):
-            setattr(text, name, WINDOW)
+            setattr(text, name, COPY_WINDOW)
     for name, most in _SMALLER.items():
         if isinstance(getattr(text, name, None), int):
             setattr(text, name, min(getattr(text, name), most))
     text.pad_token_id = None
     if hasattr(text, "initializer_range"):
-        text.initializer_range = _GAIN * text.hidden_size**-0.5
+        text.initializer_range = COPY_GAIN * text.hidden_size**-0.5
     return config
 
 

@@ -24,7 +24,7 @@ from bough.engines.mlx.loading.model import LoadedModel, load_model
 from bough.engines.mlx.self_check import check as self_check_module
 from bough.engines.mlx.self_check.check import key_of, self_check
 from bough.engines.mlx.self_check.probe import probe
-from bough.engines.mlx.self_check.small_copy import WINDOW, make_random, make_small_copy
+from bough.engines.mlx.self_check.small_copy import COPY_WINDOW, make_random, make_small_copy
 from bough.engines.self_check import judge as judge_module
 from bough.engines.self_check import trial
 from bough.engines.self_check.judge import COPY_TOKENS
@@ -86,7 +86,7 @@ def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> No
     copied = Copy(name).layout.groups
 
     assert [group.kind for group in copied] == [group.kind for group in groups]
-    assert all(group.window in (0, WINDOW) for group in copied)
+    assert all(group.window in (0, COPY_WINDOW) for group in copied)
 
 
 @pytest.mark.parametrize("name", ON_MLX)
@@ -253,7 +253,7 @@ def test_a_window_that_a_nested_configuration_leaves_to_the_library_is_small_in_
     small = make_small_copy(forward, layout)
 
     assert small is not None
-    assert [group.window for group in probe(small).groups] == [WINDOW, 0]
+    assert [group.window for group in probe(small).groups] == [COPY_WINDOW, 0]
     assert len(probe(small).kinds) == 6  # one layer of six looks at everything
 
 

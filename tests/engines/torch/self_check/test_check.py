@@ -19,7 +19,7 @@ from bough.engines.torch.lanes import buffers, layers
 from bough.engines.torch.self_check import check as self_check_module
 from bough.engines.torch.self_check.check import key_of, self_check
 from bough.engines.torch.self_check.probe import probe
-from bough.engines.torch.self_check.small_copy import WINDOW, make_small_copy
+from bough.engines.torch.self_check.small_copy import COPY_WINDOW, make_small_copy
 from bough.errors import ModelError
 from tests.tiny_models import make_config, make_model
 
@@ -139,8 +139,10 @@ def test_a_small_copy_has_every_kind_of_layer(name: str) -> None:
 
     assert small is not None
     layout = probe(Forward(small))
-    assert {kind.replace(str(WINDOW), "") for kind in layout.kinds} == {kind.replace(str(WINDOW), "") for kind in kinds}
-    assert all(group.window in (0, WINDOW) for group in layout.groups)
+    assert {kind.replace(str(COPY_WINDOW), "") for kind in layout.kinds} == {
+        kind.replace(str(COPY_WINDOW), "") for kind in kinds
+    }
+    assert all(group.window in (0, COPY_WINDOW) for group in layout.groups)
 
 
 def test_a_verdict_is_kept_and_used_at_the_next_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
