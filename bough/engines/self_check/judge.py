@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bough.cache.tree.state import Group, Kind
-from bough.engines.self_check import trial
+from bough.engines.self_check import checks
 from bough.engines.self_check.trial import Trial
 from bough.engines.shared.compute import Compute, GroupCompute, Verdict, Way
 from bough.errors import ModelError, UnsupportedModel
@@ -25,14 +25,14 @@ _MOST_TOKENS = 1200
 _SLIGHTLY_OFF = 100  # times the tolerance: a step that is off by its own clamping, not by another's state
 
 RUN_CHECKS: dict[str, Callable[[Compute[Any], Trial], float]] = {
-    "one-shot": trial.one_shot,
-    "stepped": trial.stepped,
-    "chunked": trial.chunked,
+    "one-shot": checks.one_shot,
+    "stepped": checks.stepped,
+    "chunked": checks.chunked,
 }
 REUSE_CHECKS: dict[str, Callable[[GroupCompute[Any], Trial], float]] = {
-    "restored": trial.restored,
-    "rewound": trial.rewound,
-    "branched": trial.branched,
+    "restored": checks.restored,
+    "rewound": checks.rewound,
+    "branched": checks.branched,
 }
 
 
@@ -74,7 +74,7 @@ class Judge:
             can_chunk = found["chunked"] <= real.tolerance and not real.is_coarse
             reason = f"{why}; it runs with its own cache, without reuse"
             return Verdict(attention, Way.LIBRARY, can_chunk, False, False, reason, found)
-        difference = self.measure(trial.one_shot, recompute, real.trial)
+        difference = self.measure(checks.one_shot, recompute, real.trial)
         if difference > real.tolerance:
             name = type(real.forward.model).__name__
             raise UnsupportedModel(f"{name} gives different answers to one prompt ({difference:.1e})")
@@ -102,7 +102,7 @@ class Judge:
         )
 
     def _can_batch(self, subjects: Sequence[Subject]) -> bool:
-        return all(self.measure(trial.batched, each.compute(True), each.trial) <= each.tolerance for each in subjects)
+        return all(self.measure(checks.batched, each.compute(True), each.trial) <= each.tolerance for each in subjects)
 
     def _run_checks(self, compute: Compute[Any], found: Trial) -> dict[str, float]:
         return {check: self.measure(run, compute, found) for check, run in RUN_CHECKS.items()}

@@ -35,7 +35,7 @@ from bough.engines.mlx.library import VERSION
 from bough.engines.mlx.loading.model import main_type, weights_of
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.mlx.self_check.small_copy import make_random, make_small_copy
-from bough.engines.self_check import trial
+from bough.engines.self_check import checks
 from bough.engines.self_check.judge import (
     COPY_TOKENS,
     REAL_TOKENS,
@@ -185,7 +185,7 @@ def _device_noise(forward: Forward, found: Trial) -> float:
 
 
 def _coarse_tolerance(forward: Forward, found: Trial) -> float:
-    noise = Judge(is_out_of_memory).measure(trial.chunked, LibraryCompute(forward), found)
+    noise = Judge(is_out_of_memory).measure(checks.chunked, LibraryCompute(forward), found)
     return min(max(2 * noise, _COARSE * found.scale), found.scale)
 
 

@@ -15,7 +15,7 @@ from bough.cache.tree.state import Buffer, Group, Page, Place, State
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageBook, content_of, set_content
 from bough.engines.torch.host.pool import Piece
-from bough.engines.torch.host.transfer import Transfers, make_transfers
+from bough.engines.torch.host.transfer import make_transfers
 from bough.engines.torch.layout import Layout
 
 Content = Tensor | Piece
@@ -25,9 +25,9 @@ _ALIGNMENT = 16  # what a bytearray has
 class Pages(PageBook):
     """Looks after every page and state of one model. `transfers` is None where there is no host place."""
 
-    def __init__(self, layout: Layout, device: torch.device, transfers: Transfers | None = None) -> None:
+    def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__()
-        self.transfers = transfers or make_transfers(layout, device)
+        self.transfers = make_transfers(layout, device)
         self._layout = layout
         self._device = device
 

@@ -25,8 +25,8 @@ from bough.engines.mlx.self_check import check as self_check_module
 from bough.engines.mlx.self_check.check import key_of, self_check
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.mlx.self_check.small_copy import COPY_WINDOW, make_random, make_small_copy
+from bough.engines.self_check import checks
 from bough.engines.self_check import judge as judge_module
-from bough.engines.self_check import trial
 from bough.engines.self_check.judge import COPY_TOKENS
 from bough.engines.self_check.trial import Trial, usual_ids
 from bough.engines.shared.compute import Verdict
@@ -91,7 +91,7 @@ def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> No
 
 @pytest.mark.parametrize("name", ON_MLX)
 @pytest.mark.parametrize(
-    "check", [trial.one_shot, trial.chunked, trial.stepped, trial.restored, trial.rewound, trial.branched]
+    "check", [checks.one_shot, checks.chunked, checks.stepped, checks.restored, checks.rewound, checks.branched]
 )
 def test_right_lanes_are_close_to_the_copy(name: str, check: Callable[[Any, Trial], float]) -> None:
     assert Copy(name).difference(check) < 2e-5
@@ -107,8 +107,8 @@ def test_any_array_of_a_state_that_is_not_restored_is_noticed_on_the_copy(name: 
             self.put([mx.zeros_like(each) if place == index else each for place, each in enumerate(self.arrays)])
 
         monkeypatch.setattr(StateBuffer, "write", lose_one)
-        assert copy.difference(trial.restored) > NOTICED
-        assert copy.difference(trial.branched) > NOTICED
+        assert copy.difference(checks.restored) > NOTICED
+        assert copy.difference(checks.branched) > NOTICED
 
 
 def damage_rows(monkeypatch: MonkeyPatch, group: Group, index: int, num_rows: int) -> None:
@@ -135,7 +135,7 @@ def test_rows_of_another_token_are_noticed_on_the_copy_in_every_layer(
         for index in range(2 * len(rows.layers)):
             with monkeypatch.context() as patched:
                 damage_rows(patched, group, index, num_rows)
-                assert copy.difference(trial.restored) > NOTICED, f"array {index} of {group}"
+                assert copy.difference(checks.restored) > NOTICED, f"array {index} of {group}"
 
 
 @pytest.mark.parametrize("name", WITH_WINDOW)
@@ -147,7 +147,7 @@ def test_a_window_that_is_a_row_short_is_noticed_on_the_copy(name: str, monkeypa
 
     monkeypatch.setattr(Group, "first_needed", one_short)
 
-    assert copy.difference(trial.stepped) > NOTICED
+    assert copy.difference(checks.stepped) > NOTICED
 
 
 def ignore_windows(self: Any, N: int, *args: Any, **kwargs: Any) -> str | None:
