@@ -26,7 +26,7 @@ from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import VERSION, utils
 from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type, make_random_model
 from bough.engines.mlx.sampling import sample
-from bough.engines.mlx.self_check.check import key_of, self_check
+from bough.engines.mlx.self_check.check import self_check, verdict_key
 from bough.engines.mlx.self_check.probe import probe, without_groups
 from bough.engines.self_check.verdicts import find_verdict
 from bough.engines.shared.compute import Way
@@ -56,7 +56,7 @@ class MlxEngine(LaneEngine):
         self._warnings = loaded.warnings
         install_attention(loaded.model)
         layout = probe(self._forward)
-        verdict = find_verdict(settings, key_of(self._forward), lambda: self_check(self._forward, layout), progress)
+        verdict = find_verdict(settings, verdict_key(self._forward), lambda: self_check(self._forward, layout), progress)
         text = loaded.text
         if verdict.way is not Way.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text["vocab_size"])

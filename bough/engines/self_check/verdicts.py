@@ -1,7 +1,7 @@
 """Verdicts of self-checks, kept as small JSON files: a check takes seconds, and its outcome depends on few things.
 
 A file is written to a temporary name and renamed. One that cannot be read counts as absent. What a verdict depends on
-differs by engine: each makes its own keys, out of `hash_of`.
+differs by engine: each makes its own keys, out of `hash_features`.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], pro
     return verdict
 
 
-def hash_of(features: Sequence[Any]) -> str:
+def hash_features(features: Sequence[Any]) -> str:
     """A key made of all that a verdict depends on."""
     return hashlib.sha256(json.dumps(features, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def code_of(model: Any) -> str:
+def hash_code(model: Any) -> str:
     """A hash of the file that a model's class is written in: a model may bring its own code, which may change."""
     kind = type(model)
     try:

@@ -28,7 +28,7 @@ from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
 from bough.engines.torch.loading import load_model, make_random_model, prepare
 from bough.engines.torch.sampling import sample
-from bough.engines.torch.self_check.check import key_of, self_check
+from bough.engines.torch.self_check.check import self_check, verdict_key
 from bough.engines.torch.self_check.probe import probe, without_groups
 from bough.types import Draw, Sampled
 
@@ -46,7 +46,7 @@ class TorchEngine(LaneEngine):
         layout = probe(self._forward)
         verdict = find_verdict(
             settings,
-            key_of(model, settings.attention),
+            verdict_key(model, settings.attention),
             lambda: self_check(self._forward, layout, settings.attention),
             progress,
         )

@@ -1,7 +1,7 @@
 """What a model can do right, found out at load: several architectures are silently wrong when chunked or restored.
 
 The model's own answer in one forward pass without a cache is the reference. mlx-lm itself always runs its models with a
-cache, and some fail or answer otherwise without one: those are judged by one forward pass with a fresh cache of the
+cache, and some fail or answer otherwise without one: those are compared with one forward pass with a fresh cache of the
 library's. The same prompt is then run in one shot, in runs, token by token, in batches, restored, rewound and branched: on
 the real weights, and on a small random copy in float32 where windows, recurrent states or rounding call for it.
 
@@ -10,8 +10,8 @@ than one; on the copy always 1e-4 spreads. A GPU may multiply in fewer bits than
 times that between the GPU's answer and the CPU's, up to 1e-2 spreads. In half precision and with quantized weights rounding
 alone moves logits: real weights need only stay within half a spread, or twice what the library's own cache differs by when
 a prompt comes in several runs, up to one spread. That catches another prefix's state and little else. The float32 copy
-judges what is finer, and a copy in half precision the kernels: it may be three times as far from the float32 copy as one
-stock forward pass is. Where no copy can be built, what only a fine check would find is not allowed.
+shows finer mistakes. A copy in half precision shows those of kernels: it may be three times as far from the float32 copy
+as one stock forward pass is. Where no copy can be built, chunks and reuse that need a fine check are not allowed.
 
 Nothing that is made here outlives the check but the verdict.
 """
@@ -36,17 +36,17 @@ from bough.engines.mlx.loading.model import main_type, weights_of
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.mlx.self_check.small_copy import make_random, make_small_copy
 from bough.engines.self_check import checks
-from bough.engines.self_check.judge import (
+from bough.engines.self_check.check import (
     COPY_TOKENS,
     REAL_TOKENS,
-    Judge,
-    Subject,
+    Candidate,
+    SelfCheck,
+    drop_unproven,
     longer_than_windows,
     needs_copy,
-    without_doubt,
 )
-from bough.engines.self_check.trial import Trial, usual_ids
-from bough.engines.self_check.verdicts import code_of, hash_of
+from bough.engines.self_check.reference import Reference, usual_ids
+from bough.engines.self_check.verdicts import hash_code, hash_features
 from bough.engines.shared.compute import Verdict
 from bough.errors import ModelError, UnsupportedModel
 
@@ -58,7 +58,7 @@ _FORMAT = 2  # raise it when the check itself changes
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
-def key_of(forward: Forward) -> str:
+def verdict_key(forward: Forward) -> str:
     """A hash of versions, device, types, code, and the configuration, in which quantization is told, less its name."""
     features = [
         _FORMAT,
@@ -69,10 +69,10 @@ def key_of(forward: Forward) -> str:
         mx.device_info().get("architecture", ""),
         sorted({str(array.dtype) for array in weights_of(forward.model).values()}),
         type(forward.model).__qualname__,
-        code_of(forward.model),
+        hash_code(forward.model),
         _features_of(forward.config),
     ]
-    return hash_of(features)
+    return hash_features(features)
 
 
 def self_check(forward: Forward, layout: Layout) -> Verdict:
@@ -92,62 +92,66 @@ def self_check(forward: Forward, layout: Layout) -> Verdict:
 
 
 def _try_all(forward: Forward, layout: Layout) -> Verdict:
-    judge = Judge(is_out_of_memory)
-    subjects = _subjects(forward, layout)
+    check = SelfCheck(is_out_of_memory)
+    candidates = _candidates(forward, layout)
     has_hook = install_attention(forward.model)
-    verdict = judge.lanes(ATTENTION, subjects, can_batch=has_hook or not layout.rows) if layout.groups else None
+    verdict = check.check_lanes(ATTENTION, candidates, can_batch=has_hook or not layout.rows) if layout.groups else None
     if verdict is None:
         library, recompute = LibraryCompute(forward), RecomputeCompute(forward)
-        return judge.plain(ATTENTION, subjects[0], library, recompute, layout.unknown)
-    return without_doubt(verdict, subjects)
+        return check.check_plain(ATTENTION, candidates[0], library, recompute, layout.unknown)
+    return drop_unproven(verdict, candidates)
 
 
-def _subjects(forward: Forward, layout: Layout) -> list[Subject]:
+def _candidates(forward: Forward, layout: Layout) -> list[Candidate]:
     """The real model first, then its copies."""
     dtype = main_type(forward.model)
     is_coarse = dtype != mx.float32 or bool(forward.config.get("quantization"))
     wants_copy = needs_copy(layout.groups, is_coarse)
     small = make_small_copy(forward, layout) if wants_copy else None
-    copies = _copy_subjects(small, dtype) if small is not None else []
+    copies = _copy_candidates(small, dtype) if small is not None else []
     num_tokens = longer_than_windows(layout.groups) if wants_copy and not copies else REAL_TOKENS
-    found = _trial(forward, num_tokens, layout.vocab_size or forward.text["vocab_size"])
-    tolerance = _coarse_tolerance(forward, found) if is_coarse else _fine_tolerance(forward, found, max(1.0, found.scale))
-    return [_subject(forward, layout, found, tolerance, is_coarse=is_coarse), *copies]
+    reference = _make_reference(forward, num_tokens, layout.vocab_size or forward.text["vocab_size"])
+    tolerance = (
+        _coarse_tolerance(forward, reference)
+        if is_coarse
+        else _fine_tolerance(forward, reference, max(1.0, reference.scale))
+    )
+    return [_candidate(forward, layout, reference, tolerance, is_coarse=is_coarse), *copies]
 
 
-def _copy_subjects(small: Forward, dtype: mx.Dtype) -> list[Subject]:
-    """The small copy, and for half precision a copy of it in that type, judged by the float32 one's reference."""
+def _copy_candidates(small: Forward, dtype: mx.Dtype) -> list[Candidate]:
+    """The small copy, and for half precision a copy of it in that type, compared with the reference of the float32 one."""
     layout = probe(small)
-    found = _trial(small, COPY_TOKENS, layout.vocab_size)
-    subjects = [_subject(small, layout, found, _fine_tolerance(small, found, found.scale), " (small copy)")]
-    return subjects if dtype == mx.float32 else [*subjects, *_half_subjects(small, found, dtype)]
+    reference = _make_reference(small, COPY_TOKENS, layout.vocab_size)
+    candidates = [_candidate(small, layout, reference, _fine_tolerance(small, reference, reference.scale), " (small copy)")]
+    return candidates if dtype == mx.float32 else [*candidates, *_half_candidates(small, reference, dtype)]
 
 
-def _half_subjects(small: Forward, found: Trial, dtype: mx.Dtype) -> list[Subject]:
+def _half_candidates(small: Forward, reference: Reference, dtype: mx.Dtype) -> list[Candidate]:
     """The small copy in half precision, unless the device cannot run it: a CPU has no experts but quantized ones so."""
     half = make_random(small.config, dtype)
     label = f" (small copy, {str(dtype).removeprefix('mlx.core.')})"
     try:
-        tolerance = 3 * found.noise(lambda ids: _answer(half, ids))
+        tolerance = 3 * reference.noise(lambda ids: _reference_logits(half, ids))
     except UnsupportedModel:
         return []
-    return [_subject(half, probe(half), found, tolerance, label)]
+    return [_candidate(half, probe(half), reference, tolerance, label)]
 
 
-def _subject(
-    forward: Forward, layout: Layout, found: Trial, tolerance: float, label: str = "", is_coarse: bool = False
-) -> Subject:
+def _candidate(
+    forward: Forward, layout: Layout, reference: Reference, tolerance: float, label: str = "", is_coarse: bool = False
+) -> Candidate:
     def compute(can_batch: bool) -> LaneCompute:
-        return LaneCompute(forward, layout, Pages(layout), len(found.ids), COPY_TOKENS, can_batch)
+        return LaneCompute(forward, layout, Pages(layout), len(reference.ids), COPY_TOKENS, can_batch)
 
-    return Subject(forward, layout.groups, compute, found, tolerance, label, is_coarse)
-
-
-def _trial(forward: Forward, num_tokens: int, vocab_size: int) -> Trial:
-    return Trial(lambda ids: _answer(forward, ids), num_tokens, usual_ids(forward.config, vocab_size))
+    return Candidate(forward, layout.groups, compute, reference, tolerance, label, is_coarse)
 
 
-def _answer(forward: Forward, ids: Sequence[int]) -> mx.array:
+def _make_reference(forward: Forward, num_tokens: int, vocab_size: int) -> Reference:
+    return Reference(lambda ids: _reference_logits(forward, ids), num_tokens, usual_ids(forward.config, vocab_size))
+
+
+def _reference_logits(forward: Forward, ids: Sequence[int]) -> mx.array:
     """The reference: without a cache, or where that fails or is another answer, with a fresh one of the library's."""
     plain, cached = _logits(forward, ids, has_cache=False), _logits(forward, ids, has_cache=True)
     if isinstance(cached, Exception):
@@ -169,24 +173,24 @@ def _logits(forward: Forward, ids: Sequence[int], has_cache: bool) -> mx.array |
         return error
 
 
-def _fine_tolerance(forward: Forward, found: Trial, scale: float) -> float:
-    return min(max(_FINE * scale, 3 * _device_noise(forward, found)), _OTHERWISE * scale)
+def _fine_tolerance(forward: Forward, reference: Reference, scale: float) -> float:
+    return min(max(_FINE * scale, 3 * _device_noise(forward, reference)), _OTHERWISE * scale)
 
 
-def _device_noise(forward: Forward, found: Trial) -> float:
+def _device_noise(forward: Forward, reference: Reference) -> float:
     """How far the CPU's answer is from that of the device; nothing where the CPU has none, or is the device."""
     if mx.default_device() == mx.cpu:
         return 0.0
     try:
         with mx.stream(mx.cpu):
-            return found.noise(lambda ids: _answer(forward, ids))
+            return reference.noise(lambda ids: _reference_logits(forward, ids))
     except UnsupportedModel:
         return 0.0
 
 
-def _coarse_tolerance(forward: Forward, found: Trial) -> float:
-    noise = Judge(is_out_of_memory).measure(checks.chunked, LibraryCompute(forward), found)
-    return min(max(2 * noise, _COARSE * found.scale), found.scale)
+def _coarse_tolerance(forward: Forward, reference: Reference) -> float:
+    noise = SelfCheck(is_out_of_memory).measure(checks.chunked, LibraryCompute(forward), reference)
+    return min(max(2 * noise, _COARSE * reference.scale), reference.scale)
 
 
 def _features_of(config: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import model_classes
 from bough.engines.mlx.loading.model import LoadedModel, weights_of
 from bough.engines.mlx.self_check.probe import probe
-from bough.engines.self_check.judge import COPY_GAIN, COPY_SEED, COPY_WINDOW
+from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
 
 _SLOWER = 3.0  # less in the logarithm of a decay: as models are first made, most states forget within a token
 _MOST_BYTES = 2_500_000_000  # or a tenth of the model's own; gemma3 of 27 billion weights takes 1.7

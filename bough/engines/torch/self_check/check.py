@@ -10,8 +10,8 @@ Tolerances. In float32 the largest logit difference may be 1e-4, or 1e-4 times t
 than one; on the copy always 1e-4 spreads. In half precision rounding alone moves logits: between "sdpa" and "eager" by 0.36
 spreads on a random model of 8 billion weights, and by 0.2 between one run and several with stock attention. So real weights
 need only stay within twice the former, or half a spread, which catches another prefix's state and little else. The float32
-copy judges what is finer, and a copy in half precision the kernels: it may be three times as far from the float32 copy as
-one stock forward pass is. Where no copy can be built, what only a fine check would find is not allowed.
+copy shows finer mistakes. A copy in half precision shows those of kernels: it may be three times as far from the float32
+copy as one stock forward pass is. Where no copy can be built, chunks and reuse that need a fine check are not allowed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 import torch
 import transformers
 
-from bough.engines.self_check.judge import (
+from bough.engines.self_check.check import (
     COPY_TOKENS,
     REAL_TOKENS,
-    Judge,
-    Subject,
+    Candidate,
+    SelfCheck,
+    drop_unproven,
     longer_than_windows,
     needs_copy,
-    without_doubt,
 )
-from bough.engines.self_check.trial import Answer, Trial, usual_ids
-from bough.engines.self_check.verdicts import code_of, hash_of
+from bough.engines.self_check.reference import ComputeLogits, Reference, usual_ids
+from bough.engines.self_check.verdicts import hash_code, hash_features
 from bough.engines.shared.compute import Verdict
 from bough.engines.torch import attention
 from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
@@ -49,7 +49,7 @@ _FORMAT = 4  # raise it when the check itself changes
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
-def key_of(model: Any, wanted_attention: str) -> str:
+def verdict_key(model: Any, wanted_attention: str) -> str:
     """A hash of versions, device, dtype, attention, and the configuration less its name."""
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
     parameter = next(model.parameters())
@@ -62,10 +62,10 @@ def key_of(model: Any, wanted_attention: str) -> str:
         wanted_attention,
         model.config._attn_implementation,
         type(model).__name__,
-        code_of(model),
+        hash_code(model),
         config,
     ]
-    return hash_of(features)
+    return hash_features(features)
 
 
 def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:
@@ -76,85 +76,85 @@ def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:
 
 def _try_all(forward: Forward, layout: Layout, wanted: str) -> Verdict:
     stock = forward.model.config._attn_implementation
-    subjects, judge = _subjects(forward, layout), Judge(is_out_of_memory)
+    candidates, check = _candidates(forward, layout), SelfCheck(is_out_of_memory)
     names = list(dict.fromkeys([attention.NAME, stock, "eager"])) if wanted == "auto" else [wanted]
     best: Verdict | None = None
     for name in names if layout.groups else ():
-        verdict = _judge_lanes(judge, name, subjects, layout)
+        verdict = _check_lanes(check, name, candidates, layout)
         if verdict is not None and (best is None or verdict.worth > best.worth):
             best = verdict
         if best is not None and best.can_reuse:
             break
     if best is None:
-        return _judge_plain(judge, stock if wanted == "auto" else wanted, subjects, layout)
-    return without_doubt(best, subjects)
+        return _check_plain(check, stock if wanted == "auto" else wanted, candidates, layout)
+    return drop_unproven(best, candidates)
 
 
-def _judge_lanes(judge: Judge, name: str, subjects: list[Subject], layout: Layout) -> Verdict | None:
+def _check_lanes(check: SelfCheck, name: str, candidates: list[Candidate], layout: Layout) -> Verdict | None:
     """What lanes of our own can do with this attention, or None if they cannot even continue a prompt."""
-    if not all(_set_attention(subject.forward.model, name) for subject in subjects):
+    if not all(_set_attention(candidate.forward.model, name) for candidate in candidates):
         return None
-    return judge.lanes(name, subjects, can_batch=name == attention.NAME or not layout.rows)
+    return check.check_lanes(name, candidates, can_batch=name == attention.NAME or not layout.rows)
 
 
-def _judge_plain(judge: Judge, name: str, subjects: list[Subject], layout: Layout) -> Verdict:
+def _check_plain(check: SelfCheck, name: str, candidates: list[Candidate], layout: Layout) -> Verdict:
     """Without groups: with the model's own cache if that is right, else with none."""
-    models = [subject.forward.model for subject in subjects]
+    models = [candidate.forward.model for candidate in candidates]
     if not all(_set_attention(model, name) for model in models):
         raise UnsupportedModel(f"{type(models[0]).__name__} does not run with the attention {name!r}")
-    real = subjects[0]
+    real = candidates[0]
     library, recompute = LibraryCompute(real.forward), RecomputeCompute(real.forward)
-    return judge.plain(name, real, library, recompute, layout.unknown)
+    return check.check_plain(name, real, library, recompute, layout.unknown)
 
 
-def _subjects(forward: Forward, layout: Layout) -> list[Subject]:
+def _candidates(forward: Forward, layout: Layout) -> list[Candidate]:
     """The real model first, then its copies. Leaves the attention as it was."""
     model = forward.model
     stock = model.config._attn_implementation
     is_half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     wants_copy = needs_copy(layout.groups, is_half)
     small = make_small_copy(model, layout.kinds) if wants_copy else None
-    copies = _copy_subjects(small, next(model.parameters()).dtype) if small is not None else []
+    copies = _copy_candidates(small, next(model.parameters()).dtype) if small is not None else []
     num_tokens = longer_than_windows(layout.groups) if wants_copy and not copies else REAL_TOKENS
     _set_attention(model, _REFERENCE)
-    found = _trial(forward, num_tokens, layout.vocab_size or model.config.get_text_config().vocab_size)
+    reference = _make_reference(forward, num_tokens, layout.vocab_size or model.config.get_text_config().vocab_size)
     _set_attention(model, stock)
-    tolerance = 1e-4 * max(1.0, found.scale)
+    tolerance = 1e-4 * max(1.0, reference.scale)
     if is_half:
-        tolerance = max(2 * found.noise(_answer(forward)), 0.5 * found.scale)
-    return [_subject(forward, layout, found, tolerance, is_coarse=is_half), *copies]
+        tolerance = max(2 * reference.noise(_reference_logits(forward)), 0.5 * reference.scale)
+    return [_candidate(forward, layout, reference, tolerance, is_coarse=is_half), *copies]
 
 
-def _copy_subjects(small: Any, dtype: torch.dtype) -> list[Subject]:
-    """The small copy, and for half precision a copy of it in that type, judged by the float32 one's reference."""
+def _copy_candidates(small: Any, dtype: torch.dtype) -> list[Candidate]:
+    """The small copy, and for half precision a copy of it in that type, compared with the reference of the float32 one."""
     forward = Forward(small)
     layout = probe(forward)
     if not layout.groups:
         return []
     _set_attention(small, _REFERENCE)
-    found = _trial(forward, COPY_TOKENS, layout.vocab_size)
-    subjects = [_subject(forward, layout, found, 1e-4 * found.scale, " (small copy)")]
+    reference = _make_reference(forward, COPY_TOKENS, layout.vocab_size)
+    candidates = [_candidate(forward, layout, reference, 1e-4 * reference.scale, " (small copy)")]
     if dtype != torch.float32:
         half = Forward(copy.deepcopy(small).to(dtype))
         label = f" (small copy, {str(dtype).removeprefix('torch.')})"
-        subjects.append(_subject(half, probe(half), found, 3 * found.noise(_answer(half)), label))
-    return subjects
+        candidates.append(_candidate(half, probe(half), reference, 3 * reference.noise(_reference_logits(half)), label))
+    return candidates
 
 
-def _subject(
-    forward: Forward, layout: Layout, found: Trial, tolerance: float, label: str = "", is_coarse: bool = False
-) -> Subject:
+def _candidate(
+    forward: Forward, layout: Layout, reference: Reference, tolerance: float, label: str = "", is_coarse: bool = False
+) -> Candidate:
     def compute(can_batch: bool) -> LaneCompute:
-        return LaneCompute(forward, layout, Pages(layout, forward.device), len(found.ids), COPY_TOKENS, can_batch)
+        return LaneCompute(forward, layout, Pages(layout, forward.device), len(reference.ids), COPY_TOKENS, can_batch)
 
-    return Subject(forward, layout.groups, compute, found, tolerance, label, is_coarse)
-
-
-def _trial(forward: Forward, num_tokens: int, vocab_size: int) -> Trial:
-    return Trial(_answer(forward), num_tokens, usual_ids(forward.model.config.to_dict(), vocab_size))
+    return Candidate(forward, layout.groups, compute, reference, tolerance, label, is_coarse)
 
 
-def _answer(forward: Forward) -> Answer:
+def _make_reference(forward: Forward, num_tokens: int, vocab_size: int) -> Reference:
+    return Reference(_reference_logits(forward), num_tokens, usual_ids(forward.model.config.to_dict(), vocab_size))
+
+
+def _reference_logits(forward: Forward) -> ComputeLogits:
     return lambda ids: forward.all_logits(forward.tensor_of(ids))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bough.engines.self_check.judge import COPY_GAIN, COPY_SEED, COPY_WINDOW
+from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
 from bough.engines.torch.device import is_out_of_memory
 
 _MOST_PARAMETERS = 300_000_000  # or a tenth of the model's own

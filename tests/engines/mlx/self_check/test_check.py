@@ -22,13 +22,13 @@ from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.library import cache, nn
 from bough.engines.mlx.loading.model import LoadedModel, load_model
 from bough.engines.mlx.self_check import check as self_check_module
-from bough.engines.mlx.self_check.check import key_of, self_check
+from bough.engines.mlx.self_check.check import self_check, verdict_key
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.mlx.self_check.small_copy import COPY_WINDOW, make_random, make_small_copy
+from bough.engines.self_check import check as shared_check
 from bough.engines.self_check import checks
-from bough.engines.self_check import judge as judge_module
-from bough.engines.self_check.judge import COPY_TOKENS
-from bough.engines.self_check.trial import Trial, usual_ids
+from bough.engines.self_check.check import COPY_TOKENS
+from bough.engines.self_check.reference import Reference, usual_ids
 from bough.engines.shared.compute import Verdict
 from bough.errors import ModelError, UnsupportedModel
 from tests.tiny_mlx_models import make_loaded
@@ -40,7 +40,7 @@ WITH_STATE = ("qwen3_next", "lfm2", "falcon_h1", "mamba2", "granitemoehybrid", "
 NOTICED = 5e-4  # spreads of the logits: five times what the check lets pass on the copy
 
 
-def judge(loaded: LoadedModel) -> Verdict:
+def verdict_of(loaded: LoadedModel) -> Verdict:
     forward = Forward(loaded)
     return self_check(forward, probe(forward))
 
@@ -65,16 +65,16 @@ class Copy:
         small = make_small_copy(forward, probe(forward))
         assert small is not None
         self.forward, self.layout = small, probe(small)
-        self._trial = Trial(small.all_logits, COPY_TOKENS, usual_ids(small.config, self.layout.vocab_size))
+        self._reference = Reference(small.all_logits, COPY_TOKENS, usual_ids(small.config, self.layout.vocab_size))
 
-    def difference(self, check: Callable[[LaneCompute, Trial], float]) -> float:
+    def difference(self, check: Callable[[LaneCompute, Reference], float]) -> float:
         compute = LaneCompute(self.forward, self.layout, Pages(self.layout), COPY_TOKENS, COPY_TOKENS, can_batch=False)
-        return check(compute, self._trial) / self._trial.scale
+        return check(compute, self._reference) / self._reference.scale
 
 
 @pytest.mark.parametrize("name", ON_MLX)
 def test_everything_is_allowed_to_an_architecture_that_is_right(name: str) -> None:
-    verdict = judge(make_loaded(name))
+    verdict = verdict_of(make_loaded(name))
 
     assert (verdict.way, verdict.can_chunk, verdict.can_reuse, verdict.can_batch) == ("lanes", True, True, True)
     assert verdict.reason == ""
@@ -93,7 +93,7 @@ def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> No
 @pytest.mark.parametrize(
     "check", [checks.one_shot, checks.chunked, checks.stepped, checks.restored, checks.rewound, checks.branched]
 )
-def test_right_lanes_are_close_to_the_copy(name: str, check: Callable[[Any, Trial], float]) -> None:
+def test_right_lanes_are_close_to_the_copy(name: str, check: Callable[[Any, Reference], float]) -> None:
     assert Copy(name).difference(check) < 2e-5
 
 
@@ -156,11 +156,11 @@ def ignore_windows(self: Any, N: int, *args: Any, **kwargs: Any) -> str | None:
 
 def test_a_window_that_real_prompts_would_pass_later_is_checked_on_a_small_copy(monkeypatch: MonkeyPatch) -> None:
     loaded = make_loaded("mistral", sliding_window=1024)
-    assert judge(loaded).can_reuse
+    assert verdict_of(loaded).can_reuse
 
     monkeypatch.setattr(RowLayer, "make_mask", ignore_windows)
 
-    assert not judge(loaded).can_reuse
+    assert not verdict_of(loaded).can_reuse
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -170,7 +170,7 @@ def test_states_that_are_not_restored_forbid_reuse_in_every_type(
 ) -> None:
     monkeypatch.setattr(StateBuffer, "write", lambda self, content: self.reset())
 
-    verdict = judge(load(name, tmp_path, dtype))
+    verdict = verdict_of(load(name, tmp_path, dtype))
 
     assert (verdict.way, verdict.can_chunk, verdict.can_reuse) == ("lanes", True, False)
     assert "restored" in verdict.reason or "rewound" in verdict.reason or "branched" in verdict.reason
@@ -179,7 +179,7 @@ def test_states_that_are_not_restored_forbid_reuse_in_every_type(
 def test_lanes_that_forget_their_rows_give_way_to_the_librarys_cache(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(RowLayer, "update_and_fetch", lambda self, keys, values: (keys, values))
 
-    verdict = judge(make_loaded("llama"))
+    verdict = verdict_of(make_loaded("llama"))
 
     assert (verdict.way, verdict.can_chunk, verdict.can_reuse) == ("library", True, False)
 
@@ -190,7 +190,7 @@ def test_a_batch_that_mixes_lanes_up_forbids_batches_only(monkeypatch: MonkeyPat
         BatchRowLayer, "update_and_fetch", lambda self, keys, values: update(self, keys[::-1], values[::-1])
     )
 
-    verdict = judge(make_loaded("llama"))
+    verdict = verdict_of(make_loaded("llama"))
 
     assert (verdict.can_reuse, verdict.can_batch) == (True, False)
 
@@ -212,7 +212,7 @@ def test_a_cache_of_an_unknown_type_means_no_reuse_and_is_named(kind: type, way:
     loaded = make_loaded("llama")
     monkeypatch.setattr(type(loaded.model), "make_cache", lambda self: [kind() for _ in self.layers])
 
-    verdict = judge(loaded)
+    verdict = verdict_of(loaded)
 
     assert (verdict.way, verdict.can_chunk, verdict.can_reuse) == (way, True, False)
     assert kind.__name__ in verdict.reason
@@ -233,7 +233,7 @@ GEMMA3N = (
 )
 
 
-def test_gemma3n_whose_layers_share_rows_only_in_a_cache_is_judged_by_a_fresh_one() -> None:
+def test_gemma3n_whose_layers_share_rows_only_in_a_cache_is_checked_by_a_fresh_one() -> None:
     forward, ids = make_random({"model_type": "gemma3n", "text_config": GEMMA | GEMMA3N}, mx.float32), list(range(40))
     alone, cached = forward.all_logits(ids)[-1], forward.last_logits(mx.array([ids]), forward.make_cache())[0]
     assert float(abs(alone - cached).max()) > 0.1  # else this tests nothing
@@ -262,7 +262,7 @@ def fails(logits: Any) -> Any:
 
 
 @pytest.mark.parametrize("change", [fails, lambda logits: logits[:, ::-1], lambda logits: logits * float("nan")])
-def test_a_model_that_is_wrong_without_a_cache_is_judged_by_a_fresh_one(
+def test_a_model_that_is_wrong_without_a_cache_is_checked_by_a_fresh_one(
     change: Callable[[Any], Any], monkeypatch: MonkeyPatch
 ) -> None:
     loaded = make_loaded("gemma3_text")
@@ -274,12 +274,12 @@ def test_a_model_that_is_wrong_without_a_cache_is_judged_by_a_fresh_one(
 
     monkeypatch.setattr(type(loaded.model), "__call__", wants_a_cache)
 
-    assert judge(loaded).can_reuse
+    assert verdict_of(loaded).can_reuse
 
 
 def test_a_model_that_the_device_cannot_run_is_refused_with_the_cause(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="GatherMM"):  # MLX has no experts in half precision on a CPU
-        judge(load("qwen3_next", tmp_path, "bfloat16"))
+        verdict_of(load("qwen3_next", tmp_path, "bfloat16"))
 
 
 def test_a_model_that_never_answers_the_same_is_refused(monkeypatch: MonkeyPatch) -> None:
@@ -290,20 +290,20 @@ def test_a_model_that_never_answers_the_same_is_refused(monkeypatch: MonkeyPatch
     )
 
     with pytest.raises(UnsupportedModel, match="different answers"):
-        judge(loaded)
+        verdict_of(loaded)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "falcon_h1"])
-def test_half_precision_is_judged_by_the_copy_and_by_the_noise_of_the_real_weights(name: str, tmp_path: Path) -> None:
-    verdict = judge(load(name, tmp_path, "bfloat16"))
+def test_half_precision_is_checked_by_the_copy_and_by_the_noise_of_the_real_weights(name: str, tmp_path: Path) -> None:
+    verdict = verdict_of(load(name, tmp_path, "bfloat16"))
 
     assert verdict.can_reuse, verdict.reason
     assert {"restored", "restored (small copy)", "restored (small copy, bfloat16)"} <= verdict.differences.keys()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_quantized_weights_are_judged_by_a_copy_that_is_not(name: str, tmp_path: Path) -> None:
-    verdict = judge(quantized(name, tmp_path))
+def test_quantized_weights_are_checked_by_a_copy_that_is_not(name: str, tmp_path: Path) -> None:
+    verdict = verdict_of(quantized(name, tmp_path))
 
     assert verdict.can_reuse, verdict.reason
     assert verdict.differences["restored (small copy)"] < 1e-4
@@ -315,7 +315,7 @@ def test_half_precision_without_a_copy_allows_only_what_a_coarse_check_can_vouch
 ) -> None:
     monkeypatch.setattr(self_check_module, "make_small_copy", lambda forward, layout: None)
 
-    verdict = judge(load(name, tmp_path, "bfloat16"))
+    verdict = verdict_of(load(name, tmp_path, "bfloat16"))
 
     assert (verdict.can_chunk, verdict.can_reuse, bool(verdict.reason)) == (can_reuse, can_reuse, not can_reuse)
 
@@ -323,11 +323,11 @@ def test_half_precision_without_a_copy_allows_only_what_a_coarse_check_can_vouch
 def test_single_precision_without_a_copy_takes_a_longer_prompt_on_the_real_weights(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(self_check_module, "make_small_copy", lambda forward, layout: None)
     loaded = make_loaded("mistral", sliding_window=100)
-    assert judge(loaded).can_reuse
+    assert verdict_of(loaded).can_reuse
 
     monkeypatch.setattr(RowLayer, "make_mask", ignore_windows)
 
-    assert not judge(loaded).can_reuse
+    assert not verdict_of(loaded).can_reuse
 
 
 @pytest.mark.parametrize("error", [MemoryError("made to fail"), RuntimeError("[malloc] Unable to allocate 5 bytes.")])
@@ -338,7 +338,7 @@ def test_memory_that_is_short_for_a_moment_is_no_verdict(
         raise error
 
     settings = Settings(device="cpu", cache_folder=tmp_path)
-    monkeypatch.setitem(judge_module.REUSE_CHECKS, "restored", fail)
+    monkeypatch.setitem(shared_check.REUSE_CHECKS, "restored", fail)
     with pytest.raises(ModelError, match="memory"):
         MlxEngine(make_loaded("llama"), settings)
     monkeypatch.undo()
@@ -352,7 +352,7 @@ def test_memory_that_does_not_suffice_for_a_copy_is_no_verdict_either(monkeypatc
     monkeypatch.setattr("bough.engines.mlx.self_check.small_copy.make_random", fail)
 
     with pytest.raises(ModelError, match="memory"):
-        judge(make_loaded("mistral"))
+        verdict_of(make_loaded("mistral"))
 
 
 def test_a_verdict_is_kept_and_used_at_the_next_load(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -375,16 +375,16 @@ def test_a_verdict_depends_on_configuration_type_and_quantization_but_not_on_the
         quantized("llama", tmp_path / "quantized"),
     ]
 
-    assert key_of(Forward(renamed)) == key_of(Forward(loaded))
-    assert len({key_of(Forward(each)) for each in (loaded, *others)}) == 4
+    assert verdict_key(Forward(renamed)) == verdict_key(Forward(loaded))
+    assert len({verdict_key(Forward(each)) for each in (loaded, *others)}) == 4
 
 
 def test_the_check_leaves_no_memory_behind() -> None:
     loaded = make_loaded("gemma3_text")
-    judge(loaded)  # the first check makes what stays: constants of the model
+    verdict_of(loaded)  # the first check makes what stays: constants of the model
     before = mx.get_active_memory()
 
-    judge(loaded)
+    verdict_of(loaded)
 
     assert (mx.get_active_memory(), mx.get_cache_memory()) == (before, 0)
 
@@ -393,7 +393,7 @@ def test_the_check_leaves_no_memory_behind() -> None:
 def test_a_model_that_one_thread_checked_can_be_used_and_checked_by_another(name: str, tmp_path: Path) -> None:
     loaded = load(name, tmp_path, "float32")
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(judge, loaded).result()
+        first = thread.submit(verdict_of, loaded).result()
 
     assert first.can_reuse
-    assert judge(loaded) == first
+    assert verdict_of(loaded) == first

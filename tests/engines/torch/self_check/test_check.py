@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bough.config import Settings
-from bough.engines.self_check import judge as judge_module
+from bough.engines.self_check import check as shared_check
 from bough.engines.self_check.verdicts import Verdicts
 from bough.engines.shared.compute import Verdict
 from bough.engines.shared.context import reuse_limit
@@ -17,7 +17,7 @@ from bough.engines.torch import TorchEngine, attention, engine
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes import buffers, layers
 from bough.engines.torch.self_check import check as self_check_module
-from bough.engines.torch.self_check.check import key_of, self_check
+from bough.engines.torch.self_check.check import self_check, verdict_key
 from bough.engines.torch.self_check.probe import probe
 from bough.engines.torch.self_check.small_copy import COPY_WINDOW, make_small_copy
 from bough.errors import ModelError
@@ -30,13 +30,13 @@ def ready() -> None:
     attention.register()
 
 
-def judge(model: Any, wanted: str = "auto") -> Verdict:
+def verdict_of(model: Any, wanted: str = "auto") -> Verdict:
     forward = Forward(model)
     return self_check(forward, probe(forward), wanted)
 
 
 def test_bough_attention_is_the_first_choice() -> None:
-    verdict = judge(make_model("llama"))
+    verdict = verdict_of(make_model("llama"))
 
     assert (verdict.attention, verdict.way, verdict.can_reuse, verdict.can_batch) == ("bough", "lanes", True, True)
 
@@ -47,13 +47,13 @@ def test_an_attention_that_leaves_out_what_the_model_defines_is_not_taken(monkey
 
     monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, leaves_out_the_cap)
 
-    assert judge(make_model("gemma2", attn_logit_softcapping=2.0)).attention == "eager"
+    assert verdict_of(make_model("gemma2", attn_logit_softcapping=2.0)).attention == "eager"
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 @pytest.mark.parametrize("model", ["llama", "mistral", "gemma3_text", "qwen3_next", "bamba"])
 def test_stock_attention_with_its_masks_allows_reuse_too(model: str, name: str) -> None:
-    verdict = judge(make_model(model), name)
+    verdict = verdict_of(make_model(model), name)
 
     assert verdict.attention == name
     assert verdict.can_reuse, verdict.reason
@@ -66,7 +66,7 @@ def test_an_attention_that_is_wrong_gives_way_to_the_stock_one(monkeypatch: pyte
 
     monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, forgets_the_past)
 
-    verdict = judge(make_model("llama"))
+    verdict = verdict_of(make_model("llama"))
 
     assert (verdict.attention, verdict.can_reuse, verdict.can_batch) == ("sdpa", True, False)
 
@@ -78,7 +78,7 @@ def test_a_window_that_real_prompts_would_pass_later_is_checked_on_a_small_copy(
     monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, ignores_windows)
     monkeypatch.setattr(layers, "attach_window", lambda keys, window: keys)
 
-    verdict = judge(make_model("mistral", sliding_window=1024))
+    verdict = verdict_of(make_model("mistral", sliding_window=1024))
 
     assert verdict.attention == "sdpa"
 
@@ -93,7 +93,7 @@ def test_the_first_row_of_a_restored_window_counts_in_the_last_layer_too(monkeyp
 
     monkeypatch.setattr(buffers.RowBuffer, "write", lose_one)
 
-    verdict = judge(make_model("mistral"))
+    verdict = verdict_of(make_model("mistral"))
 
     assert (verdict.way, verdict.can_chunk, verdict.can_reuse) == ("lanes", True, False)
 
@@ -101,7 +101,7 @@ def test_the_first_row_of_a_restored_window_counts_in_the_last_layer_too(monkeyp
 def test_a_model_that_ignores_its_cache_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers.RowLayer, "update", lambda self, key, value, *args, **kwargs: (key, value))
 
-    verdict = judge(make_model("llama"))
+    verdict = verdict_of(make_model("llama"))
 
     assert (verdict.way, verdict.can_reuse) == ("library", False)
 
@@ -113,7 +113,7 @@ def test_states_that_a_model_rebinds_instead_of_writing_in_place_are_taken_back(
 
     monkeypatch.setattr(layers.StateLayer, "update_recurrent_state", rebind)
 
-    assert judge(make_model("mamba2")).can_reuse
+    assert verdict_of(make_model("mamba2")).can_reuse
 
 
 def test_a_layer_of_an_unknown_type_means_no_reuse_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_layer_of_an_unknown_type_means_no_reuse_and_is_named(monkeypatch: pyt
 
     monkeypatch.setitem(cache_utils.DYNAMIC_LAYER_TYPE_MAPPING, "full_attention", OtherLayer)
 
-    verdict = judge(make_model("llama"))
+    verdict = verdict_of(make_model("llama"))
 
     assert (verdict.way, verdict.can_chunk, verdict.can_reuse) == ("library", True, False)
     assert "OtherLayer" in verdict.reason
@@ -177,14 +177,14 @@ def test_a_folder_that_cannot_be_written_to_does_no_harm(tmp_path: Path) -> None
 
 def test_a_verdict_depends_on_the_configuration_and_the_attention_but_not_on_the_name() -> None:
     model, other = make_model("llama"), make_model("llama", num_hidden_layers=3)
-    key = key_of(model, "auto")
+    key = verdict_key(model, "auto")
 
     model.config._name_or_path = "somewhere/else"
 
-    assert key_of(model, "auto") == key
-    assert key_of(model, "sdpa") != key
-    assert key_of(other, "auto") != key
-    assert key_of(make_model("llama").to(torch.bfloat16), "auto") != key
+    assert verdict_key(model, "auto") == key
+    assert verdict_key(model, "sdpa") != key
+    assert verdict_key(other, "auto") != key
+    assert verdict_key(make_model("llama").to(torch.bfloat16), "auto") != key
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_rotary_scalings_by_length_bound_the_reuse(rotary: dict[str, Any], limit
     assert reuse_limit(make_config("llama", rope_parameters=rotary).to_dict(), {"dynamic", "longrope"}, 2048) == limit
 
 
-def test_half_precision_is_judged_by_the_copy_and_by_the_noise_of_the_real_weights() -> None:
-    verdict = judge(make_model("gemma3_text").to(torch.bfloat16))
+def test_half_precision_is_checked_by_the_copy_and_by_the_noise_of_the_real_weights() -> None:
+    verdict = verdict_of(make_model("gemma3_text").to(torch.bfloat16))
 
     assert verdict.can_reuse, verdict.reason
     assert any("small copy" in check for check in verdict.differences)
@@ -209,7 +209,7 @@ def test_half_precision_is_judged_by_the_copy_and_by_the_noise_of_the_real_weigh
 
 @pytest.mark.parametrize("name", ["mamba", "jamba", "nemotron_h", "minimax", "recurrent_gemma"])
 def test_a_wrong_architecture_is_found_out_in_half_precision_too(name: str) -> None:
-    single, half = judge(make_model(name)), judge(make_model(name).to(torch.bfloat16))
+    single, half = verdict_of(make_model(name)), verdict_of(make_model(name).to(torch.bfloat16))
 
     assert not half.can_reuse
     assert (half.way, half.can_chunk) == (single.way, single.can_chunk)
@@ -221,7 +221,7 @@ def test_half_precision_without_a_copy_allows_only_what_a_coarse_check_can_vouch
 ) -> None:
     monkeypatch.setattr(self_check_module, "make_small_copy", lambda model, kinds: None)
 
-    verdict = judge(make_model(name).to(torch.bfloat16))
+    verdict = verdict_of(make_model(name).to(torch.bfloat16))
 
     assert (verdict.can_chunk, verdict.can_reuse, bool(verdict.reason)) == (can_reuse, can_reuse, not can_reuse)
 
@@ -229,15 +229,15 @@ def test_half_precision_without_a_copy_allows_only_what_a_coarse_check_can_vouch
 def test_single_precision_without_a_copy_takes_a_longer_prompt_on_the_real_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check_module, "make_small_copy", lambda model, kinds: None)
 
-    assert judge(make_model("mistral")).can_reuse
-    assert not judge(make_model("mamba")).can_chunk
+    assert verdict_of(make_model("mistral")).can_reuse
+    assert not verdict_of(make_model("mamba")).can_chunk
 
 
 def test_memory_that_is_short_for_a_moment_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> float:
         raise torch.OutOfMemoryError("made to fail")
 
-    monkeypatch.setitem(judge_module.REUSE_CHECKS, "restored", fail)
+    monkeypatch.setitem(shared_check.REUSE_CHECKS, "restored", fail)
     with pytest.raises(ModelError, match="memory"):
         TorchEngine(make_model("llama"), Settings(device="cpu", cache_folder=tmp_path))
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""One prompt, what the stock model says about it, and how far a lane's logits lie from that.
+"""The reference of the self-check: one prompt and the logits that the stock model gives for it.
 
 The reference is one forward pass from the first token on, made by the engine. Logits are tensors of any library that has
 `abs`, `max` and `std`.
@@ -12,35 +12,35 @@ from typing import Any
 
 from bough.engines.contract import Logits
 
-Answer = Callable[[Sequence[int]], Logits]
+ComputeLogits = Callable[[Sequence[int]], Logits]
 """The logits [run, vocabulary] of a stock model after each of the given ids."""
 
 
-class Trial:
+class Reference:
     """A prompt, a branch that leaves it at `branch_at`, and the reference logits of both."""
 
-    def __init__(self, answer: Answer, num_tokens: int, usual: Sequence[int]) -> None:
+    def __init__(self, compute_logits: ComputeLogits, num_tokens: int, usual: Sequence[int]) -> None:
         """`usual` are the ids to choose from."""
         self.ids = random.Random(1).choices(usual, k=num_tokens)
         self.branch_at = num_tokens * 5 // 8
         self.branch = self.ids[: self.branch_at] + random.Random(2).choices(usual, k=num_tokens - self.branch_at)
-        self.reference = answer(self.ids)
-        self.branch_reference = answer(self.branch)
-        self.scale = float(self.reference.std())
+        self.logits = compute_logits(self.ids)
+        self.branch_logits = compute_logits(self.branch)
+        self.scale = float(self.logits.std())
 
-    def noise(self, answer: Answer) -> float:
+    def noise(self, compute_logits: ComputeLogits) -> float:
         """How far another model or attention is from the reference, over all positions of one forward pass."""
-        return float(abs(answer(self.ids) - self.reference).max())
+        return float(abs(compute_logits(self.ids) - self.logits).max())
 
     def difference(self, logits: Logits, length: int, is_branch: bool = False) -> float:
         """How far the logits after the first `length` tokens are from the reference."""
-        reference = self.branch_reference if is_branch else self.reference
+        reference = self.branch_logits if is_branch else self.logits
         found = float(abs(logits - reference[length - 1]).max())
         return found if found == found else float("inf")  # a NaN is as wrong as can be
 
 
 def usual_ids(config: Mapping[str, Any], vocab_size: int) -> list[int]:
-    """Ids without those that the configuration gives a meaning, such as the places of images."""
+    """Ids without those that the configuration gives a meaning, such as those that stand for images."""
     special = set(_special_ids(config))
     return [token_id for token_id in range(vocab_size) if token_id not in special]
 
