@@ -64,17 +64,17 @@ class AheadCompute:
         else:
             sampled = sample(logits, draws)
             self._go_ahead(lanes, mx.array([each.token_id for each in sampled]))
-        for lane, place in lanes.items():
+        for lane, index in lanes.items():
             if lane.ahead is not None:
-                lane.ahead.token_id = sampled[place].token_id
+                lane.ahead.token_id = sampled[index].token_id
         return sampled
 
     def _lanes_of(self, logits: Sequence[mx.array]) -> dict[MlxLane, int]:
-        """The lanes that can go ahead and that these are the latest logits of, each with its place here."""
-        places = {id(row): place for place, row in reversed(list(enumerate(logits)))}
-        known = [lane for lane in self._lanes if lane.latest is not None and id(lane.latest) in places]
+        """The lanes that can go ahead and that these are the latest logits of, each with the index of its logits."""
+        indices = {id(row): index for index, row in reversed(list(enumerate(logits)))}
+        known = [lane for lane in self._lanes if lane.latest is not None and id(lane.latest) in indices]
         ready = [lane for lane in known if lane.offset < self._context and lane.has_room()]
-        return {lane: places[id(lane.latest)] for lane in sorted(ready, key=lambda lane: places[id(lane.latest)])}
+        return {lane: indices[id(lane.latest)] for lane in sorted(ready, key=lambda lane: indices[id(lane.latest)])}
 
     def _go_ahead(self, lanes: Mapping[MlxLane, int], tokens: mx.array) -> None:
         """Let the device compute one more token on each lane, on which none of them stands.

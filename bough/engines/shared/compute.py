@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from bough.cache.tree.state import Group, Lane
-from bough.engines.shared.pages import PageBook
+from bough.engines.shared.pages import PageAllocator
 
 Logits = TypeVar("Logits")
 
@@ -44,7 +44,7 @@ class GroupCompute(Compute[Logits], Protocol[Logits]):
     def layout(self) -> Shapes: ...
 
     @property
-    def pages(self) -> PageBook: ...
+    def pages(self) -> PageAllocator: ...
 
 
 class Way(StrEnum):

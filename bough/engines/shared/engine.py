@@ -1,4 +1,4 @@
-"""What engines that keep lanes in straight buffers have in common: the parts of the contract that only pass things on."""
+"""What engines that keep lanes in contiguous buffers have in common: the parts of the contract that only pass things on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bough.cache.tree.state import Buffer, Group, Lane, Page, Place, State
 from bough.engines.contract import Capabilities, EngineInfo, Logits
 from bough.engines.shared.compute import Compute, Shapes, Verdict, Way
 from bough.engines.shared.errors import as_engine_errors
-from bough.engines.shared.pages import PageBook, packed_bytes
+from bough.engines.shared.pages import PageAllocator, packed_bytes
 
 _LONGEST_RUN = 8_192
 _STATES = {Way.LANES: "bough's lanes", Way.LIBRARY: "the model's own cache", Way.RECOMPUTE: "none: recomputed"}
@@ -25,7 +25,7 @@ class LaneEngine(ABC):
         self,
         info: EngineInfo,
         layout: Shapes,
-        pages: PageBook,
+        pages: PageAllocator,
         verdict: Verdict,
         context: int,
         slack: int,

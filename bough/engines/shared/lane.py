@@ -1,4 +1,4 @@
-"""A lane in straight buffers: the bookkeeping of one live sequence, without any tensor.
+"""A lane in contiguous buffers: the bookkeeping of one live sequence, without any tensor.
 
 Adopting copies pages in, publishing copies rows out. A run that fails writes only beyond `offset` in row groups, so these
 still stand where they were; a recurrent state may be damaged, and then it can only be replaced.
@@ -12,10 +12,10 @@ from typing import Generic, Protocol, TypeVar
 
 from bough.cache.tree.state import Group, Kind, Page, Source, State
 from bough.engines.shared.errors import as_engine_errors
-from bough.engines.shared.rows import RowRoom
+from bough.engines.shared.row_memory import RowMemory
 
 
-class StateRoom(Protocol):
+class StateMemory(Protocol):
     """The memory of one recurrent group on one lane."""
 
     @property
@@ -35,18 +35,18 @@ class StateRoom(Protocol):
     def free(self) -> None: ...
 
 
-RowsT = TypeVar("RowsT", bound=RowRoom)
-StateT = TypeVar("StateT", bound=StateRoom)
+RowsT = TypeVar("RowsT", bound=RowMemory)
+StateT = TypeVar("StateT", bound=StateMemory)
 
 
-class StraightLane(ABC, Generic[RowsT, StateT]):
+class ContiguousLane(ABC, Generic[RowsT, StateT]):
     """Implements `bough.cache.tree.state.Lane`. An engine adds how rows and states are copied."""
 
     def __init__(self, rows: Mapping[Group, RowsT], states: Mapping[Group, StateT]) -> None:
         self._rows = rows
         self._states = states
         self._offset = 0
-        self._is_torn = False
+        self._is_damaged = False
 
     @property
     def offset(self) -> int:
@@ -85,7 +85,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
         for group, state in self._states.items():
             self._adopt_state(state, offset, sources.get(group, Source()))
         self._offset = offset
-        self._is_torn = False
+        self._is_damaged = False
         self._settle()
 
     @as_engine_errors("copying rows out")
@@ -96,7 +96,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
 
     @as_engine_errors("copying a state out")
     def capture(self, group: Group) -> State:
-        assert not self._is_torn, "a run failed on this lane: its state stands nowhere"
+        assert not self._is_damaged, "a run failed on this lane: its recurrent state is damaged"
         return self._copy_state_out(group, self._states[group])
 
     def clear(self) -> None:
@@ -105,7 +105,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
         for state in self._states.values():
             state.free()
         self._offset = 0
-        self._is_torn = False
+        self._is_damaged = False
 
     def rows_of(self, group: Group) -> RowsT:
         """The buffer of a group that has rows."""
@@ -161,4 +161,4 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
             state.reset()
         else:
             assert source.live == offset == self._offset, f"the lane's state stands at {self._offset}, not at {offset}"
-            assert not self._is_torn, "a run failed on this lane: its state stands nowhere"
+            assert not self._is_damaged, "a run failed on this lane: its recurrent state is damaged"

@@ -9,7 +9,7 @@ from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, Place, Stat
 from bough.engines.shared.errors import as_engine_errors
 
 
-class PageBook(ABC):
+class PageAllocator(ABC):
     """Looks after every page and state of one model. `held_bytes` counts what was made and not yet given back.
 
     Content is the engine's: any object with `nbytes`, in memory of its own, that does not change once it was made. An
@@ -65,17 +65,17 @@ class PageBook(ABC):
         The bytes stay as they are for as long as somebody refers to them, whatever becomes of the item.
         """
         content = content_of(item)  # looked at once: another thread may move or release the item meanwhile
-        return None if content is None else self._read(content)
+        return None if content is None else self._to_bytes(content)
 
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
         """A new page from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a page of rows [{start}, {end})", data, (end - start) * group.bytes_per_token)
-        return self.make_page(group, start, end, self._take_in(group, data, place))
+        return self.make_page(group, start, end, self._from_bytes(group, data, place))
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
         """A new state from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a state at {offset}", data, group.state_bytes)
-        return self.make_state(group, offset, self._take_in(group, data, place))
+        return self.make_state(group, offset, self._from_bytes(group, data, place))
 
     def _place(self, content: Any) -> Place:
         """Where content lies."""
@@ -90,12 +90,12 @@ class PageBook(ABC):
         """The rows of both pages, copied."""
 
     @abstractmethod
-    def _read(self, content: Any) -> memoryview:
+    def _to_bytes(self, content: Any) -> memoryview:
         """Content as bytes that nobody can change."""
 
     @abstractmethod
-    def _take_in(self, group: Group, data: Buffer, place: Place) -> Any:
-        """Content of a group's page or state from what `_read` gave."""
+    def _from_bytes(self, group: Group, data: Buffer, place: Place) -> Any:
+        """Content of a group's page or state from what `_to_bytes` gave."""
 
 
 def content_of(item: Page | State) -> Any:

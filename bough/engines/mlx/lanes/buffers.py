@@ -1,4 +1,4 @@
-"""What a lane holds of each group: straight buffers of rows, and whole states.
+"""What a lane holds of each group: contiguous buffers of rows, and whole states.
 
 MLX's arrays are values: writing makes a new array, which takes the old one's memory over if nobody refers to that any more.
 So each layer has its keys and values in arrays of their own, and nothing here keeps an old array while a new one is made,
@@ -18,11 +18,11 @@ from bough.cache.tree.state import Group, Page
 from bough.engines.mlx.device import require_bytes
 from bough.engines.mlx.layout import RowLayout, StateLayout
 from bough.engines.mlx.library import cache
-from bough.engines.shared.rows import RowRoom
+from bough.engines.shared.row_memory import RowMemory
 from bough.engines.shared.shapes import aligned
 
 
-class RowBuffer(RowRoom):
+class RowBuffer(RowMemory):
     """The rows of one group on one lane: all layers' keys [1, heads, capacity, dim], then all layers' values."""
 
     def __init__(self, group: Group, layout: RowLayout, context: int, slack: int) -> None:
@@ -47,18 +47,18 @@ class RowBuffer(RowRoom):
         """The run is about to be evaluated: from now on its rows are written where the old ones were."""
         self._before = None
 
-    def take_in(self, place: int, keys: mx.array, values: mx.array) -> None:
-        """Write the rows of the run under way, of the layer at this place of the group."""
+    def take_in(self, layer_in_group: int, keys: mx.array, values: mx.array) -> None:
+        """Write the rows of the run under way, of this layer of the group."""
         start, end = self._run
-        for index, rows in ((place, keys), (place + len(self.layout.layers), values)):
+        for index, rows in ((layer_in_group, keys), (layer_in_group + len(self.layout.layers), values)):
             self._put(index, start, end, rows)
 
-    def seen(self, place: int) -> tuple[mx.array, mx.array]:
+    def seen(self, layer_in_group: int) -> tuple[mx.array, mx.array]:
         """The keys and values that the run under way may look at, its own included."""
         start, end = self._run
         first = self.group.first_needed(start)
         num_layers = len(self.layout.layers)
-        return self._rows(place, first, end), self._rows(place + num_layers, first, end)
+        return self._rows(layer_in_group, first, end), self._rows(layer_in_group + num_layers, first, end)
 
     def write(self, page: Page, content: mx.array, start: int, end: int) -> None:
         """Copy rows [start, end) of a page in."""

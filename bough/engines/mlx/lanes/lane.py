@@ -1,4 +1,4 @@
-"""A lane on MLX: one live sequence in straight buffers, behind the caches that an mlx-lm model asks for."""
+"""A lane on MLX: one live sequence in contiguous buffers, behind the caches that an mlx-lm model asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bough.engines.mlx.lanes.layers import LayerTuple, RowLayer
 from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Branch, Layout
 from bough.engines.mlx.library import cache
-from bough.engines.shared.lane import StraightLane
+from bough.engines.shared.lane import ContiguousLane
 from bough.engines.shared.pages import content_of
 from bough.errors import EngineError
 
@@ -32,7 +32,7 @@ class Ahead:
     token_id: int = -1
 
 
-class MlxLane(StraightLane[RowBuffer, StateBuffer]):
+class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
     """`layers` are its caches, numbered as the layout does; `cache` is the list that the model is given.
 
     `latest` are the logits that its next token is chosen from, `ahead` what was computed beyond them; whatever moves the
@@ -99,7 +99,7 @@ class MlxLane(StraightLane[RowBuffer, StateBuffer]):
         self._lost_room = room
 
     def has_room(self) -> bool:
-        """Whether one more token finds its place without anything being moved."""
+        """Whether one more token fits without anything being moved."""
         return all(rows.has_room_for(self._offset, 1) for rows in self._rows.values())
 
     def keep_spare_states(self) -> None:
@@ -168,8 +168,8 @@ class MlxLane(StraightLane[RowBuffer, StateBuffer]):
         return self._pages.make_state(group, self._offset, source.read())
 
     def _make_layers(self, layout: Layout, buffers: Mapping[Group, RowBuffer]) -> dict[int, Any]:
-        places = {index: (rows, i) for rows in buffers.values() for i, index in enumerate(rows.layout.layers)}
-        layers: dict[int, Any] = {index: RowLayer(self, *place) for index, place in places.items()}
+        row_slots = {index: (rows, i) for rows in buffers.values() for i, index in enumerate(rows.layout.layers)}
+        layers: dict[int, Any] = {index: RowLayer(self, *slot) for index, slot in row_slots.items()}
         layers |= {index: cache.ArraysCache(size) for index, size in layout.num_slots.items()}
         return layers
 

@@ -25,7 +25,7 @@ _ATTENTION = "scaled_dot_product_attention"
 _STOCK_ATTENTION = getattr(base, _ATTENTION)
 
 
-class Standing(Protocol):
+class HasOffset(Protocol):
     """What tells the layers of a lane how many tokens it holds."""
 
     @property
@@ -33,12 +33,12 @@ class Standing(Protocol):
 
 
 class RowLayer:
-    """The keys and values of one layer, in its place of the group's buffer. Stands for a KVCache or RotatingKVCache."""
+    """The keys and values of one layer, in the buffer of its group. Stands for a KVCache or RotatingKVCache."""
 
-    def __init__(self, lane: Standing, buffer: RowBuffer, place: int) -> None:
+    def __init__(self, lane: HasOffset, buffer: RowBuffer, layer_in_group: int) -> None:
         self._lane = lane
         self.buffer = buffer
-        self.place = place
+        self.layer_in_group = layer_in_group
         self._taken = 0
 
     def begin_run(self) -> None:
@@ -50,13 +50,13 @@ class RowLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Take the run's rows in; returns those that its queries may look at, the run's own included."""
-        self.buffer.take_in(self.place, keys, values)
+        self.buffer.take_in(self.layer_in_group, keys, values)
         self._taken = keys.shape[2]
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The same again, for layers that look at another layer's rows."""
-        return self.buffer.seen(self.place)
+        return self.buffer.seen(self.layer_in_group)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Mask:
         """Which rows each of `N` new tokens may look at; its arguments are named as mlx-lm's models pass them."""

@@ -13,10 +13,10 @@ import mlx.core as mx
 from bough.cache.tree.state import Buffer, Group, Page, Place
 from bough.engines.mlx.layout import Layout
 from bough.engines.shared.errors import as_engine_errors
-from bough.engines.shared.pages import PageBook
+from bough.engines.shared.pages import PageAllocator
 
 
-class Pages(PageBook):
+class Pages(PageAllocator):
     """Looks after every page and state of one model."""
 
     def __init__(self, layout: Layout) -> None:
@@ -30,11 +30,11 @@ class Pages(PageBook):
         pairs = zip(self._planes(left), self._planes(right), strict=True)
         return _bytes_of([mx.concatenate(list(pair), axis=2) for pair in pairs])
 
-    def _read(self, content: Any) -> memoryview:
+    def _to_bytes(self, content: Any) -> memoryview:
         return memoryview(content).toreadonly()
 
     @as_engine_errors("taking content in")
-    def _take_in(self, group: Group, data: Buffer, place: Place) -> mx.array:
+    def _from_bytes(self, group: Group, data: Buffer, place: Place) -> mx.array:
         plain: Any = memoryview(data).cast("B")  # which MLX's types leave out
         return mx.array(plain)
 

@@ -1,4 +1,4 @@
-"""What a lane holds of each group: straight buffers of rows, and whole states."""
+"""What a lane holds of each group: contiguous buffers of rows, and whole states."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import Group, Page
-from bough.engines.shared.rows import RowRoom
+from bough.engines.shared.row_memory import RowMemory
 from bough.engines.torch.layout import RowLayout, StateLayout
 
 Views = list[tuple[Tensor, Tensor]]
 """Keys and values [1, heads, rows, dim] of each layer of a group."""
 
 
-class RowBuffer(RowRoom):
+class RowBuffer(RowMemory):
     """The rows of one group on one lane, in one piece of memory for each plane."""
 
     def __init__(self, group: Group, layout: RowLayout, device: torch.device, context: int, slack: int) -> None:

@@ -1,4 +1,4 @@
-"""A lane on PyTorch: one live sequence in straight buffers. Nothing here waits for a copy."""
+"""A lane on PyTorch: one live sequence in contiguous buffers. Nothing here waits for a copy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import Group, Page, State
-from bough.engines.shared.lane import StraightLane
+from bough.engines.shared.lane import ContiguousLane
 from bough.engines.torch.lanes.buffers import RowBuffer, StateBuffer
 from bough.engines.torch.lanes.layers import LaneCache, RowLayer, StateAndRowLayer, StateLayer, empty_layer
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
 
 
-class TorchLane(StraightLane[RowBuffer, StateBuffer]):
+class TorchLane(ContiguousLane[RowBuffer, StateBuffer]):
     """Pages come from the device, or one by one from the host. `cache` is what the model is given."""
 
     def __init__(self, layout: Layout, pages: Pages, device: torch.device, context: int, slack: int) -> None:
@@ -33,10 +33,10 @@ class TorchLane(StraightLane[RowBuffer, StateBuffer]):
 
     def begin_run(self, num_tokens: int) -> None:
         """Get ready for a run of that many tokens. Until `end_run` the recurrent state counts as damaged."""
-        assert not self._is_torn, "a run failed on this lane: adopt or clear first"
+        assert not self._is_damaged, "a run failed on this lane: adopt or clear first"
         for rows in self._rows.values():
             rows.begin_run(self._offset, num_tokens)
-        self._is_torn = bool(self._states)
+        self._is_damaged = bool(self._states)
 
     def end_run(self, num_tokens: int) -> None:
         """The model has taken the run in."""
@@ -45,7 +45,7 @@ class TorchLane(StraightLane[RowBuffer, StateBuffer]):
         for state in self._states.values():
             state.settle()
         self._offset += num_tokens
-        self._is_torn = False
+        self._is_damaged = False
 
     def state_views(self) -> list[Tensor]:
         """The tensors of all recurrent states, in the order of the layout's parts."""
@@ -65,14 +65,14 @@ class TorchLane(StraightLane[RowBuffer, StateBuffer]):
         return self._pages.make_state(group, self._offset, source.read())
 
     def _make_layers(self, layout: Layout, buffers: Mapping[Group, RowBuffer]) -> list[Any]:
-        places = {index: (rows, i) for rows in buffers.values() for i, index in enumerate(rows.layout.layers)}
+        row_slots = {index: (rows, i) for rows in buffers.values() for i, index in enumerate(rows.layout.layers)}
         num_states = {index: num for state in layout.states.values() for index, num in state.num_states.items()}
-        return [self._make_layer(i, places.get(i), num_states.get(i), layout) for i in range(layout.num_layers)]
+        return [self._make_layer(i, row_slots.get(i), num_states.get(i), layout) for i in range(layout.num_layers)]
 
-    def _make_layer(self, index: int, place: tuple[RowBuffer, int] | None, num_states: int | None, layout: Layout) -> Any:
-        if place is None:
+    def _make_layer(self, index: int, slot: tuple[RowBuffer, int] | None, num_states: int | None, layout: Layout) -> Any:
+        if slot is None:
             return empty_layer(index in layout.blank_recurrent) if num_states is None else StateLayer(num_states)
-        return RowLayer(self, *place) if num_states is None else StateAndRowLayer(num_states, self, *place)
+        return RowLayer(self, *slot) if num_states is None else StateAndRowLayer(num_states, self, *slot)
 
 
 def has_started(lanes: Sequence[TorchLane]) -> bool:

@@ -22,7 +22,7 @@ Tables = Mapping[Group, Table]
 """Where the rows of a group lie on each lane of a batch, for groups that one kernel can serve on all lanes."""
 
 
-class Standing(Protocol):
+class HasOffset(Protocol):
     """What tells the layers of a lane how many tokens it holds."""
 
     @property
@@ -30,15 +30,15 @@ class Standing(Protocol):
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The keys and values of one layer, in its place of the group's buffer."""
+    """The keys and values of one layer, in the buffer of its group."""
 
-    def __init__(self, lane: Standing, buffer: RowBuffer, place: int) -> None:
+    def __init__(self, lane: HasOffset, buffer: RowBuffer, layer_in_group: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_initialized = True
         self.is_sliding = buffer.group.window > 0
         self._lane = lane
         self.group = buffer.group
-        self.place = place
+        self.layer_in_group = layer_in_group
         self._buffer = buffer
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -54,12 +54,12 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     @property
     def written(self) -> tuple[Tensor, Tensor]:
         """Where the rows of the run under way belong."""
-        return self._buffer.written[self.place]
+        return self._buffer.written[self.layer_in_group]
 
     @property
     def seen(self) -> tuple[Tensor, Tensor]:
         """The rows that the queries of this run may look at, its own included."""
-        keys, values = self._buffer.seen[self.place]
+        keys, values = self._buffer.seen[self.layer_in_group]
         return attach_window(keys, self._buffer.group.window) if self.is_sliding else keys, values
 
     def get_seq_length(self) -> int:
@@ -102,8 +102,8 @@ class StateLayer(LinearAttentionLayer):
 class StateAndRowLayer(StateLayer, RowLayer):  # type: ignore[no-untyped-call, override]
     """A layer that has both attention and a recurrent state."""
 
-    def __init__(self, num_states: int, lane: Standing, buffer: RowBuffer, place: int) -> None:
-        RowLayer.__init__(self, lane, buffer, place)
+    def __init__(self, num_states: int, lane: HasOffset, buffer: RowBuffer, layer_in_group: int) -> None:
+        RowLayer.__init__(self, lane, buffer, layer_in_group)
         StateLayer.__init__(self, num_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class StateAndRowLayer(StateLayer, RowLayer):  # type: ignore[no-untyped-call, o
 class LaneCache(Cache):
     """The cache of one lane. It answers for recurrent layers too, where transformers' own raises or picks another layer."""
 
-    def __init__(self, lane: Standing, layers: list[Any]) -> None:
+    def __init__(self, lane: HasOffset, layers: list[Any]) -> None:
         super().__init__(layers=layers)
         self._lane = lane
         self._first_rows = next((layer for layer in layers if isinstance(layer, RowLayer)), None)
@@ -144,8 +144,8 @@ class BatchRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Write each lane's row. The keys that are returned carry the rows of all lanes to `attention`."""
         if self._table is not None:
             first = self._layers[0]
-            self._table.write(first.place, key_states, value_states)
-            return attach_lanes(key_states, LaneRows(self._table, first.place, self._seen)), value_states
+            self._table.write(first.layer_in_group, key_states, value_states)
+            return attach_lanes(key_states, LaneRows(self._table, first.layer_in_group, self._seen)), value_states
         targets = [layer.written for layer in self._layers]
         rows = [*key_states.chunk(len(key_states)), *value_states.chunk(len(value_states))]
         torch._foreach_copy_([*(keys for keys, _ in targets), *(values for _, values in targets)], rows)
@@ -197,10 +197,10 @@ class BatchCache(Cache):
 
     def scatter(self) -> None:
         """Give each lane its recurrent states back."""
-        for place, part in enumerate(self._parts):
+        for index, part in enumerate(self._parts):
             stacked = getattr(self.layers[part.layer], part.name)[part.state_index]
             for views, state in zip(self._states, stacked.chunk(len(stacked)), strict=True):
-                views[place].copy_(state)
+                views[index].copy_(state)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length

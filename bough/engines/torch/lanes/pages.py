@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bough.cache.tree.state import Buffer, Group, Page, Place, State
 from bough.engines.shared.errors import as_engine_errors
-from bough.engines.shared.pages import PageBook, content_of, set_content
+from bough.engines.shared.pages import PageAllocator, content_of, set_content
 from bough.engines.torch.host.pool import Piece
 from bough.engines.torch.host.transfer import make_transfers
 from bough.engines.torch.layout import Layout
@@ -22,7 +22,7 @@ Content = Tensor | Piece
 _ALIGNMENT = 16  # what a bytearray has
 
 
-class Pages(PageBook):
+class Pages(PageAllocator):
     """Looks after every page and state of one model. `transfers` is None where there is no host place."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -92,7 +92,7 @@ class Pages(PageBook):
             whole[:, :, at:].copy_(second)
         return rows
 
-    def _read(self, content: Content) -> memoryview:
+    def _to_bytes(self, content: Content) -> memoryview:
         return self._bytes(content).numpy().data.toreadonly()
 
     def _bytes(self, content: Content) -> Tensor:
@@ -105,7 +105,7 @@ class Pages(PageBook):
         return content.cpu().view(torch.uint8)
 
     @as_engine_errors("taking content in")
-    def _take_in(self, group: Group, data: Buffer, place: Place) -> Content:
+    def _from_bytes(self, group: Group, data: Buffer, place: Place) -> Content:
         assert place is not Place.DISK, "an engine has no disk"
         content = _tensor(data)
         if place is Place.HOST and self.transfers is not None:

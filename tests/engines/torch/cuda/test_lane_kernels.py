@@ -37,14 +37,14 @@ def test_all_lanes_at_once_are_each_lane_by_itself(heads: int, shared: int, dim:
     torch.manual_seed(0)
     lanes = buffers([1, 63, 64, 511, 512, 513, 5000], heads, dim, dtype)
     table = LaneTable(lanes, torch.device("cuda"))
-    for place in range(LAYERS):
+    for layer in range(LAYERS):
         keys, values = (torch.randn(len(lanes), 1, heads, dim, device="cuda", dtype=dtype).transpose(1, 2) for _ in "kv")
         query = torch.randn(len(lanes), heads * shared, 1, dim, device="cuda", dtype=dtype)
-        table.write(place, keys, values)
-        output = table.attend(place, query, heads, None)
+        table.write(layer, keys, values)
+        output = table.attend(layer, query, heads, None)
 
         for number, lane in enumerate(lanes):
-            own_keys, own_values = lane.seen[place]
+            own_keys, own_values = lane.seen[layer]
             assert torch.equal(own_keys[0, :, -1], keys[number, :, 0])
             assert torch.equal(own_values[0, :, -1], values[number, :, 0])
             expected = F.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""How much room a lane has for the rows of a group: the arithmetic of straight buffers, without any tensor.
+"""How much room a lane has for the rows of a group: the arithmetic of contiguous buffers, without any tensor.
 
 Rows [base, base + capacity) have a place; which of them are filled is the lane's knowledge. A buffer that was never
 reserved, or was freed, occupies nothing.
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
 
 
-class RowRoom(ABC):
+class RowMemory(ABC):
     """The room for the rows of one group on one lane. An engine adds the memory.
 
     A full buffer starts at row 0 and grows with the sequence. A window buffer has room for the window and `slack` rows
