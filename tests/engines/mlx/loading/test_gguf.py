@@ -187,8 +187,7 @@ class NoTorch(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, NoTorch())
 from pathlib import Path
 from bough.config import Settings
-from bough.models import load_tokenizer
-from bough.models.fetching import resolve
+from bough.models import load_tokenizer, resolve
 here = Path(sys.argv[1])
 files = resolve(here / "tiny.gguf", Settings(data_folder=here / "data", cache_folder=here / "cache"))
 assert files.is_gguf
