@@ -1,4 +1,5 @@
-"""One stretch of host memory that a device copies from and to by itself: taken exactly, pinned, let go by itself.
+"""A chunk of host memory that a device can copy from and to: of exactly the size asked for, pinned, released with its last
+reference.
 
 PyTorch's own pinned memory is rounded up to a power of two, so that a page of 33 MiB would take 64. Here memory is taken
 from the system page by page and registered with the driver.
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 
 _FOR_ALL_CONTEXTS = 1
-_cuda: Any = torch.cuda  # which is not typed throughout
+_cuda: Any = torch.cuda  # which is not fully typed
 
 
 class Chunk:
-    """Host memory, pinned for a device if one is given. Nobody frees it: it goes when nothing refers to it any more.
+    """Host memory, pinned for a device if one is given. It is freed when nothing refers to it any more.
 
     `problem` says why the driver would not register it, if PyTorch's own pinned memory had to do. Pinning a GiB takes more
     than half a second.

@@ -2,15 +2,15 @@
 
 Memory is taken a chunk at a time and handed out in pieces: slabs of one whole page, halves of slabs down to a 32nd for what
 is smaller, and pieces of their own size for what is larger. Pinning is slow, so the next chunk is pinned on a thread of its
-own as soon as few pieces are left; only who finds none waits for it.
+own as soon as few pieces are left; only a caller that finds no free piece waits for it.
 
 Always true between calls (`check` asserts it):
-- every byte of a chunk is in one free span, or in one piece that somebody refers to, or has just come back;
+- every byte of a chunk is in one free span, or in one piece that is referred to, or in the queue of returned ones;
 - no free span lies beside its free other half: they are one span of twice the size;
 - the chunks, with the one that is on its way, take `total_bytes`.
 
-One thread calls the pool. Pieces may be let go by any thread, and at any time: what comes back waits in a queue until the
-next call.
+One thread calls the pool. Any thread may drop its last reference to a piece at any time: the piece then waits in a queue
+until the next call.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ALIGNMENT = 64
 _SYSTEM_PAGE = 4096
 
 
-class Moment(Protocol):
-    """A point in the work of the copying device."""
+class DeviceEvent(Protocol):
+    """A point in the work of the device."""
 
     def wait(self) -> None:
         """Return when the device has passed it."""
@@ -48,7 +48,7 @@ class Span:
     chunk: Chunk
     start: int
     nbytes: int
-    last_copies: tuple[Moment, ...] = ()
+    last_copies: tuple[DeviceEvent, ...] = ()
 
 
 class Piece:
@@ -65,19 +65,19 @@ class Piece:
         """What it occupies."""
         return self._span.nbytes
 
-    def copied(self, moment: Moment) -> None:
-        """The device reads or writes this memory until `moment`, after everything that it did with it before."""
-        self._span.last_copies = (moment,)
+    def copied(self, event: DeviceEvent) -> None:
+        """The device reads or writes this memory until `event`, after everything that it did with it before."""
+        self._span.last_copies = (event,)
 
     @property
-    def last_copies(self) -> tuple[Moment, ...]:
-        """After these moments the device has done with this memory."""
+    def last_copies(self) -> tuple[DeviceEvent, ...]:
+        """After these events the device has done with this memory."""
         return self._span.last_copies
 
     def wait(self) -> None:
-        """Return when the device has done with this memory: before the processor reads or writes it."""
-        for moment in self._span.last_copies:
-            moment.wait()
+        """Return when the device has done with this memory: before the CPU reads or writes it."""
+        for event in self._span.last_copies:
+            event.wait()
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ class HostPool:
         return self._hand_out(span, nbytes)
 
     def limit(self, limit_bytes: int) -> None:
-        """Take no more than this from now on, and give chunks back that nobody uses if there is more."""
+        """Take no more than this from now on, and give unused chunks back if there is more."""
         self.limit_bytes = limit_bytes
         self._settle()
         self._drop_chunks(self.total_bytes - limit_bytes)
 
     def close(self) -> None:
-        """Let go of all memory. Pieces stay valid as long as somebody refers to them; the pool does not."""
+        """Release all memory. Pieces stay valid as long as they are referred to; the pool does not."""
         if self._grower is not None:
             self._grower.shutdown()
         self._chunks.clear()
@@ -187,7 +187,7 @@ class HostPool:
         if self._growth is not None and self._growth.chunk.done():
             try:
                 self._finish_growth()
-            except MemoryError:  # nobody needed it yet
+            except MemoryError:  # it was not needed yet
                 self._can_grow_ahead = False
 
     def _put(self, span: Span) -> None:
@@ -257,7 +257,7 @@ class HostPool:
             self._put(Span(chunk, start, growth.piece_bytes))
 
     def _drop_chunks(self, excess_bytes: int, but: int = 0) -> None:
-        """Give chunks back that nobody uses until that much has gone, except those in pieces of size `but`."""
+        """Give unused chunks back until that much is free, except those in pieces of size `but`."""
         for chunk, piece_bytes in list(self._chunks.items()):
             starts = range(0, chunk.nbytes, piece_bytes)
             is_free = all((chunk, start) in self._free[piece_bytes] for start in starts)
@@ -268,13 +268,13 @@ class HostPool:
     def _drop_chunk(self, chunk: Chunk, piece_bytes: int) -> None:
         for start in range(0, chunk.nbytes, piece_bytes):
             span = self._free[piece_bytes].pop((chunk, start))
-            for moment in span.last_copies:
-                moment.wait()
+            for event in span.last_copies:
+                event.wait()
         del self._chunks[chunk]
         self.total_bytes -= chunk.nbytes
 
 
-def _united(one: tuple[Moment, ...], other: tuple[Moment, ...]) -> tuple[Moment, ...]:
+def _united(one: tuple[DeviceEvent, ...], other: tuple[DeviceEvent, ...]) -> tuple[DeviceEvent, ...]:
     return tuple(dict.fromkeys(one + other))
 
 

@@ -33,7 +33,7 @@ class Pages(PageAllocator):
 
     @as_engine_errors("moving content to the host")
     def to_host(self, item: Page | State) -> None:
-        """Move the content to pinned host memory; nobody waits for the copy."""
+        """Move the content to pinned host memory, without waiting for the copy."""
         content = content_of(item)
         assert self.transfers is not None, "this device has no host place"
         assert isinstance(content, Tensor), f"{type(item).__name__} of group {item.group.index} is not on the device"
@@ -41,7 +41,7 @@ class Pages(PageAllocator):
 
     @as_engine_errors("moving content to the device")
     def to_device(self, item: Page | State) -> None:
-        """Move the content back to the device; nobody waits for the copy."""
+        """Move the content back to the device, without waiting for the copy."""
         content = content_of(item)
         assert self.transfers is not None, "this device has no host place"
         assert isinstance(content, Piece), f"{type(item).__name__} of group {item.group.index} is not on the host"
@@ -64,7 +64,7 @@ class Pages(PageAllocator):
         content = content_of(state)
         if isinstance(content, Piece):
             assert self.transfers is not None
-            self.transfers.bring(content, target)
+            self.transfers.copy_to(content, target)
         else:
             assert content is not None, f"a state at {state.offset} without data"
             target.copy_(content)
@@ -96,7 +96,7 @@ class Pages(PageAllocator):
         return self._bytes(content).numpy().data.toreadonly()
 
     def _bytes(self, content: Content) -> Tensor:
-        """The content as bytes that the processor can read now."""
+        """The content as bytes that the CPU can read now."""
         if isinstance(content, Piece):
             content.wait()
             return content.memory
@@ -109,7 +109,7 @@ class Pages(PageAllocator):
         assert place is not Place.DISK, "an engine has no disk"
         content = _tensor(data)
         if place is Place.HOST and self.transfers is not None:
-            return self.transfers.take_in(content)
+            return self.transfers.copy_from_cpu(content)
         return content.view(self._dtype(group)).to(self._device)
 
     def _empty_like(self, page: Page, num_rows: int) -> Content:

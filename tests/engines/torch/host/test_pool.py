@@ -27,7 +27,7 @@ def pool() -> HostPool:
 
 @dataclass(eq=False)
 class Late:
-    """A moment that notes when it was waited for."""
+    """An event that notes when it was waited for."""
 
     number: int
     waits: list[int] = field(default_factory=list)
