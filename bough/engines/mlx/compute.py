@@ -50,7 +50,7 @@ class LaneCompute:
             logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
         with computing([lane]):
             mx.eval(logits, lane.arrays)
-        self._allocator.tidy(len(ids))
+        self._allocator.trim(len(ids))
         return logits
 
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
@@ -78,7 +78,7 @@ class LaneCompute:
         """Give the device what it takes to compute these arrays, and all that these lanes hold."""
         with computing(lanes):
             mx.async_eval([*arrays, *(array for lane in lanes for array in lane.arrays)])
-        self._allocator.tidy(1)
+        self._allocator.trim(1)
 
     def _build_together(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
         batch = {index: _batch_layer([lane.layers[index] for lane in lanes]) for index in lanes[0].layers}
@@ -114,7 +114,7 @@ class LibraryCompute(_PlainCompute):
             lane.cache = self._forward.make_cache() if lane.cache is None else lane.cache
             logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
             mx.eval(logits, list(tensors_in(lane.cache, mx.array)))
-        self._allocator.tidy(len(ids))
+        self._allocator.trim(len(ids))
         return logits
 
 
@@ -130,7 +130,7 @@ class RecomputeCompute(_PlainCompute):
             tokens = mx.array([[*lane.ids, *ids]])
             logits = self._forward.last_logits(tokens, self._forward.make_cache())[0]
             mx.eval(logits)
-        self._allocator.tidy(lane.offset)
+        self._allocator.trim(lane.offset)
         return logits
 
 

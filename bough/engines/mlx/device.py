@@ -12,7 +12,7 @@ from bough.system.resources import read_host_memory
 
 _GPU_SHARE = 0.7  # of what the system recommends and is free: the rest is for activations
 _CPU_SHARE = 0.25
-_TIDY_EVERY_TOKENS = 4_096
+_TRIM_EVERY_TOKENS = 4_096
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _SHORT_OF_MEMORY = ("malloc", "allocate", "Insufficient Memory", "OutOfMemory")  # MLX has no type of its own for it
 
@@ -50,10 +50,10 @@ class Allocator:
     def __init__(self) -> None:
         self._num_tokens = 0
 
-    def tidy(self, num_tokens: int) -> None:
+    def trim(self, num_tokens: int) -> None:
         """Give unused memory back now and then; called with the tokens of each run."""
-        self._num_tokens += max(num_tokens, _TIDY_EVERY_TOKENS // 256)
-        if self._num_tokens >= _TIDY_EVERY_TOKENS:
+        self._num_tokens += max(num_tokens, _TRIM_EVERY_TOKENS // 256)
+        if self._num_tokens >= _TRIM_EVERY_TOKENS:
             self._num_tokens = 0
             mx.clear_cache()
 

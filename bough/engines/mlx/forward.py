@@ -69,13 +69,13 @@ def _find_head(model: Any) -> Head:
     if head is None:
         head = Head()
         for owner in model.modules():
-            _let_listen(owner.get("lm_head"), nn.Module, "__call__", head)
-            _let_listen(owner.get("embed_tokens"), (nn.Embedding, nn.QuantizedEmbedding), "as_linear", head)
+            _wrap_method(owner.get("lm_head"), nn.Module, "__call__", head)
+            _wrap_method(owner.get("embed_tokens"), (nn.Embedding, nn.QuantizedEmbedding), "as_linear", head)
         object.__setattr__(model, _HEAD, head)
     return head
 
 
-def _let_listen(module: Any, kinds: Any, method: str, head: Head) -> None:
+def _wrap_method(module: Any, kinds: Any, method: str, head: Head) -> None:
     """Let a method of this one module see only what `head` shows it."""
     if isinstance(module, kinds):
         stock = getattr(type(module), method)

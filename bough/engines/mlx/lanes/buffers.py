@@ -47,7 +47,7 @@ class RowBuffer(RowMemory):
         """The run is about to be evaluated: from now on its rows are written where the old ones were."""
         self._before = None
 
-    def take_in(self, layer_in_group: int, keys: mx.array, values: mx.array) -> None:
+    def write_run(self, layer_in_group: int, keys: mx.array, values: mx.array) -> None:
         """Write the rows of the run under way, of this layer of the group."""
         start, end = self._run
         for index, rows in ((layer_in_group, keys), (layer_in_group + len(self.layout.layers), values)):

@@ -51,7 +51,7 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
         self.latest: mx.array | None = None
         self.ahead: Ahead | None = None
         self.cache = arrange(layout.tree, self.layers.__getitem__)
-        self._lost_room = 0  # tokens that there was room for before all was lost
+        self._tokens_to_reserve = 0  # at the next `adopt`: what there was room for before the content was discarded
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -71,32 +71,32 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
 
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
         self._forget()
-        if self._lost_room:
+        if self._tokens_to_reserve:
             if any(source.live for source in sources.values()):
                 raise EngineError(
                     "the lane holds nothing any more: a run failed on the device, and nobody knows what it wrote"
                 )
-            super().reserve(self._lost_room)
-            self._lost_room = 0
+            super().reserve(self._tokens_to_reserve)
+            self._tokens_to_reserve = 0
         try:
             super().adopt(offset, sources)
         except AssertionError:  # a source that the caller must not give
             self._settle()
             raise
         except BaseException:
-            self.lose()
+            self.discard()
             raise
 
     def clear(self) -> None:
         self._forget()
-        self._lost_room = 0
+        self._tokens_to_reserve = 0
         super().clear()
 
-    def lose(self) -> None:
+    def discard(self) -> None:
         """Hold nothing any more, because nobody knows what the device has written; the room is there again at `adopt`."""
         room = max([1, *(rows.capacity for rows in self._rows.values())])
         self.clear()
-        self._lost_room = room
+        self._tokens_to_reserve = room
 
     def has_room(self) -> bool:
         """Whether one more token fits without anything being moved."""
@@ -186,5 +186,5 @@ def computing(lanes: Sequence[MlxLane]) -> Iterator[None]:
         yield
     except BaseException:
         for lane in lanes:
-            lane.lose()
+            lane.discard()
         raise

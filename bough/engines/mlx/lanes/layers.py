@@ -50,7 +50,7 @@ class RowLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Take the run's rows in; returns those that its queries may look at, the run's own included."""
-        self.buffer.take_in(self.layer_in_group, keys, values)
+        self.buffer.write_run(self.layer_in_group, keys, values)
         self._taken = keys.shape[2]
         return self.keys_and_values()
 

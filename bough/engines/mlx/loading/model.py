@@ -23,16 +23,16 @@ from bough.engines.contract import Progress
 from bough.engines.mlx.device import choose_dtype, use_device
 from bough.engines.mlx.library import VERSION, model_classes, utils
 from bough.engines.mlx.loading import gguf
-from bough.engines.mlx.loading.dialect import Translated, translate
+from bough.engines.mlx.loading.config import Translated, translate
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.errors import ModelError, UnsupportedModel
 
-_ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how mlx begins to say what does not match
+_ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how the messages of mlx about weights begin
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model for inference, its configuration as mlx-lm reads it, and in which ways it differs from what that says."""
+    """A model for inference, its configuration as mlx-lm reads it, and warnings about how the model differs from it."""
 
     model: Any
     config: dict[str, Any]
@@ -40,7 +40,7 @@ class LoadedModel:
 
     @property
     def text(self) -> dict[str, Any]:
-        """What the configuration says of the language model, if it tells of others too."""
+        """The configuration of the language model, where the model has other parts too."""
         text: dict[str, Any] = self.config.get("text_config") or {}
         return self.config | text
 
@@ -52,18 +52,18 @@ def load_model(folder: Path, settings: Settings, progress: Progress | None = Non
     nothing here.
     """
     use_device(settings.device)
-    said = _read_config(folder)
-    _require_architecture(said.config)
+    translated = _read_config(folder)
+    _require_architecture(translated.config)
     files = _weight_files(folder)
     if progress:
         progress("reading weights")
-    with _translated(folder, settings.trust_remote_code):
+    with _as_model_errors(folder, settings.trust_remote_code):
         if files[0].suffix == ".gguf":
-            model, config = gguf.load(files[0], said.config)
+            model, config = gguf.load(files[0], translated.config)
         else:
-            model, config = _load_safetensors(folder, said.config, settings.trust_remote_code)
+            model, config = _load_safetensors(folder, translated.config, settings.trust_remote_code)
         prepare(model, settings)
-    return LoadedModel(model, config, said.warnings)
+    return LoadedModel(model, config, translated.warnings)
 
 
 def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel:
@@ -73,12 +73,12 @@ def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel
     """
     use_device(settings.device)
     shape = json.loads(AutoConfig.for_model(**config).to_json_string(use_diff=False))
-    said = translate(shape)
-    model_class, arguments = model_classes(said.config)
+    translated = translate(shape)
+    model_class, arguments = model_classes(translated.config)
     mx.random.seed(0)
-    model = model_class(arguments.from_dict(said.config))
+    model = model_class(arguments.from_dict(translated.config))
     prepare(model, settings)
-    return LoadedModel(model, said.config, said.warnings)
+    return LoadedModel(model, translated.config, translated.warnings)
 
 
 def prepare(model: Any, settings: Settings) -> None:
@@ -140,7 +140,7 @@ def _load_safetensors(folder: Path, config: dict[str, Any], trust_remote_code: b
 
 
 @contextmanager
-def _translated(folder: Path, trust_remote_code: bool) -> Iterator[None]:
+def _as_model_errors(folder: Path, trust_remote_code: bool) -> Iterator[None]:
     """Turn everything that mlx-lm, MLX and a family's code raise into our own errors."""
     try:
         yield

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
-from bough.engines.mlx.loading.dialect import translate
+from bough.engines.mlx.loading.config import translate
 from bough.engines.mlx.loading.model import LoadedModel, load_model
 from bough.errors import UnsupportedModel
 

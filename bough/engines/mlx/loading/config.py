@@ -1,8 +1,8 @@
-"""Configurations as transformers 5 writes them, in the words that mlx-lm reads.
+"""Configurations as transformers 5 writes them, translated to the keys that mlx-lm reads.
 
-mlx-lm takes from a configuration the names that it knows, and its own defaults for those that are missing: a configuration
-in other words gives another model, without an error. So what is said in other words is said again in mlx-lm's; what it
-cannot be told is refused, or becomes a warning where the model is still of use.
+mlx-lm reads the keys that it knows and takes its own defaults for those that are missing. A configuration with other keys
+gives another model, without an error. So each setting under another key is repeated under mlx-lm's. A setting that mlx-lm
+has no key for raises UnsupportedModel, or becomes a warning where the model is still useful.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _KNOWN_DIFFERENCES = {
 
 @dataclass(frozen=True)
 class Translated:
-    """A configuration that mlx-lm can read, and in which ways the model will differ from what it says."""
+    """A configuration that mlx-lm can read, and warnings about how the model will differ from it."""
 
     config: Config
     warnings: tuple[str, ...] = ()
 
 
 def translate(config: Config) -> Translated:
-    """Says the configuration in mlx-lm's words; what it said before stays. Raises UnsupportedModel where that cannot be."""
+    """Add mlx-lm's keys to the configuration; the others stay. Raises UnsupportedModel where mlx-lm has no such key."""
     new = dict(config)
     inner: tuple[str, ...] = ()
     if isinstance(new.get("text_config"), dict):
         text = translate(new["text_config"])
         new["text_config"], inner = text.config, text.warnings
     arguments = _arguments_of(new)
-    _say_rotation(new)
-    _say_layers(new, arguments)
+    _set_rotation(new)
+    _set_layers(new, arguments)
     family = _FAMILIES.get(_type_of(new))
     if family:
         family(new)
-    _say_missing(new, arguments)
+    _set_missing(new, arguments)
     return Translated(new, (*inner, *_find_differences(new, arguments)))
 
 
@@ -70,7 +70,7 @@ def _arguments_of(config: Config) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(arguments).parameters)
 
 
-def _say_rotation(config: Config) -> None:
+def _set_rotation(config: Config) -> None:
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict):
         return
@@ -80,12 +80,12 @@ def _say_rotation(config: Config) -> None:
         config["rope_local_base_freq"] = local["rope_theta"]
     config |= {name: main[name] for name in ("rope_theta", "partial_rotary_factor") if name in main}
     if main.get("rope_type", "default") != "default":
-        said = {name: value for name, value in main.items() if name != "rope_theta"}
-        config["rope_scaling"] = said | {"type": main["rope_type"]}  # its older name, which some models want
+        scaling = {name: value for name, value in main.items() if name != "rope_theta"}
+        config["rope_scaling"] = scaling | {"type": main["rope_type"]}  # its older name, which some models read
 
 
-def _say_layers(config: Config, arguments: dict[str, inspect.Parameter]) -> None:
-    """Which layers are of which kind, where mlx-lm wants to hear how often the kinds take turns."""
+def _set_layers(config: Config, arguments: dict[str, inspect.Parameter]) -> None:
+    """Which layers are of which kind, where mlx-lm wants the period in which the kinds alternate."""
     types = config.get("layer_types")
     if not types or "layer_types" in arguments:
         return
@@ -109,8 +109,8 @@ def _period_of(types: list[str], other: str, config: Config) -> int:
     return period
 
 
-def _say_missing(config: Config, arguments: dict[str, inspect.Parameter]) -> None:
-    """What mlx-lm asks for under another name, or though there is nothing to say."""
+def _set_missing(config: Config, arguments: dict[str, inspect.Parameter]) -> None:
+    """Keys that mlx-lm requires, under another name or with no value."""
     for name, other in _OTHER_NAMES.items():
         if name in arguments and name not in config and other in config:
             config[name] = config[other]
@@ -123,33 +123,33 @@ def _say_missing(config: Config, arguments: dict[str, inspect.Parameter]) -> Non
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
 
 
-def _say_mistral(config: Config) -> None:
+def _set_mistral(config: Config) -> None:
     """Every layer has the window; without this mlx-lm would give it to none."""
     if _window_of(config) and not config.get("layer_types"):
         config["layer_types"] = ["sliding_attention"] * config["num_hidden_layers"]
 
 
-def _say_falcon_h1(config: Config) -> None:
+def _set_falcon_h1(config: Config) -> None:
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
 
 
-def _say_granite_hybrid(config: Config) -> None:
+def _set_granite_hybrid(config: Config) -> None:
     words = {"linear_attention": "mamba", "full_attention": "attention"}
     config["layer_types"] = [words.get(each, each) for each in config["layer_types"]]
     if config.get("position_embedding_type") is None:
         config["position_embedding_type"] = "nope"
 
 
-def _say_apertus(config: Config) -> None:
+def _set_apertus(config: Config) -> None:
     for name, value in (("mlp_bias", False), ("post_norm", False), ("qk_norm", True)):
         config.setdefault(name, value)
 
 
 _FAMILIES: dict[str, Callable[[Config], None]] = {
-    "apertus": _say_apertus,
-    "falcon_h1": _say_falcon_h1,
-    "granitemoehybrid": _say_granite_hybrid,
-    "mistral": _say_mistral,
+    "apertus": _set_apertus,
+    "falcon_h1": _set_falcon_h1,
+    "granitemoehybrid": _set_granite_hybrid,
+    "mistral": _set_mistral,
 }
 
 
