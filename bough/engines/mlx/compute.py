@@ -1,11 +1,11 @@
-"""Running a model on lanes, in the three ways there are.
+"""The three ways of running a model on lanes.
 
-`LaneCompute` keeps the state in lanes of our own: what Bough is about. `LibraryCompute` leaves it in the caches that
-mlx-lm makes, and `RecomputeCompute` keeps none and starts from the first token each time: for models whose state we do not
-know, or that are wrong with a cache. The self-check chooses.
+`LaneCompute` keeps the state in our own lanes, where it can be reused. `LibraryCompute` leaves it in the caches that
+mlx-lm makes. `RecomputeCompute` keeps none and starts from the first token each time. The last two are for models whose
+state we do not know, or that are wrong with a cache. The self-check chooses.
 
-Runs of several tokens are waited for, so that their memory is free before the next; a step of single tokens is only given
-to the device. Either way nothing is left that was not.
+A run of several tokens is waited for, so that its memory is free before the next one. A step of single tokens is only given
+to the device. Either way no array stays behind that was not given to the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Compute = compute.Compute[mx.array]
 
 
 class LaneCompute:
-    """Runs a model whose groups are known, on lanes of our own."""
+    """Runs a model whose groups are known, on our own lanes."""
 
     def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
         self.layout = layout
@@ -60,7 +60,7 @@ class LaneCompute:
         return rows
 
     def build_step(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
-        """The logits after one more token on each lane, not given to the device yet; the lanes have taken it in.
+        """The logits after one more token on each lane, not given to the device yet; the lanes contain the token.
 
         In one forward pass where the self-check found that right, else one by one. If it fails, no lane has moved.
         """
@@ -87,7 +87,7 @@ class LaneCompute:
         return [logits[index] for index in range(len(lanes))]
 
     def _scatter(self, batch: dict[int, Any], lanes: Sequence[MlxLane]) -> None:
-        """Give each lane its recurrent states back."""
+        """Copy the recurrent states back to each lane."""
         for part in self.layout.parts:
             stacked = batch[part.layer][part.slot]
             for index, lane in enumerate(lanes):
@@ -95,7 +95,7 @@ class LaneCompute:
 
 
 class _PlainCompute(PlainCompute[mx.array]):
-    """What the two ways without lanes of our own have in common."""
+    """What the two ways without our own lanes have in common."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward

@@ -45,13 +45,13 @@ def choose_dtype(name: str, held: mx.Dtype, on_gpu: bool) -> mx.Dtype:
 
 
 class Allocator:
-    """MLX keeps freed memory for arrays of the same size. After a while most of it is of sizes that never come again."""
+    """MLX keeps freed memory for arrays of the same size. After a while most of it has sizes that are not used again."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
 
     def trim(self, num_tokens: int) -> None:
-        """Give unused memory back now and then; called with the tokens of each run."""
+        """Release unused memory every few thousand tokens; called with the tokens of each run."""
         self._num_tokens += max(num_tokens, _TRIM_EVERY_TOKENS // 256)
         if self._num_tokens >= _TRIM_EVERY_TOKENS:
             self._num_tokens = 0
@@ -59,13 +59,13 @@ class Allocator:
 
 
 def require_bytes(nbytes: int) -> None:
-    """Raise MemoryError if the machine has no room for so much: MLX's CPU build dies of memory that it does not get."""
+    """Raise MemoryError if the machine has no room for so much: MLX's CPU build crashes when an allocation fails."""
     if mx.default_device() == mx.cpu and nbytes > (free_bytes := read_host_memory().available_bytes):
         raise MemoryError(f"a lane needs {nbytes:,} bytes more, and the machine has {free_bytes:,} left")
 
 
 def default_budget_bytes() -> int:
-    """What lanes and pages may take if the user does not say: a share of what is free now, once the model is loaded."""
+    """The default budget of lanes and pages: a share of what is free once the model is loaded."""
     recommended = _recommended_bytes()
     if recommended:
         return int(max(0, recommended - mx.get_active_memory()) * _GPU_SHARE)

@@ -51,7 +51,7 @@ class MlxEngine(LaneEngine):
         progress: Progress | None = None,
         goes_ahead: bool | None = None,
     ) -> None:
-        """`goes_ahead`: compute one step ahead of delivery; by default on a GPU only."""
+        """`goes_ahead`: compute one step ahead. None means on a GPU only; tests set it on a CPU."""
         self._forward = Forward(loaded)
         self._warnings = loaded.warnings
         install_attention(loaded.model)
@@ -73,12 +73,12 @@ class MlxEngine(LaneEngine):
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> MlxEngine:
-        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         return cls(load_model(folder, settings, progress), settings, progress)
 
     @classmethod
     def load_shape(cls, config: dict[str, Any], settings: Settings) -> MlxEngine:
-        """A model with random weights of this transformers configuration."""
+        """A model of this transformers configuration with random weights, for `bough bench --shape`."""
         return cls(make_random_model(config, settings), settings)
 
     def describe(self) -> dict[str, str]:
@@ -123,7 +123,7 @@ class MlxEngine(LaneEngine):
         mx.synchronize()
 
     def close(self) -> None:
-        """Give the model's memory back; the engine cannot be used afterwards."""
+        """Release the model's memory; the engine cannot be used afterwards."""
         self.__dict__.pop("_compute", None)
         self.__dict__.pop("_forward", None)
         mx.clear_cache()

@@ -1,7 +1,7 @@
 """How an mlx-lm model is called, and where its logits are.
 
-A model gives the logits of all positions. Those of a run's last token are all that is wanted, and the head over the whole
-vocabulary is a large part of a small model: so the head is shown the last position only, unless somebody wants them all.
+A model gives the logits of all positions. Usually only those of the last token are needed, and the head over the whole
+vocabulary is a large part of a small model: so the head gets the last position only, except in `all_logits`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Head:
 
 
 def _find_head(model: Any) -> Head:
-    """The `Head` that the model's last layer listens to; where it cannot be told which layer that is, nobody does."""
+    """The `Head` of the model. If its last layer is not recognised, the head changes nothing."""
     head: Head | None = getattr(model, _HEAD, None)
     if head is None:
         head = Head()
@@ -76,7 +76,7 @@ def _find_head(model: Any) -> Head:
 
 
 def _wrap_method(module: Any, kinds: Any, method: str, head: Head) -> None:
-    """Let a method of this one module see only what `head` shows it."""
+    """Make a method of this one module use only the positions that `head` leaves."""
     if isinstance(module, kinds):
         stock = getattr(type(module), method)
         short = {method: lambda self, hidden: stock(self, head.cut(hidden))}

@@ -11,7 +11,7 @@ from bough.cache.tree.state import Group
 from bough.engines.shared.shapes import PartShape, RowShape
 
 Branch = int | tuple["Branch", ...]
-"""A layer's place in mlx-lm's list of caches: the number of one cache, or several caches in one layer."""
+"""An entry of mlx-lm's list of caches: the number of one cache, or several caches of one layer."""
 
 
 @dataclass(frozen=True)

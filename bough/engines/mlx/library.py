@@ -48,7 +48,7 @@ __all__ = [
 
 
 class WindowedLlama(llama.Model):  # type: ignore[misc]
-    """A llama all of whose layers look at a window, as Mistral's first: mlx-lm wants one layer that does not."""
+    """A llama with a window in all layers, as in the first Mistral: mlx-lm requires one layer without."""
 
     def __init__(self, args: Any) -> None:
         super().__init__(replace(args, layer_types=None))
@@ -78,7 +78,7 @@ class GptOss(gpt_oss.Model):  # type: ignore[misc]
 
 
 def _plain_experts(name: str, weight: mx.array) -> Iterator[tuple[str, mx.array]]:
-    """transformers holds experts as [expert, in, out], gates and ups taking turns; mlx-lm apart, as [expert, out, in]."""
+    """transformers has experts as [expert, in, out], gates and ups interleaved; mlx-lm separately, as [expert, out, in]."""
     prefix, _, kind = name.rpartition(".")
     if kind in ("gate_up_proj", "down_proj"):
         weight = weight.swapaxes(-1, -2)

@@ -57,7 +57,7 @@ class SelfCheck:
         self._why_no_lanes = "steps after a prompt come out differently"
 
     def check_lanes(self, attention: str, candidates: Sequence[Candidate], can_batch: bool) -> Verdict | None:
-        """What lanes of our own can do, or None if they cannot even continue a prompt. `can_batch`: also try batches."""
+        """What our own lanes can do, or None if they cannot even continue a prompt. `can_batch`: also try batches."""
         verdict: Verdict | None = Verdict(attention)
         for candidate in candidates:
             verdict = self._check_candidate(verdict, candidate) if verdict is not None else None
@@ -117,7 +117,7 @@ class SelfCheck:
             return run(compute, reference)
         except Exception as error:  # a model may fail in any way when it is used as its authors did not
             if self._is_out_of_memory(error):
-                raise ModelError(f"the memory does not suffice to check what this model can do: {error}") from error
+                raise ModelError(f"too little memory is free to check what this model can do: {error}") from error
             self._why_no_lanes = f"{type(error).__name__}: {error}"
             return float("inf")
 
@@ -148,5 +148,9 @@ def _reason(found: dict[str, float], candidate: Candidate) -> str:
     worst = max(found, key=lambda check: found[check])
     if found[worst] <= candidate.tolerance:
         return ""
-    by = f"differ from those of one forward pass by {found[worst]:.1e}" if found[worst] < float("inf") else "cannot be had"
+    by = (
+        f"differ from those of one forward pass by {found[worst]:.1e}"
+        if found[worst] < float("inf")
+        else "could not be computed"
+    )
     return f"its logits, {worst}{candidate.label}, {by}"

@@ -1,7 +1,7 @@
 """Each check runs a prompt another way and returns the largest difference between its logits and the reference.
 
-What was restored is looked at right after its first token too: only that one sees the first row of a window, and a state
-that forgets soon hides a mistake later.
+After a restore the first token is compared too: only its query sees the first row of a window, and a recurrent state that
+forgets quickly would hide a mistake later.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def batched(compute: GroupCompute[Any], reference: Reference) -> float:
 
 
 def restored(compute: GroupCompute[Any], reference: Reference) -> float:
-    """Kept at an offset, cleared, restored from what was kept, and gone on from."""
+    """Keep the state at an offset, clear the lane, restore it, and continue."""
     lane = _new_lane(compute, reference)
     compute.evaluate(lane, reference.ids[: reference.branch_at])
     kept = keep(lane, compute.layout.groups)
@@ -73,7 +73,7 @@ def restored(compute: GroupCompute[Any], reference: Reference) -> float:
 
 
 def rewound(compute: GroupCompute[Any], reference: Reference) -> float:
-    """Back to an earlier offset by the lane's own rows where it has them, and gone on from there."""
+    """Go back to an earlier offset with the lane's own rows where it has them, and continue from there."""
     lane = _new_lane(compute, reference)
     compute.evaluate(lane, reference.ids[: reference.branch_at])
     kept = keep(lane, compute.layout.groups)
@@ -86,7 +86,7 @@ def rewound(compute: GroupCompute[Any], reference: Reference) -> float:
 
 
 def branched(compute: GroupCompute[Any], reference: Reference) -> float:
-    """Restored twice from the same pages: first for another continuation, then for the first one again."""
+    """Restore twice from the same pages: first for another continuation, then for the first one again."""
     lane = _new_lane(compute, reference)
     compute.evaluate(lane, reference.ids[: reference.branch_at])
     kept = keep(lane, compute.layout.groups)
@@ -100,12 +100,12 @@ def branched(compute: GroupCompute[Any], reference: Reference) -> float:
 
 
 def keep(lane: Any, groups: Sequence[Group]) -> dict[Group, Source]:
-    """All that restores this lane at its offset, in pages and states."""
+    """Pages and states that restore this lane at its offset."""
     return {group: _keep_group(lane, group) for group in groups}
 
 
 def release(compute: GroupCompute[Any], kept: dict[Group, Source]) -> None:
-    """Give back what `keep` made."""
+    """Release what `keep` made."""
     for source in kept.values():
         items: list[Page | State] = [*source.pages, *([source.state] if source.state else [])]
         for item in items:

@@ -1,4 +1,4 @@
-"""Verdicts of self-checks, kept as small JSON files: a check takes seconds, and its outcome depends on few things.
+"""Verdicts of self-checks, kept as small JSON files so that a model is checked only once.
 
 A file is written to a temporary name and renamed. One that cannot be read counts as absent. What a verdict depends on
 differs by engine: each makes its own keys, out of `hash_features`.
@@ -51,7 +51,7 @@ class Verdicts:
 
 
 def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: Progress | None) -> Verdict:
-    """What an earlier self-check under this key found, or else what it finds now."""
+    """The verdict kept under this key, or the one that `check` finds now, which is then kept."""
     verdicts = Verdicts(settings.cache_folder / "self_checks")
     verdict = verdicts.load(key)
     if verdict is None:
@@ -72,7 +72,7 @@ def hash_code(model: Any) -> str:
     kind = type(model)
     try:
         file = inspect.getfile(kind)
-    except (TypeError, OSError):  # code that was run without being imported
+    except (TypeError, OSError):  # a class that was not imported from a file
         file = kind.__call__.__code__.co_filename
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()

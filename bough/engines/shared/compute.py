@@ -28,7 +28,7 @@ class Compute(Protocol[Logits]):
 
 
 class Shapes(Protocol):
-    """A layout, as far as it is looked at without the tensor library."""
+    """The part of a layout that needs no tensor library."""
 
     @property
     def groups(self) -> Sequence[Group]: ...
@@ -60,7 +60,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How to run a model, and what it can do so.
+    """How to run a model, and what it can do that way.
 
     The self-check finds it. Verdicts are kept as JSON files, so the names of these fields must not change.
     """

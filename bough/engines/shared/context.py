@@ -1,4 +1,4 @@
-"""How long a sequence may be, and how long one may be that is reused.
+"""The most tokens a sequence may have, and the most it may have to be reused.
 
 Some rotary scalings depend on the total length: beyond their threshold the same token has other keys.
 """
@@ -11,11 +11,11 @@ from typing import Any
 from bough.config import Settings
 from bough.errors import SettingsError
 
-_DEFAULT_CONTEXT = 131_072  # of models that set themselves no bound
+_DEFAULT_CONTEXT = 131_072  # of models whose configuration has no bound
 
 
 def choose_context(bound: int, settings: Settings) -> int:
-    """The most tokens a sequence may have, where the model itself holds `bound` (0: it does not say)."""
+    """The most tokens a sequence may have. `bound` is the model's own limit; 0 if its configuration has none."""
     if bound and settings.context > bound:
         raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
     return settings.context or bound or _DEFAULT_CONTEXT

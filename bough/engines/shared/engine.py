@@ -1,4 +1,4 @@
-"""What engines that keep lanes in contiguous buffers have in common: the parts of the contract that only pass things on."""
+"""The part of the engine contract that both engines implement the same way, over their lanes, pages and verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES = {Way.LANES: "bough's lanes", Way.LIBRARY: "the model's own cache", Way
 
 
 class LaneEngine(ABC):
-    """A loaded model on lanes. The engine makes the parts; what they can do, the verdict tells."""
+    """A loaded model on lanes. An engine makes the parts; the verdict says what they can do."""
 
     _compute: Compute[Any]
 
@@ -64,7 +64,7 @@ class LaneEngine(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of pages and states that were made and not yet released."""
+        """Bytes of pages and states that were made and not yet released: tests find leaks by it."""
         return self._pages.held_bytes
 
     @property

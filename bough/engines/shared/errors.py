@@ -1,4 +1,4 @@
-"""Errors of a tensor library or of a model's own code, translated where they enter."""
+"""Errors of a tensor library or of a model's own code, translated to ours."""
 
 from __future__ import annotations
 

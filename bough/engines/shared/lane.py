@@ -29,7 +29,7 @@ class StateMemory(Protocol):
     def reserve(self) -> None: ...
 
     def reset(self) -> None:
-        """Start anew: the model takes its next run for the first one."""
+        """Reset: the next run is the first one for the model."""
         ...
 
     def free(self) -> None: ...
@@ -63,7 +63,7 @@ class ContiguousLane(ABC, Generic[RowsT, StateT]):
         return rows + sum(each.full_bytes for each in self._states.values())
 
     def peak_for(self, num_tokens: int) -> int:
-        """While a buffer grows, the old one lives until its rows are moved."""
+        """As `bytes_for`, and the old buffers that exist until their rows are moved."""
         return self.bytes_for(num_tokens) + sum(each.moved_bytes(num_tokens, self._offset) for each in self._rows.values())
 
     @as_engine_errors("taking memory for a lane")
@@ -86,7 +86,7 @@ class ContiguousLane(ABC, Generic[RowsT, StateT]):
             self._adopt_state(state, offset, sources.get(group, Source()))
         self._offset = offset
         self._is_damaged = False
-        self._settle()
+        self._after_adopt()
 
     @as_engine_errors("copying rows out")
     def publish(self, group: Group, start: int, end: int) -> Page:
@@ -113,7 +113,7 @@ class ContiguousLane(ABC, Generic[RowsT, StateT]):
 
     @abstractmethod
     def _copy_rows_in(self, rows: RowsT, page: Page, start: int, end: int) -> None:
-        """Copy rows [start, end) of a page to their place."""
+        """Copy rows [start, end) of a page into the lane."""
 
     @abstractmethod
     def _copy_rows_out(self, rows: RowsT, start: int, end: int) -> Page:
@@ -121,14 +121,14 @@ class ContiguousLane(ABC, Generic[RowsT, StateT]):
 
     @abstractmethod
     def _copy_state_in(self, target: StateT, state: State) -> None:
-        """Take a whole state in."""
+        """Copy a whole state into the lane."""
 
     @abstractmethod
     def _copy_state_out(self, group: Group, source: StateT) -> State:
         """The whole state as it is now, in memory of its own."""
 
-    def _settle(self) -> None:
-        """What an engine does when a lane has adopted something: nothing, if its copies need no more."""
+    def _after_adopt(self) -> None:
+        """Called when a lane has adopted something, for engines that must finish their copies."""
 
     def _adopt_full(self, rows: RowsT, offset: int, source: Source) -> None:
         held = min(source.live, offset)
@@ -144,7 +144,7 @@ class ContiguousLane(ABC, Generic[RowsT, StateT]):
         self._copy_pages(rows, first, offset, source)
 
     def _copy_pages(self, rows: RowsT, first: int, end: int, source: Source) -> None:
-        """Copy rows [first, end) in; pages may hold more on both sides."""
+        """Copy rows [first, end) into the lane; pages may hold more on both sides."""
         for page in source.pages:
             stop = min(page.end, end)
             if stop > first:

@@ -1,4 +1,4 @@
-"""A model folder as every engine reads it: which files hold the weights, and what is said if it is not usable."""
+"""A model folder as every engine reads it: which files hold the weights, and errors if it cannot be used."""
 
 from __future__ import annotations
 

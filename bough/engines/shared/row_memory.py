@@ -1,7 +1,7 @@
-"""How much room a lane has for the rows of a group: the arithmetic of contiguous buffers, without any tensor.
+"""The memory for the rows of a group on one lane: how large a contiguous buffer is and when it grows, without any tensor.
 
-Rows [base, base + capacity) have a place; which of them are filled is the lane's knowledge. A buffer that was never
-reserved, or was freed, occupies nothing.
+Rows [base, base + capacity) fit; the lane knows which of them are filled. A buffer that was never reserved, or was freed,
+occupies nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
 
 
 class RowMemory(ABC):
-    """The room for the rows of one group on one lane. An engine adds the memory.
+    """The memory for the rows of one group on one lane. An engine adds the tensors.
 
     A full buffer starts at row 0 and grows with the sequence. A window buffer has room for the window and `slack` rows
     more; when it is full, what is still needed is shifted down to its start. Only a single run of more than `slack` tokens
@@ -45,11 +45,11 @@ class RowMemory(ABC):
             self._resize(capacity, self.base, offset)
 
     def has_room_for(self, offset: int, num_tokens: int) -> bool:
-        """Whether a run of so many tokens finds its place without anything being moved."""
+        """Whether a run of so many tokens fits without anything being moved."""
         return offset - self.base + num_tokens <= self.capacity
 
     def make_room(self, offset: int, num_tokens: int) -> None:
-        """Make place for the rows of a run; a window lets go what a lane at `offset` needs no more."""
+        """Make room for the rows of a run; a window drops the rows that a lane at `offset` no longer needs."""
         if self.has_room_for(offset, num_tokens):
             return
         assert self.group.kind is Kind.WINDOW, (
@@ -63,7 +63,7 @@ class RowMemory(ABC):
             self.base = first
 
     def free(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self.base = self.capacity = 0
         self._drop()
 
@@ -73,21 +73,21 @@ class RowMemory(ABC):
         if num_tokens <= self.capacity:
             return self.capacity
         wanted = whole_pages(num_tokens)
-        if offset:  # the live rows must be moved: not again soon
+        if offset:  # the live rows must be moved: grow enough that this is rare
             wanted = max(wanted, whole_pages(self.capacity * 3 // 2))
         return max(num_tokens, min(wanted, self._context))
 
     @abstractmethod
     def _resize(self, capacity: int, first: int, offset: int) -> None:
-        """Take memory for so many rows, move the live ones [first, offset) there, and let it begin at row `first`."""
+        """Allocate memory for so many rows from row `first` on, and move the live ones [first, offset) there."""
 
     @abstractmethod
     def _shift(self, first: int, offset: int) -> None:
-        """Move the live rows [first, offset) to the start of the memory, which stays."""
+        """Move the live rows [first, offset) to the start of the same memory."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
 
 
 def whole_pages(num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""What every engine's sampler must know of a draw before it looks at the logits, and how sampling fails."""
+"""The rules of sampling that do not depend on the tensor library, and the texts of its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NONE_ALLOWED = "no token can be chosen: the grammar's mask forbids all of them"
 
 
 def is_plain(draw: Draw) -> bool:
-    """Whether the largest logit is all it takes: nothing drawn, masked, penalised or told about."""
+    """Whether the draw is plain argmax: no temperature, mask, penalties or log-probabilities."""
     params = draw.params
     return params.temperature == 0 and draw.allowed is None and params.logprobs is None and not _has_penalties(draw)
 

@@ -1,4 +1,4 @@
-"""The shape of what a group holds, as far as it does not depend on the tensor library."""
+"""The shapes of rows and states, as far as they do not depend on the tensor library."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each attention layer. Refuses what it does not know; the self-check then falls back."""
+    """What transformers calls in each attention layer. Raises if it cannot do it; the self-check then falls back."""
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not is_causal or attention_mask is not None or kwargs.get("position_bias") is not None:
         raise NotImplementedError("bough attends causally, without a mask and without a position bias")
@@ -103,7 +103,7 @@ def attention(
 
 
 def _attend_lanes(query: Tensor, heads: int, lanes: LaneRows, options: _AttentionOptions) -> Tensor:
-    """Each batch entry over the rows of its own lane. What can be done for all lanes at once is: they may be many."""
+    """Each batch entry over the rows of its own lane, with as few kernel launches as possible: lanes may be many."""
     is_plain = options.is_plain and query.shape[2] == 1
     if is_plain and lanes.table is not None:
         return lanes.table.attend(lanes.layer_in_group, query, heads, options.scaling)
@@ -119,7 +119,7 @@ def _attend_lanes(query: Tensor, heads: int, lanes: LaneRows, options: _Attentio
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, options: _AttentionOptions) -> Tensor:
-    """All queries at once where a kernel is causal by itself, else block by block, each over the rows that it may see."""
+    """All queries at once where a kernel has a causal mode, else block by block, each over the rows that it may see."""
     num_queries, num_rows = query.shape[2], key.shape[2]
     if options.is_plain and not (options.window and num_rows > options.window):
         if num_queries == 1:
@@ -171,15 +171,15 @@ def _attend_folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 
 def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernel can be had that cuts a long sequence into parts: the one that torch prefers on Hopper does not,
-    and takes ten times longer for a single token."""
+    """Whether flash attention can run, which splits a long sequence into parts. The kernel that torch prefers on Hopper
+    does not, and takes ten times longer for a single token."""
     dim = query.shape[-1]
     is_fit = query.is_cuda and query.dtype in _HALF_TYPES and dim % 8 == 0 and dim <= _LARGEST_FLASH_DIM
     return is_fit and value.shape[-1] == dim
 
 
 def _attend_one(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Queries that may see all rows, by that kernel."""
+    """Flash attention of queries that may see all rows."""
     return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scaling)[0]  # type: ignore[no-any-return]
 
 

@@ -36,7 +36,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def default_budget_bytes(device: torch.device) -> int:
-    """What lanes and pages may take if the user does not say: a share of what is free now."""
+    """The default budget of lanes and pages: a share of what is free now."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     elif device.type == "mps":

@@ -64,12 +64,12 @@ class TorchEngine(LaneEngine):
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> TorchEngine:
-        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         return cls(load_model(folder, settings, progress), settings, progress)
 
     @classmethod
     def load_shape(cls, config: dict[str, Any], settings: Settings) -> TorchEngine:
-        """A model with random weights of this transformers configuration."""
+        """A model of this transformers configuration with random weights, for `bough bench --shape`."""
         return cls(make_random_model(config, settings), settings)
 
     def describe(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ class TorchEngine(LaneEngine):
             torch.mps.synchronize()
 
     def close(self) -> None:
-        """Give the model's memory back; the engine cannot be used afterwards."""
+        """Release the model's memory; the engine cannot be used afterwards."""
         is_cuda = self._forward.device.type == "cuda"
         if self._pages.transfers is not None:
             self.synchronize()

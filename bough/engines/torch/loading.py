@@ -23,7 +23,7 @@ from bough.engines.shared.model_folder import hint_at_code, list_weight_files, r
 from bough.engines.torch.device import choose_device, choose_dtype
 from bough.errors import ModelError, UnsupportedModel
 
-_AUTO_MODEL: Any = AutoModelForCausalLM  # its types do not follow what it returns
+_AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it returns
 
 
 def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> Any:
@@ -66,13 +66,13 @@ def _read_config(folder: Path, trust_remote_code: bool) -> Any:
     require_config(folder)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # unknown architectures, broken files and untrusted code all come as they like
+    except Exception as error:  # unknown architectures, broken files and untrusted code raise errors of any type
         hint = hint_at_code(folder, trust_remote_code)
         raise UnsupportedModel(f"transformers cannot read the configuration in {folder}: {error}{hint}") from error
 
 
 def _refuse_other_engines(folder: Path, config: Any) -> None:
-    """What MLX packed, and a GGUF file as it came, are for the other engine."""
+    """Weights that MLX packed and GGUF files that were not converted need the MLX engine."""
     packing = getattr(config, "quantization", None)
     if isinstance(packing, dict) and "group_size" in packing:
         raise UnsupportedModel(
@@ -155,7 +155,7 @@ def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype
         model, info = _AUTO_MODEL.from_pretrained(
             folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # whatever transformers and the family's code may raise
+    except Exception as error:  # transformers and the family's code may raise anything
         raise UnsupportedModel(f"transformers cannot load the model in {folder}: {error}") from error
     wrong = [*info.get("missing_keys", ()), *info.get("mismatched_keys", ())]
     if wrong:

@@ -1,6 +1,6 @@
 """What a lane holds of each group: contiguous buffers of rows, and whole states.
 
-MLX's arrays are values: writing makes a new array, which takes the old one's memory over if nobody refers to that any more.
+MLX's arrays are values: writing makes a new array, which reuses the old one's memory if that has no other reference.
 So each layer has its keys and values in arrays of their own, and nothing here keeps an old array while a new one is made,
 except until a run was told to the device: if the model fails before that, the lane is as it was.
 
@@ -75,7 +75,7 @@ class RowBuffer(RowMemory):
         return content
 
     def _put(self, index: int, start: int, end: int, rows: mx.array) -> None:
-        array = copy(self.arrays[index])  # of the name: writing to it changes what the name stands for
+        array = copy(self.arrays[index])  # a new object: assigning to its items leaves the old one as it was
         array[..., start - self.base : end - self.base, :] = rows
         self.arrays[index] = array
 
@@ -144,21 +144,21 @@ class StateBuffer:
             self._before = None
 
     def end_run(self) -> None:
-        """Let the arrays hold nothing but the state: a model may leave slices of something larger."""
+        """Make the arrays contiguous: a model may leave slices of something larger."""
         self.put([None if each is None else mx.contiguous(each) for each in self.arrays])
         self._before = None
 
     def put(self, arrays: Sequence[mx.array | None]) -> None:
-        """Let these be the state, in the order of the layout's parts."""
+        """Set the arrays of the state, in the order of the layout's parts."""
         for part, array in zip(self.layout.parts, arrays, strict=True):
             self._caches[part.layer][part.slot] = array
 
     def reset(self) -> None:
-        """Start anew: the model takes its next run for the first one."""
+        """Reset: the next run is the first one for the model."""
         self.put([None] * len(self.layout.parts))
 
     def write(self, content: mx.array) -> None:
-        """Take a whole state in."""
+        """Copy a whole state into the lane."""
         self.put([mx.contiguous(part.view(content)) for part in self.layout.parts])
 
     def read(self) -> mx.array:

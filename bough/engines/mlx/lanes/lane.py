@@ -25,7 +25,7 @@ States = list[list[mx.array | None]]
 
 @dataclass
 class Ahead:
-    """A token that the model has taken in, on which the lane does not stand yet: the logits and the states after it."""
+    """A token that was computed ahead and is not part of the lane yet: the logits and the states after it."""
 
     logits: mx.array
     states: States
@@ -55,7 +55,7 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All that this lane holds, what was taken in ahead included."""
+        """All arrays that this lane holds, those computed ahead included."""
         states = [*self.states, *(self.ahead.states if self.ahead else ())]
         rows = [array for buffer in self._rows.values() for array in buffer.arrays]
         return rows + [array for arrays in states for array in arrays if array is not None]
@@ -74,14 +74,14 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
         if self._tokens_to_reserve:
             if any(source.live for source in sources.values()):
                 raise EngineError(
-                    "the lane holds nothing any more: a run failed on the device, and nobody knows what it wrote"
+                    "the lane holds nothing any more: a run failed on the device, and what it wrote is unknown"
                 )
             super().reserve(self._tokens_to_reserve)
             self._tokens_to_reserve = 0
         try:
             super().adopt(offset, sources)
         except AssertionError:  # a source that the caller must not give
-            self._settle()
+            self._after_adopt()
             raise
         except BaseException:
             self.discard()
@@ -93,7 +93,7 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
         super().clear()
 
     def discard(self) -> None:
-        """Hold nothing any more, because nobody knows what the device has written; the room is there again at `adopt`."""
+        """Drop all content, because it is unknown what the device has written; `adopt` reserves the room again."""
         room = max([1, *(rows.capacity for rows in self._rows.values())])
         self.clear()
         self._tokens_to_reserve = room
@@ -103,23 +103,23 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
         return all(rows.has_room_for(self._offset, 1) for rows in self._rows.values())
 
     def keep_spare_states(self) -> None:
-        """Count the memory of states twice: from now on there may be others ahead of them."""
+        """Count the memory of states twice: from now on there may be a second one, computed ahead."""
         for state in self._states.values():
             state.has_spare = True
 
     def step_back(self, offset: int, states: States, logits: mx.array | None) -> None:
-        """Stand at `offset` again, with these states, after one more token was taken in ahead; without logits it was not.
+        """Go back to `offset` and these states after one more token was computed ahead; without logits it was not.
 
-        The token's rows lie beyond the offset, where they disturb nobody. `take_ahead` makes the lane stand on it.
+        The token's rows lie beyond the offset, where they do no harm. `take_ahead` makes the token part of the lane.
         """
         self.ahead = None if logits is None else Ahead(logits, self.states)
         self._offset = offset
         self._put_states(states)
 
     def take_ahead(self) -> mx.array:
-        """Stand on the token that was taken in ahead; returns the logits after it."""
+        """Append the token that was computed ahead; returns the logits after it."""
         ahead = self.ahead
-        assert ahead is not None, "no token was taken in ahead"
+        assert ahead is not None, "no token was computed ahead"
         self._forget()
         self._put_states(ahead.states)
         self._offset += 1
@@ -127,7 +127,7 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
 
     @contextmanager
     def running(self, num_tokens: int) -> Iterator[None]:
-        """The model is given a run of so many tokens. If it fails, the lane is as it was."""
+        """The model runs so many tokens within this context. If it fails, the lane is unchanged."""
         self._forget()
         buffers: list[RowBuffer | StateBuffer] = [*self._rows.values(), *self._states.values()]
         try:
@@ -152,7 +152,7 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
         for state, arrays in zip(self._states.values(), states, strict=True):
             state.put(arrays)
 
-    def _settle(self) -> None:
+    def _after_adopt(self) -> None:
         mx.async_eval(self.arrays)
 
     def _copy_rows_in(self, rows: RowBuffer, page: Page, start: int, end: int) -> None:

@@ -49,7 +49,7 @@ class RowLayer:
         return self._lane.offset + self._taken
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take the run's rows in; returns those that its queries may look at, the run's own included."""
+        """Write the run's rows; returns those that its queries may look at, the run's own included."""
         self.buffer.write_run(self.layer_in_group, keys, values)
         self._taken = keys.shape[2]
         return self.keys_and_values()
@@ -87,7 +87,7 @@ class BatchRowLayer:
         self._taken: tuple[mx.array, mx.array] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take each lane's row in. What is returned is never looked at: `attend` asks each lane for its own."""
+        """Write each lane's row. The returned arrays are never read: `attend` asks each lane for its own rows."""
         for index, layer in enumerate(self.layers):
             layer.update_and_fetch(keys[index : index + 1], values[index : index + 1])
         self._taken = keys, values
@@ -95,7 +95,7 @@ class BatchRowLayer:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The same again, for layers that look at another layer's rows."""
-        assert self._taken is not None, "a layer looks at rows that nobody has taken in"
+        assert self._taken is not None, "a layer reads rows that no layer has written"
         return self._taken
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> None:
@@ -129,7 +129,7 @@ def attend(
 
 
 def install_attention(model: Any) -> bool:
-    """Let all of this model's code that uses the library's attention use ours. Returns whether there is any."""
+    """Replace the library's attention by ours in all of this model's code. Returns whether there is any."""
     names = [getattr(type(module).__call__, "__globals__", {}) for module in model.modules()]
     users = [each for each in names if each.get(_ATTENTION) in (_STOCK_ATTENTION, attend)]
     for each in users:

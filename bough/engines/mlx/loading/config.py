@@ -98,7 +98,7 @@ def _set_layers(config: Config, arguments: dict[str, inspect.Parameter]) -> None
 
 
 def _period_of(types: list[str], other: str, config: Config) -> int:
-    """How many layers there are to one of full attention, which comes last of them."""
+    """After how many layers one of full attention comes."""
     period = types.index("full_attention") + 1 if "full_attention" in types else len(types) + 1
     regular = [other if (i + 1) % period else "full_attention" for i in range(len(types))]
     if types != regular or period > len(types):
@@ -154,7 +154,7 @@ _FAMILIES: dict[str, Callable[[Config], None]] = {
 
 
 def _find_differences(config: Config, arguments: dict[str, inspect.Parameter]) -> list[str]:
-    """What mlx-lm would not take from this configuration, though it matters. Raises UnsupportedModel if nothing is left."""
+    """Warnings about settings that mlx-lm ignores. Raises UnsupportedModel if the model would be useless."""
     kind = _type_of(config)
     if not arguments:
         return []
@@ -183,7 +183,7 @@ def _find_scaling(config: Config, arguments: dict[str, inspect.Parameter]) -> li
 
 
 def _window_of(config: Config) -> int | None:
-    """The window that some layers have, if it is one: shorter than what the model can read at all."""
+    """The window that some layers have, if it is shorter than the model's whole context."""
     window = config.get("sliding_window")
     types = config.get("layer_types")
     if not isinstance(window, int) or config.get("use_sliding_window") is False:

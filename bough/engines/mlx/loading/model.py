@@ -120,10 +120,10 @@ def _read_config(folder: Path) -> Translated:
 
 def _require_architecture(config: dict[str, Any]) -> None:
     if config.get("model_file"):
-        return  # the model brings its own
+        return  # the model has its own code
     try:
         model_classes(config)
-    except (LookupError, ValueError, SystemExit) as error:  # one family of mlx-lm's ends the process if a package lacks
+    except (LookupError, ValueError, SystemExit) as error:  # one family of mlx-lm exits if a package is missing
         raise UnsupportedModel(f"mlx-lm {VERSION} has no model of type {config.get('model_type')!r}") from error
 
 

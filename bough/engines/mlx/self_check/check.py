@@ -1,4 +1,4 @@
-"""What a model can do right, found out at load: several architectures are silently wrong when chunked or restored.
+"""The self-check of a model at load: several architectures are silently wrong when chunked or restored.
 
 The model's own answer in one forward pass without a cache is the reference. mlx-lm itself always runs its models with a
 cache, and some fail or answer otherwise without one: those are compared with one forward pass with a fresh cache of the
@@ -53,13 +53,13 @@ from bough.errors import ModelError, UnsupportedModel
 ATTENTION = "mlx"
 _FINE = 1e-4
 _COARSE = 0.5
-_OTHERWISE = 1e-2  # spreads between two forward passes that are not the same in other words
+_OTHERWISE = 1e-2  # in spreads; two forward passes that differ by more are different answers
 _FORMAT = 2  # raise it when the check itself changes
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
 def verdict_key(forward: Forward) -> str:
-    """A hash of versions, device, types, code, and the configuration, in which quantization is told, less its name."""
+    """A hash of all that a verdict depends on; the name in the configuration does not count."""
     features = [
         _FORMAT,
         "mlx",
@@ -76,16 +76,16 @@ def verdict_key(forward: Forward) -> str:
 
 
 def self_check(forward: Forward, layout: Layout) -> Verdict:
-    """Try every way that there is, the best first. The memory that it took is given back.
+    """Try every way of running the model, the best first. The memory that this took is released.
 
-    Raises UnsupportedModel if no way is right, and ModelError if the memory does not suffice to tell.
+    Raises UnsupportedModel if no way is right, and ModelError if there is too little memory for the check.
     """
     try:
         return _try_all(forward, layout)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise ModelError(f"the memory does not suffice to check what this model can do: {error}") from error
+        raise ModelError(f"too little memory is free to check what this model can do: {error}") from error
     finally:
         gc.collect()  # lanes and copies refer to themselves: without this their arrays would stay for a while
         mx.clear_cache()
@@ -128,7 +128,7 @@ def _copy_candidates(small: Forward, dtype: mx.Dtype) -> list[Candidate]:
 
 
 def _half_candidates(small: Forward, reference: Reference, dtype: mx.Dtype) -> list[Candidate]:
-    """The small copy in half precision, unless the device cannot run it: a CPU has no experts but quantized ones so."""
+    """The small copy in half precision, unless the device cannot run it: on a CPU only quantized experts run so."""
     half = make_random(small.config, dtype)
     label = f" (small copy, {str(dtype).removeprefix('mlx.core.')})"
     try:
@@ -152,7 +152,7 @@ def _make_reference(forward: Forward, num_tokens: int, vocab_size: int) -> Refer
 
 
 def _reference_logits(forward: Forward, ids: Sequence[int]) -> mx.array:
-    """The reference: without a cache, or where that fails or is another answer, with a fresh one of the library's."""
+    """The logits without a cache, or where that fails or gives other logits, with a fresh cache of the library."""
     plain, cached = _logits(forward, ids, has_cache=False), _logits(forward, ids, has_cache=True)
     if isinstance(cached, Exception):
         if isinstance(plain, Exception):
@@ -167,7 +167,7 @@ def _logits(forward: Forward, ids: Sequence[int], has_cache: bool) -> mx.array |
     """The logits after each of `ids` in one forward pass, or what the model raised."""
     try:
         return forward.all_logits(ids, forward.make_cache() if has_cache else None)
-    except Exception as error:  # whatever a model may raise that wants a cache, or none
+    except Exception as error:  # a model that needs a cache, or cannot have one, may raise anything
         if is_out_of_memory(error):
             raise
         return error

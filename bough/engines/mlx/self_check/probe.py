@@ -22,7 +22,7 @@ _ROWS = {cache.KVCache, cache.RotatingKVCache}
 
 
 class _UnknownState(Exception):
-    """A model keeps something that Bough cannot keep."""
+    """A model has state of a kind that Bough cannot keep."""
 
 
 def probe(forward: Forward) -> Layout:
@@ -34,7 +34,7 @@ def probe(forward: Forward) -> Layout:
         return _layout(caches, short, vocab_size)
     except _UnknownState as error:
         return without_groups(str(error), vocab_size)
-    except Exception as error:  # whatever a model that wants another call may raise
+    except Exception as error:  # a model that must be called differently may raise anything
         return without_groups(
             f"the model does not run with mlx-lm's own caches ({type(error).__name__}: {error})", vocab_size
         )

@@ -115,7 +115,7 @@ def _draw(name: str, array: mx.array, key: mx.array) -> mx.array:
 
 
 def _small_configs(config: dict[str, Any], layout: Layout) -> Iterator[dict[str, Any]]:
-    """Ever deeper cuts of a configuration, from two layers with a state of their own on."""
+    """Small configurations, from two layers with their own state to ever more."""
     config = {name: value for name, value in config.items() if name not in _QUANTIZATION}
     text = _text_of(_with_defaults(config))
     name = next((name for name in _DEPTH_NAMES if isinstance(text.get(name), int)), None)
@@ -130,7 +130,7 @@ def _small_configs(config: dict[str, Any], layout: Layout) -> Iterator[dict[str,
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with what the library takes where it says nothing, as far as that is made smaller here."""
+    """The configuration with the library's defaults for the keys that are made smaller here."""
     taken = vars(_args_of(config))
     names = (*_DEPTH_NAMES, *_WINDOW_NAMES, *_SMALLER, "num_kv_shared_layers")
     return {name: taken[name] for name in names if isinstance(taken.get(name), int)} | config
@@ -157,7 +157,7 @@ def _shrink(config: dict[str, Any], layout: Layout) -> None:
 
 
 def _cut_layers(text: dict[str, Any], name: str, num_own: int, num_shared: int) -> None:
-    """The first layers only: lists, and words of one letter a layer, are cut."""
+    """Keep the first layers: cut lists, and strings with one letter for each layer."""
     num_before, num_after = text[name], num_own + num_shared
     for key, value in list(text.items()):
         if isinstance(value, list | str) and len(value) == num_before and key != "model_type":

@@ -20,7 +20,7 @@ from bough.engines.torch.layout import Layout, RowLayout
 
 PART_ROWS = 512
 _BLOCK_ROWS = 64
-_FEWEST_QUERIES = 16  # of which a matrix product can be made
+_FEWEST_QUERIES = 16  # the smallest matrix product of the device
 _COLUMNS = 5  # of the table: address of the keys, of the values, bytes to the next layer, elements to the next head, rows
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _DIMS = (32, 64, 128, 256)
@@ -67,7 +67,7 @@ class LaneTable:
             sums,
             scores,
             layer_in_group,
-            (scaling or dim**-0.5) * 1.4426950408889634,  # powers of two are what the device is quick at
+            (scaling or dim**-0.5) * 1.4426950408889634,  # log2(e): the device computes powers of two fastest
             *query.stride()[:2],
             COLUMNS=_COLUMNS,
             DIM=dim,

@@ -34,7 +34,7 @@ class Chunk:
             if pin_for is not None:
                 self._pin(pin_for)
         except (OSError, RuntimeError, MemoryError) as error:
-            raise MemoryError(f"no {nbytes:,} bytes of host memory to be had: {error}") from error
+            raise MemoryError(f"{nbytes:,} bytes of host memory could not be allocated: {error}") from error
 
     def _pin(self, device: torch.device) -> None:
         with torch.cuda.device(device):
@@ -44,7 +44,7 @@ class Chunk:
                 self.problem = str(error)
                 self.memory = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
                 return
-        weakref.finalize(self, _unregister, address).atexit = False  # a process that ends gives everything back itself
+        weakref.finalize(self, _unregister, address).atexit = False  # the system does it when the process ends
 
 
 def _map(nbytes: int) -> memoryview:
@@ -52,7 +52,7 @@ def _map(nbytes: int) -> memoryview:
         return memoryview(mmap.mmap(-1, nbytes))
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # fewer pages are pinned sooner, but a kernel need not have large ones
+        with suppress(OSError):  # pinning fewer, larger pages is faster, but not every kernel has them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 

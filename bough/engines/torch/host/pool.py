@@ -82,7 +82,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Growth:
-    """A chunk on its way, to be handed out in pieces of `piece_bytes`."""
+    """A chunk that is being allocated, to be handed out in pieces of `piece_bytes`."""
 
     chunk: Future[Chunk]
     nbytes: int
@@ -96,7 +96,7 @@ class HostPool:
         self.slab_bytes = _rounded(slab_bytes, FRACTIONS * _ALIGNMENT)
         self.total_bytes = 0
         self.limit_bytes: int | None = None
-        self.problem = ""  # why a chunk is not as exact as it should be
+        self.problem = ""  # why a chunk takes more memory than was asked for
         self._pin_for = pin_for
         self._chunk_bytes = chunk_bytes
         self._chunks: dict[Chunk, int] = {}  # each with the size of its whole pieces
@@ -108,8 +108,8 @@ class HostPool:
 
     @property
     def free_bytes(self) -> int:
-        """What could be handed out without taking more."""
-        self._settle()
+        """What could be handed out without allocating more; tests check the pool by it."""
+        self._collect()
         return sum(size * len(spans) for size, spans in self._free.items())
 
     def take(self, nbytes: int) -> Piece:
@@ -118,7 +118,7 @@ class HostPool:
         Raises MemoryError if the limit or the system does not allow it.
         """
         size = self._size_for(nbytes)
-        self._settle()
+        self._collect()
         while (span := self._find(size)) is None:
             if self._growth is None:
                 self._grow(max(size, self.slab_bytes))
@@ -129,7 +129,7 @@ class HostPool:
     def limit(self, limit_bytes: int) -> None:
         """Take no more than this from now on, and give unused chunks back if there is more."""
         self.limit_bytes = limit_bytes
-        self._settle()
+        self._collect()
         self._drop_chunks(self.total_bytes - limit_bytes)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class HostPool:
 
     def check(self) -> None:
         """Assert what the module promises."""
-        self._settle()
+        self._collect()
         growing = self._growth.nbytes if self._growth else 0
         assert self.total_bytes == growing + sum(chunk.nbytes for chunk in self._chunks), "chunks are miscounted"
         for size, spans in self._free.items():
@@ -180,8 +180,8 @@ class HostPool:
         weakref.finalize(view, self._returned.append, span).atexit = False
         return Piece(span, torch.frombuffer(view, dtype=torch.uint8))  # whose memory refers to this very view
 
-    def _settle(self) -> None:
-        """Take in what has come back, and a chunk that has come."""
+    def _collect(self) -> None:
+        """Collect returned pieces, and a new chunk if one is ready."""
         while self._returned:
             self._join(self._returned.popleft())
         if self._growth is not None and self._growth.chunk.done():
@@ -194,7 +194,7 @@ class HostPool:
         self._free[span.nbytes][span.chunk, span.start] = span
 
     def _join(self, span: Span) -> None:
-        """Put a span with its other half, as long as that is free, too."""
+        """Join a returned span with its other half while that is free too, and put it into the free list."""
         if span.chunk not in self._chunks:
             return
         while span.nbytes < self.slab_bytes:
@@ -210,7 +210,7 @@ class HostPool:
         return (span.start // unit ^ span.nbytes // unit) * unit
 
     def _grow(self, piece_bytes: int) -> None:
-        """Have a chunk for pieces of this size taken. Raises MemoryError if that passes the limit."""
+        """Start allocating a chunk for pieces of this size. Raises MemoryError if that passes the limit."""
         self._drop_chunks(self._excess(piece_bytes), but=piece_bytes)
         count = self._count(piece_bytes)
         if count < 1:
@@ -242,7 +242,7 @@ class HostPool:
         self.total_bytes += nbytes
 
     def _finish_growth(self) -> None:
-        """Wait for the chunk that is on its way and take it in. Raises MemoryError if the system did not give it."""
+        """Wait for the chunk that is being allocated and add it. Raises MemoryError if the system refused it."""
         assert self._growth is not None, "no chunk is on its way"
         growth, self._growth = self._growth, None
         try:

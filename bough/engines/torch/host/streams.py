@@ -2,8 +2,8 @@
 
 The computation runs on the device's default stream. Copies to the host and copies to the device have a stream each, so
 that neither waits for the other: a bus carries both at once. A copy from or to host memory is given the events after which
-that memory is free, and returns the event of its own end. Reading content for the disk has a
-stream of lower priority than the other copies.
+that memory is free, and returns the event of its own end. Reading content for the disk has a stream of lower
+priority than the other copies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TimedEvent(DeviceEvent, Protocol):
 
 
 class Streams(Protocol):
-    """The two lines of work of a device, as moves between its memory and the host's see them. Memory is given as bytes."""
+    """The streams of a device: copies from and to the host beside the computation. Memory is given as bytes."""
 
     def copy_out(self, target: Tensor, source: Tensor, free: Sequence[DeviceEvent]) -> DeviceEvent:
         """Copy to the host, once all that was computed so far is done and the target is free. The source may be dropped."""
@@ -118,7 +118,7 @@ class CudaStreams:
             return torch.empty(source.nbytes, dtype=torch.uint8).copy_(staging)
 
     def _record(self, stream: Any) -> CudaEvent:
-        event = _cuda.Event(blocking=True)  # who waits for it sleeps
+        event = _cuda.Event(blocking=True)  # a thread that waits for it sleeps
         stream.record_event(event)
         return CudaEvent(event)
 

@@ -72,7 +72,7 @@ class Transfers:
         return piece
 
     def to_device(self, piece: Piece, dtype: torch.dtype) -> Tensor:
-        """The content in memory of its own on the device, for all that is computed from now on."""
+        """The content in new memory on the device, before all that is computed from now on."""
         content = torch.empty(piece.memory.nbytes, dtype=torch.uint8, device=self._device)
         piece.copied(self._streams.copy_in(content, piece.memory, piece.last_copies, None))
         return content.view(dtype)
@@ -89,7 +89,7 @@ class Transfers:
         return self._streams.read(content.view(torch.uint8))
 
     def copy_to(self, piece: Piece, target: Tensor) -> None:
-        """Fill memory of the device, for all that is computed from now on."""
+        """Copy a piece to memory of the device, before all that is computed from now on."""
         self._copy_to(piece, target, None)
 
     @contextmanager
@@ -104,7 +104,7 @@ class Transfers:
             stage.free = self._streams.record_compute()
 
     def describe(self) -> str:
-        """What host memory it is, for people."""
+        """The kind of host memory, for people."""
         return f"pinned by PyTorch, in powers of two: {self.pool.problem}" if self.pool.problem else "pinned"
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Transfers:
 
 
 def make_transfers(layout: Layout, device: torch.device) -> Transfers | None:
-    """What moves the pages and states of a model, if its device has memory apart from the host's."""
+    """The transfers of a model; None if its device has no memory apart from the host's."""
     if device.type != "cuda":
         return None
     return Transfers(HostPool(largest_page_bytes(layout), device), CudaStreams(device), device)

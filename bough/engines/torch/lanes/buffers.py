@@ -40,7 +40,7 @@ class RowBuffer(RowMemory):
 
     @property
     def written(self) -> Views:
-        """The rows of the run under way, of each layer: made at once, because all layers cost less than each by itself."""
+        """The rows of the current run, of each layer: views of all layers are made together because that is cheaper."""
         if self._written is None:
             self._written = self._views(*self._run)
         return self._written
@@ -127,13 +127,13 @@ class StateBuffer:
             self._bind()
 
     def reset(self) -> None:
-        """Start anew: the model takes its next run for the first one."""
+        """Reset: the next run is the first one for the model."""
         if self._flat is not None:
             self._flat.zero_()
         self._mark(False)
 
     def write(self, fill: Callable[[Tensor], None]) -> None:
-        """Take a whole state in, which `fill` puts into the bytes it is given."""
+        """Write a whole state: `fill` copies it into the bytes that it is given."""
         assert self._flat is not None, "adopt before reserve"
         fill(self._flat)
         self._mark(True)
@@ -143,8 +143,8 @@ class StateBuffer:
         assert self._flat is not None, "capture of a lane that holds nothing"
         return self._flat.clone()
 
-    def settle(self) -> None:
-        """Take back what a model put into its cache layers by assigning instead of writing in place."""
+    def copy_back(self) -> None:
+        """Copy back what a model put into its cache layers by assigning instead of writing in place."""
         for part, view in zip(self.layout.parts, self._views, strict=True):
             current = getattr(self._layers[part.layer], part.name)[part.state_index]
             if current is not view:

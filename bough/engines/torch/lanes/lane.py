@@ -39,11 +39,11 @@ class TorchLane(ContiguousLane[RowBuffer, StateBuffer]):
         self._is_damaged = bool(self._states)
 
     def end_run(self, num_tokens: int) -> None:
-        """The model has taken the run in."""
+        """The model has evaluated the run."""
         for rows in self._rows.values():
             rows.end_run()
         for state in self._states.values():
-            state.settle()
+            state.copy_back()
         self._offset += num_tokens
         self._is_damaged = False
 

@@ -111,7 +111,7 @@ class StateAndRowLayer(StateLayer, RowLayer):  # type: ignore[no-untyped-call, o
 
 
 class LaneCache(Cache):
-    """The cache of one lane. It answers for recurrent layers too, where transformers' own raises or picks another layer."""
+    """The cache of one lane. It answers for recurrent layers too, where its base class raises or picks another layer."""
 
     def __init__(self, lane: HasOffset, layers: list[Any]) -> None:
         super().__init__(layers=layers)
@@ -196,7 +196,7 @@ class BatchCache(Cache):
             layer.bind(part.name, part.state_index, torch.cat(views))
 
     def scatter(self) -> None:
-        """Give each lane its recurrent states back."""
+        """Copy the recurrent states back to each lane."""
         for index, part in enumerate(self._parts):
             stacked = getattr(self.layers[part.layer], part.name)[part.state_index]
             for views, state in zip(self._states, stacked.chunk(len(stacked)), strict=True):
@@ -224,5 +224,5 @@ def _batch_layer(layers: Sequence[Any], tables: Tables) -> Any:
 
 
 def empty_layer(is_recurrent: bool) -> Any:
-    """A layer that the model never writes to, of the family that its neighbours expect."""
+    """A layer that the model never writes to, of the class that transformers expects there."""
     return LinearAttentionLayer() if is_recurrent else DynamicLayer()  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ class Pages(PageAllocator):
 
     @contextmanager
     def on_device(self, page: Page) -> Iterator[Tensor]:
-        """The rows of a page on the device, wherever it lies, for what is computed within the context."""
+        """The rows of a page on the device, from either tier, for what is computed within the context."""
         content = content_of(page)
         if isinstance(content, Piece):
             assert self.transfers is not None
@@ -60,7 +60,7 @@ class Pages(PageAllocator):
             yield content
 
     def read_state(self, state: State, target: Tensor) -> None:
-        """Copy a state, wherever it lies, to bytes on the device."""
+        """Copy a state, from either tier, to bytes on the device."""
         content = content_of(state)
         if isinstance(content, Piece):
             assert self.transfers is not None
@@ -136,6 +136,6 @@ class Pages(PageAllocator):
 
 
 def _tensor(data: Buffer) -> Tensor:
-    """The bytes as they lie in `data`, which is kept; copied if others may still look at them, or they lie askew."""
+    """The bytes of `data` without a copy, unless they are read-only or not aligned."""
     tensor = torch.frombuffer(bytearray(data) if memoryview(data).readonly else data, dtype=torch.uint8)
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()

@@ -1,4 +1,4 @@
-"""What a model can do right, found out at load: several architectures are silently wrong when chunked or restored.
+"""The self-check of a model at load: several architectures are silently wrong when chunked or restored.
 
 The model's own answer in one forward pass without a cache is the reference, with the attention that its family's own code
 defines ("eager"): others may leave things out, as transformers 5.17 does with gemma2's soft cap in "sdpa". The same prompt
@@ -50,7 +50,7 @@ _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
 def verdict_key(model: Any, wanted_attention: str) -> str:
-    """A hash of versions, device, dtype, attention, and the configuration less its name."""
+    """A hash of all that a verdict depends on; the name in the configuration does not count."""
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
     parameter = next(model.parameters())
     features = [
@@ -69,8 +69,8 @@ def verdict_key(model: Any, wanted_attention: str) -> str:
 
 
 def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:
-    """Try every way that there is, the best first. `wanted` is an attention's name or "auto"."""
-    with torch.backends.cudnn.flags(allow_tf32=False):  # convolutions of ten bits would drown what is looked for
+    """Try every way of running the model, the best first. `wanted` is an attention's name or "auto"."""
+    with torch.backends.cudnn.flags(allow_tf32=False):  # rounding to ten bits would hide the differences
         return _try_all(forward, layout, wanted)
 
 
@@ -91,7 +91,7 @@ def _try_all(forward: Forward, layout: Layout, wanted: str) -> Verdict:
 
 
 def _check_lanes(check: SelfCheck, name: str, candidates: list[Candidate], layout: Layout) -> Verdict | None:
-    """What lanes of our own can do with this attention, or None if they cannot even continue a prompt."""
+    """What our own lanes can do with this attention, or None if they cannot even continue a prompt."""
     if not all(_set_attention(candidate.forward.model, name) for candidate in candidates):
         return None
     return check.check_lanes(name, candidates, can_batch=name == attention.NAME or not layout.rows)

@@ -34,7 +34,7 @@ def probe(forward: Forward) -> Layout:
     """The groups of this model and the shapes of their state."""
     try:
         layers, vocab_size = _run(forward)
-    except Exception as error:  # whatever a model that wants another cache may raise
+    except Exception as error:  # a model that needs another cache may raise anything
         return without_groups(f"the model does not run with transformers' DynamicCache ({type(error).__name__}: {error})")
     strange = sorted({type(layer).__name__ for layer in layers if type(layer) not in _KNOWN})
     if strange:

@@ -69,7 +69,7 @@ def _small_config(config: Any, kinds: Sequence[str]) -> Any:
 
 
 def _cut_layers(text: Any, num_before: int, num_after: int) -> None:
-    """The first layers only: lists with an entry a layer are cut, lists of layer numbers keep those that are left."""
+    """Keep the first layers: cut lists with one entry for each layer, and filter lists of layer numbers."""
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == num_before:
             setattr(text, name, value[:num_after])
