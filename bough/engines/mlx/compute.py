@@ -25,6 +25,7 @@ from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import cache
 from bough.engines.shared import compute
 from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
+from bough.engines.shared.row_memory import LaneSizes
 
 Compute = compute.Compute[mx.array]
 
@@ -32,17 +33,16 @@ Compute = compute.Compute[mx.array]
 class LaneCompute:
     """Runs a model whose groups are known, on our own lanes."""
 
-    def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
+    def __init__(self, forward: Forward, layout: Layout, pages: Pages, sizes: LaneSizes, can_batch: bool) -> None:
         self.layout = layout
         self.pages = pages
         self.can_batch = can_batch
         self._forward = forward
-        self._context = context
-        self._slack = slack
+        self._sizes = sizes
         self._allocator = Allocator()
 
     def make_lane(self) -> MlxLane:
-        return MlxLane(self.layout, self.pages, self._context, self._slack)
+        return MlxLane(self.layout, self.pages, self._sizes)
 
     def evaluate(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""

@@ -33,6 +33,7 @@ from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
 from bough.engines.shared.engine import LaneEngine
 from bough.engines.shared.errors import as_engine_errors
+from bough.engines.shared.row_memory import LaneSizes
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
 
@@ -61,12 +62,12 @@ class MlxEngine(LaneEngine):
         if verdict.way is not Way.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text["vocab_size"])
         bound = text.get("max_position_embeddings") or 0
-        context = choose_context(bound, settings)
         is_cpu = mx.default_device() == mx.cpu
         slack = settings.chunk or (_SLACK_CPU if is_cpu else _SLACK_GPU)
+        sizes = LaneSizes(choose_context(bound, settings), slack)
         pages = Pages(layout)
         limit = reuse_limit(text, _BY_LENGTH, bound)
-        super().__init__(_info_of(self._forward, is_cpu), layout, pages, verdict, context, slack, limit)
+        super().__init__(_info_of(self._forward, is_cpu), layout, pages, verdict, sizes, limit)
         self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
         device.wire()
         mx.clear_cache()
@@ -133,8 +134,8 @@ class MlxEngine(LaneEngine):
             return LibraryCompute(self._forward)
         if self._verdict.way is Way.RECOMPUTE:
             return RecomputeCompute(self._forward)
-        compute = LaneCompute(self._forward, layout, pages, self._context, self._slack, self._verdict.can_batch)
-        return AheadCompute(compute, self._context) if goes_ahead else compute
+        compute = LaneCompute(self._forward, layout, pages, self._sizes, self._verdict.can_batch)
+        return AheadCompute(compute, self._sizes.context) if goes_ahead else compute
 
 
 def _info_of(forward: Forward, is_cpu: bool) -> EngineInfo:

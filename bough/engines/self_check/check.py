@@ -16,11 +16,11 @@ from bough.engines.self_check.reference import Reference
 from bough.engines.shared.compute import Compute, GroupCompute, Verdict, Way
 from bough.errors import ModelError, UnsupportedModel
 
-REAL_TOKENS = 40
 COPY_TOKENS = 150
 COPY_WINDOW = 24  # rows; of the small random copies of a model
 COPY_SEED = 5
 COPY_GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
+_REAL_TOKENS = 40
 _MOST_TOKENS = 1200
 _SLIGHTLY_OFF = 100  # times the tolerance: a step that is off by its own clamping, not by another's state
 
@@ -139,9 +139,11 @@ def needs_copy(groups: Sequence[Group], is_coarse: bool) -> bool:
     return bool(groups) and (is_coarse or any(group.kind is not Kind.FULL for group in groups))
 
 
-def longer_than_windows(groups: Sequence[Group]) -> int:
-    """The length of a prompt that passes every window, where that is affordable."""
-    return min(max([COPY_TOKENS, *(group.window + REAL_TOKENS for group in groups)]), _MOST_TOKENS)
+def reference_tokens(groups: Sequence[Group], is_coarse: bool, has_copy: bool) -> int:
+    """The length of the prompt for the real weights: longer than every window, unless a copy checks windows and states."""
+    if has_copy or not needs_copy(groups, is_coarse):
+        return _REAL_TOKENS
+    return min(max([COPY_TOKENS, *(group.window + _REAL_TOKENS for group in groups)]), _MOST_TOKENS)
 
 
 def _reason(found: dict[str, float], candidate: Candidate) -> str:

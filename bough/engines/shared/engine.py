@@ -11,6 +11,7 @@ from bough.engines.contract import Capabilities, EngineInfo, Logits
 from bough.engines.shared.compute import Compute, Shapes, Verdict, Way
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageAllocator, packed_bytes
+from bough.engines.shared.row_memory import LaneSizes
 
 _LONGEST_RUN = 8_192
 _STATES = {Way.LANES: "bough's lanes", Way.LIBRARY: "the model's own cache", Way.RECOMPUTE: "none: recomputed"}
@@ -27,16 +28,14 @@ class LaneEngine(ABC):
         layout: Shapes,
         pages: PageAllocator,
         verdict: Verdict,
-        context: int,
-        slack: int,
+        sizes: LaneSizes,
         reuse_limit: int | None,
     ) -> None:
         self._info = info
         self._layout = layout
         self._pages = pages
         self._verdict = verdict
-        self._context = context
-        self._slack = slack  # rows that a window has room for beyond itself: the longest run of a chunked prompt
+        self._sizes = sizes
         self._reuse_limit = reuse_limit
 
     @property
@@ -56,7 +55,7 @@ class LaneEngine(ABC):
 
     @property
     def context_tokens(self) -> int:
-        return self._context
+        return self._sizes.context
 
     @property
     def groups(self) -> Sequence[Group]:
@@ -69,7 +68,7 @@ class LaneEngine(ABC):
 
     @property
     def max_chunk_tokens(self) -> int:
-        return self._slack if any(group.window for group in self.groups) else _LONGEST_RUN
+        return self._sizes.slack if any(group.window for group in self.groups) else _LONGEST_RUN
 
     def make_lane(self) -> Lane:
         return self._compute.make_lane()

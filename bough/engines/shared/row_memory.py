@@ -7,8 +7,20 @@ occupies nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
+
+
+@dataclass(frozen=True)
+class LaneSizes:
+    """How large a lane may grow. `context` is the most tokens of a sequence.
+
+    `slack` is the number of rows that a window buffer has beyond its window: the longest run of a chunked prompt.
+    """
+
+    context: int
+    slack: int
 
 
 class RowMemory(ABC):
@@ -19,12 +31,11 @@ class RowMemory(ABC):
     makes it grow beyond that.
     """
 
-    def __init__(self, group: Group, context: int, slack: int) -> None:
+    def __init__(self, group: Group, sizes: LaneSizes) -> None:
         self.group = group
         self.base = 0
         self.capacity = 0
-        self._context = context
-        self._slack = slack
+        self._sizes = sizes
 
     @property
     def nbytes(self) -> int:
@@ -69,13 +80,13 @@ class RowMemory(ABC):
 
     def _capacity_for(self, num_tokens: int, offset: int) -> int:
         if self.group.kind is Kind.WINDOW:
-            return max(self.capacity, whole_pages(min(num_tokens, self.group.window - 1 + self._slack)))
+            return max(self.capacity, whole_pages(min(num_tokens, self.group.window - 1 + self._sizes.slack)))
         if num_tokens <= self.capacity:
             return self.capacity
         wanted = whole_pages(num_tokens)
         if offset:  # the live rows must be moved: grow enough that this is rare
             wanted = max(wanted, whole_pages(self.capacity * 3 // 2))
-        return max(num_tokens, min(wanted, self._context))
+        return max(num_tokens, min(wanted, self._sizes.context))
 
     @abstractmethod
     def _resize(self, capacity: int, first: int, offset: int) -> None:

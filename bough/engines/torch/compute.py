@@ -16,6 +16,7 @@ from torch import Tensor
 from bough.cache.tree.state import Group
 from bough.engines.shared import compute
 from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
+from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch.attention import Table
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.lane import TorchLane, has_started
@@ -29,18 +30,17 @@ Compute = compute.Compute[Tensor]
 class LaneCompute:
     """Runs a model whose groups are known, on our own lanes."""
 
-    def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
+    def __init__(self, forward: Forward, layout: Layout, pages: Pages, sizes: LaneSizes, can_batch: bool) -> None:
         self.layout = layout
         self.pages = pages
         self.can_batch = can_batch
         self._forward = forward
-        self._context = context
-        self._slack = slack
+        self._sizes = sizes
         self._parts = [part for state in layout.states.values() for part in state.parts]
         self._kernels = find_kernels(layout, forward.device)
 
     def make_lane(self) -> TorchLane:
-        return TorchLane(self.layout, self.pages, self._forward.device, self._context, self._slack)
+        return TorchLane(self.layout, self.pages, self._forward.device, self._sizes)
 
     def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""

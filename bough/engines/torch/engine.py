@@ -20,6 +20,7 @@ from bough.engines.self_check.verdicts import find_verdict
 from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
 from bough.engines.shared.engine import LaneEngine
+from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch import attention
 from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.torch.device import default_budget_bytes
@@ -56,10 +57,10 @@ class TorchEngine(LaneEngine):
             layout = without_groups(layout.unknown, layout.vocab_size or text.vocab_size)
         self._pages: Pages = Pages(layout, self._forward.device)
         bound = getattr(text, "max_position_embeddings", None) or 0
-        context = choose_context(bound, settings)
         slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
+        sizes = LaneSizes(choose_context(bound, settings), slack)
         limit = reuse_limit(text.to_dict(), _BY_LENGTH, bound)
-        super().__init__(_info_of(self._forward), layout, self._pages, verdict, context, slack, limit)
+        super().__init__(_info_of(self._forward), layout, self._pages, verdict, sizes, limit)
         self._compute = self._make_compute(layout)
 
     @classmethod
@@ -134,7 +135,7 @@ class TorchEngine(LaneEngine):
             return LibraryCompute(self._forward)
         if self._verdict.way is Way.RECOMPUTE:
             return RecomputeCompute(self._forward)
-        return LaneCompute(self._forward, layout, self._pages, self._context, self._slack, self._verdict.can_batch)
+        return LaneCompute(self._forward, layout, self._pages, self._sizes, self._verdict.can_batch)
 
 
 def _info_of(forward: Forward) -> EngineInfo:

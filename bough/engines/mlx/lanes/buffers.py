@@ -18,15 +18,15 @@ from bough.cache.tree.state import Group, Page
 from bough.engines.mlx.device import require_bytes
 from bough.engines.mlx.layout import RowLayout, StateLayout
 from bough.engines.mlx.library import cache
-from bough.engines.shared.row_memory import RowMemory
+from bough.engines.shared.row_memory import LaneSizes, RowMemory
 from bough.engines.shared.shapes import aligned
 
 
 class RowBuffer(RowMemory):
     """The rows of one group on one lane: all layers' keys [1, heads, capacity, dim], then all layers' values."""
 
-    def __init__(self, group: Group, layout: RowLayout, context: int, slack: int) -> None:
-        super().__init__(group, context, slack)
+    def __init__(self, group: Group, layout: RowLayout, sizes: LaneSizes) -> None:
+        super().__init__(group, sizes)
         self.layout = layout
         self.arrays: list[mx.array] = []
         self._before: list[mx.array] | None = None

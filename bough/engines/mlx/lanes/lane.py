@@ -17,6 +17,7 @@ from bough.engines.mlx.layout import Branch, Layout
 from bough.engines.mlx.library import cache
 from bough.engines.shared.lane import ContiguousLane
 from bough.engines.shared.pages import content_of
+from bough.engines.shared.row_memory import LaneSizes
 from bough.errors import EngineError
 
 States = list[list[mx.array | None]]
@@ -39,9 +40,9 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
     lane forgets both.
     """
 
-    def __init__(self, layout: Layout, pages: Pages, context: int, slack: int) -> None:
+    def __init__(self, layout: Layout, pages: Pages, sizes: LaneSizes) -> None:
         self._pages = pages
-        rows = {group: RowBuffer(group, shape, context, slack) for group, shape in layout.rows.items()}
+        rows = {group: RowBuffer(group, shape, sizes) for group, shape in layout.rows.items()}
         self.layers = self._make_layers(layout, rows)
         states = {
             group: StateBuffer(state, {part.layer: self.layers[part.layer] for part in state.parts})

@@ -38,16 +38,16 @@ from bough.engines.mlx.self_check.small_copy import make_random, make_small_copy
 from bough.engines.self_check import checks
 from bough.engines.self_check.check import (
     COPY_TOKENS,
-    REAL_TOKENS,
     Candidate,
     SelfCheck,
     drop_unproven,
-    longer_than_windows,
     needs_copy,
+    reference_tokens,
 )
 from bough.engines.self_check.reference import Reference, usual_ids
 from bough.engines.self_check.verdicts import hash_code, hash_features
 from bough.engines.shared.compute import Verdict
+from bough.engines.shared.row_memory import LaneSizes
 from bough.errors import ModelError, UnsupportedModel
 
 ATTENTION = "mlx"
@@ -106,10 +106,9 @@ def _candidates(forward: Forward, layout: Layout) -> list[Candidate]:
     """The real model first, then its copies."""
     dtype = main_type(forward.model)
     is_coarse = dtype != mx.float32 or bool(forward.config.get("quantization"))
-    wants_copy = needs_copy(layout.groups, is_coarse)
-    small = make_small_copy(forward, layout) if wants_copy else None
+    small = make_small_copy(forward, layout) if needs_copy(layout.groups, is_coarse) else None
     copies = _copy_candidates(small, dtype) if small is not None else []
-    num_tokens = longer_than_windows(layout.groups) if wants_copy and not copies else REAL_TOKENS
+    num_tokens = reference_tokens(layout.groups, is_coarse, bool(copies))
     reference = _make_reference(forward, num_tokens, layout.vocab_size or forward.text["vocab_size"])
     tolerance = (
         _coarse_tolerance(forward, reference)
@@ -141,8 +140,10 @@ def _half_candidates(small: Forward, reference: Reference, dtype: mx.Dtype) -> l
 def _candidate(
     forward: Forward, layout: Layout, reference: Reference, tolerance: float, label: str = "", is_coarse: bool = False
 ) -> Candidate:
+    sizes = LaneSizes(len(reference.ids), COPY_TOKENS)
+
     def compute(can_batch: bool) -> LaneCompute:
-        return LaneCompute(forward, layout, Pages(layout), len(reference.ids), COPY_TOKENS, can_batch)
+        return LaneCompute(forward, layout, Pages(layout), sizes, can_batch)
 
     return Candidate(forward, layout.groups, compute, reference, tolerance, label, is_coarse)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import Group, Page
-from bough.engines.shared.row_memory import RowMemory
+from bough.engines.shared.row_memory import LaneSizes, RowMemory
 from bough.engines.torch.layout import RowLayout, StateLayout
 
 Views = list[tuple[Tensor, Tensor]]
@@ -19,8 +19,8 @@ Views = list[tuple[Tensor, Tensor]]
 class RowBuffer(RowMemory):
     """The rows of one group on one lane, in one piece of memory for each plane."""
 
-    def __init__(self, group: Group, layout: RowLayout, device: torch.device, context: int, slack: int) -> None:
-        super().__init__(group, context, slack)
+    def __init__(self, group: Group, layout: RowLayout, device: torch.device, sizes: LaneSizes) -> None:
+        super().__init__(group, sizes)
         self.layout = layout
         self._run = (0, 0)  # the rows [start, end) of the run that is under way
         self._written: Views | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bough.cache.tree.state import Group, Page, State
 from bough.engines.shared.lane import ContiguousLane
+from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch.lanes.buffers import RowBuffer, StateBuffer
 from bough.engines.torch.lanes.layers import LaneCache, RowLayer, StateAndRowLayer, StateLayer, empty_layer
 from bough.engines.torch.lanes.pages import Pages
@@ -20,9 +21,9 @@ from bough.engines.torch.layout import Layout
 class TorchLane(ContiguousLane[RowBuffer, StateBuffer]):
     """Pages come from the device, or one by one from the host. `cache` is what the model is given."""
 
-    def __init__(self, layout: Layout, pages: Pages, device: torch.device, context: int, slack: int) -> None:
+    def __init__(self, layout: Layout, pages: Pages, device: torch.device, sizes: LaneSizes) -> None:
         self._pages = pages
-        rows = {group: RowBuffer(group, shape, device, context, slack) for group, shape in layout.rows.items()}
+        rows = {group: RowBuffer(group, shape, device, sizes) for group, shape in layout.rows.items()}
         layers = self._make_layers(layout, rows)
         states = {
             group: StateBuffer(state, {index: layers[index] for index in state.num_states}, device)

@@ -24,16 +24,16 @@ import transformers
 
 from bough.engines.self_check.check import (
     COPY_TOKENS,
-    REAL_TOKENS,
     Candidate,
     SelfCheck,
     drop_unproven,
-    longer_than_windows,
     needs_copy,
+    reference_tokens,
 )
 from bough.engines.self_check.reference import ComputeLogits, Reference, usual_ids
 from bough.engines.self_check.verdicts import hash_code, hash_features
 from bough.engines.shared.compute import Verdict
+from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch import attention
 from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.torch.device import is_out_of_memory
@@ -112,10 +112,9 @@ def _candidates(forward: Forward, layout: Layout) -> list[Candidate]:
     model = forward.model
     stock = model.config._attn_implementation
     is_half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
-    wants_copy = needs_copy(layout.groups, is_half)
-    small = make_small_copy(model, layout.kinds) if wants_copy else None
+    small = make_small_copy(model, layout.kinds) if needs_copy(layout.groups, is_half) else None
     copies = _copy_candidates(small, next(model.parameters()).dtype) if small is not None else []
-    num_tokens = longer_than_windows(layout.groups) if wants_copy and not copies else REAL_TOKENS
+    num_tokens = reference_tokens(layout.groups, is_half, bool(copies))
     _set_attention(model, _REFERENCE)
     reference = _make_reference(forward, num_tokens, layout.vocab_size or model.config.get_text_config().vocab_size)
     _set_attention(model, stock)
@@ -144,8 +143,10 @@ def _copy_candidates(small: Any, dtype: torch.dtype) -> list[Candidate]:
 def _candidate(
     forward: Forward, layout: Layout, reference: Reference, tolerance: float, label: str = "", is_coarse: bool = False
 ) -> Candidate:
+    sizes = LaneSizes(len(reference.ids), COPY_TOKENS)
+
     def compute(can_batch: bool) -> LaneCompute:
-        return LaneCompute(forward, layout, Pages(layout, forward.device), len(reference.ids), COPY_TOKENS, can_batch)
+        return LaneCompute(forward, layout, Pages(layout, forward.device), sizes, can_batch)
 
     return Candidate(forward, layout.groups, compute, reference, tolerance, label, is_coarse)
 

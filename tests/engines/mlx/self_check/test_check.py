@@ -30,6 +30,7 @@ from bough.engines.self_check import checks
 from bough.engines.self_check.check import COPY_TOKENS
 from bough.engines.self_check.reference import Reference, usual_ids
 from bough.engines.shared.compute import Verdict
+from bough.engines.shared.row_memory import LaneSizes
 from bough.errors import ModelError, UnsupportedModel
 from tests.tiny_mlx_models import make_loaded
 from tests.tiny_models import ON_MLX, make_folder
@@ -68,7 +69,8 @@ class Copy:
         self._reference = Reference(small.all_logits, COPY_TOKENS, usual_ids(small.config, self.layout.vocab_size))
 
     def difference(self, check: Callable[[LaneCompute, Reference], float]) -> float:
-        compute = LaneCompute(self.forward, self.layout, Pages(self.layout), COPY_TOKENS, COPY_TOKENS, can_batch=False)
+        sizes = LaneSizes(COPY_TOKENS, COPY_TOKENS)
+        compute = LaneCompute(self.forward, self.layout, Pages(self.layout), sizes, can_batch=False)
         return check(compute, self._reference) / self._reference.scale
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.cache.tree.state import Group, Kind
+from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch.lanes.buffers import RowBuffer
 from bough.engines.torch.layout import RowLayout
 
@@ -20,7 +21,7 @@ def buffers(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> lis
     made = []
     for length in lengths:
         layout = RowLayout(tuple(range(LAYERS)), heads, dim, dim, dtype.itemsize, dtype)
-        buffer = RowBuffer(Group(0, Kind.FULL, layout.row_bytes), layout, device, 1 << 17, 512)
+        buffer = RowBuffer(Group(0, Kind.FULL, layout.row_bytes), layout, device, LaneSizes(1 << 17, 512))
         buffer.reserve(length + 1, 0)
         for plane in buffer._planes:
             plane.normal_()
