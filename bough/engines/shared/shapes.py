@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -78,6 +78,15 @@ class RowKind:
     key_dim: int
     value_dim: int
     dtype: Any
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What one layer keeps: two layers of one kind are equal. `states` names its recurrent tensors."""
+
+    rows: Kind | None
+    window: int = 0
+    states: tuple[Hashable, ...] = ()
 
 
 def group_rows(kinds: Iterable[RowKind | None], make: Callable[[RowKind, tuple[int, ...]], ShapeT]) -> dict[Group, ShapeT]:

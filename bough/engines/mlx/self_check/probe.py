@@ -14,7 +14,7 @@ from bough.cache.tree.state import Group, Kind
 from bough.engines.mlx.forward import Forward
 from bough.engines.mlx.layout import Branch, Layout, RowLayout, StateLayout, StatePart
 from bough.engines.mlx.library import cache
-from bough.engines.shared.shapes import RowKind, aligned, group_rows
+from bough.engines.shared.shapes import LayerKind, RowKind, aligned, group_rows
 
 PROBE_TOKENS = 8
 
@@ -61,7 +61,7 @@ def _layout(caches: Sequence[Any], short: Sequence[Any], vocab_size: int) -> Lay
     if not rows and not states:
         raise _UnknownState("the model keeps no state in mlx-lm's caches")
     num_slots = {index: len(leaf.cache) for index, leaf in enumerate(leaves) if type(leaf) is cache.ArraysCache}
-    tree, kinds = _tree(caches, iter(range(len(leaves)))), tuple(map(_describe, leaves))
+    tree, kinds = _tree(caches, iter(range(len(leaves)))), tuple(map(_layer_kind, leaves))
     return Layout((*rows, *states), rows, states, tree, num_slots, vocab_size, kinds)
 
 
@@ -131,9 +131,8 @@ def _shape(array: mx.array | None) -> tuple[int, ...] | None:
     return None if array is None else tuple(array.shape)
 
 
-def _describe(leaf: Any) -> str:
-    """The kind of a cache, to choose layers of each kind by: two of one kind have the same text."""
+def _layer_kind(leaf: Any) -> LayerKind:
     rows = _row_kind(leaf)
     if rows is None:
-        return f"states {[slot for slot, array in enumerate(leaf.cache) if array is not None]}"
-    return f"{rows.kind.value} {rows.window}"
+        return LayerKind(None, states=tuple(slot for slot, array in enumerate(leaf.cache) if array is not None))
+    return LayerKind(rows.kind, rows.window)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +23,7 @@ from bough.engines.mlx.library import model_classes
 from bough.engines.mlx.loading.model import LoadedModel, weights_of
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
+from bough.engines.shared.shapes import LayerKind
 
 _SLOWER = 3.0  # less in the logarithm of a decay: as models are first made, most states forget within a token
 _MOST_BYTES = 2_500_000_000  # or a tenth of the model's own; gemma3 of 27 billion weights takes 1.7
@@ -99,8 +101,8 @@ def _is_faithful(small: Forward, layout: Layout) -> bool:
     return has_kinds and all(group.window in (0, COPY_WINDOW) for group in found.groups)
 
 
-def _without_size(kind: str) -> str:
-    return kind.split()[0] if kind.startswith("window") else kind
+def _without_size(kind: LayerKind) -> LayerKind:
+    return replace(kind, window=0)
 
 
 def _draw(name: str, array: mx.array, key: mx.array) -> mx.array:

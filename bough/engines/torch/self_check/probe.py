@@ -18,7 +18,7 @@ from transformers.cache_utils import (
 )
 
 from bough.cache.tree.state import Group, Kind
-from bough.engines.shared.shapes import RowKind, aligned, group_rows
+from bough.engines.shared.shapes import LayerKind, RowKind, aligned, group_rows
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.layout import Layout, RowLayout, StateLayout, StatePart
 
@@ -61,7 +61,7 @@ def _layout(layers: list[Any], vocab_size: int) -> Layout:
     states = {Group(len(rows), Kind.RECURRENT, state_bytes=state.nbytes): state} if state.parts else {}
     if not rows and not states:
         return without_groups("the model keeps no state in transformers' cache", vocab_size)
-    kinds = tuple(map(_describe, layers))
+    kinds = tuple(map(_layer_kind, layers))
     blank = frozenset(i for i, layer in enumerate(layers) if type(layer) is LinearAttentionLayer and not _tensors_of(layer))
     return Layout((*rows, *states), rows, states, len(layers), vocab_size, kinds, blank)
 
@@ -106,8 +106,7 @@ def _tensors_of(layer: Any) -> list[tuple[str, int, torch.Tensor]]:
     return [each for each in found if each[2] is not None]
 
 
-def _describe(layer: Any) -> str:
-    """The kind of a layer, to choose layers of each kind by: two layers of one kind have the same text."""
+def _layer_kind(layer: Any) -> LayerKind:
     rows = _row_kind(layer)
-    states = [(name, index) for name, index, _ in _tensors_of(layer)] if type(layer) in _RECURRENT else []
-    return f"{rows.kind.value if rows else ''} {rows.window if rows else ''} {states}"
+    states = tuple((name, index) for name, index, _ in _tensors_of(layer)) if type(layer) in _RECURRENT else ()
+    return LayerKind(rows.kind if rows else None, rows.window if rows else 0, states)

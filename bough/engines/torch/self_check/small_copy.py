@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
+from bough.engines.shared.shapes import LayerKind
 from bough.engines.torch.device import is_out_of_memory
 
 _MOST_PARAMETERS = 300_000_000  # or a tenth of the model's own
@@ -27,7 +28,7 @@ _SMALLER = {
 }
 
 
-def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
+def make_small_copy(model: Any, kinds: Sequence[LayerKind]) -> Any | None:
     """The copy on the model's device, or None where it cannot be built. `kinds` are those of the model's cache layers."""
     try:
         config = _small_config(model.config, kinds)
@@ -46,7 +47,7 @@ def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
         return None
 
 
-def _small_config(config: Any, kinds: Sequence[str]) -> Any:
+def _small_config(config: Any, kinds: Sequence[LayerKind]) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     num_before, shared = text.num_hidden_layers, getattr(text, "num_kv_shared_layers", 0) or 0
