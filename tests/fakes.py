@@ -15,7 +15,7 @@ from typing import Any
 from bough.cache.residency.rates import Rates
 from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Place, Source, State
 from bough.cache.tree.tokens import pack, unpack
-from bough.engines.contract import Capabilities
+from bough.engines.contract import Capabilities, EngineInfo
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
 
@@ -157,6 +157,7 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.context_tokens = context_tokens
         self.capabilities = Capabilities()
+        self.info = EngineInfo("fake", "tokens", "unknown", "tokens")
         self.max_chunk_tokens = 8192
         self.live: set[Page | State] = set()
         self.evaluated: list[int] = []  # tokens per call

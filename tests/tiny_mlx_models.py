@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.config import Settings
-from bough.engines.mlx.loading.loading import LoadedModel, load_model
+from bough.engines.mlx.loading.model import LoadedModel, load_model
 from tests import tiny_models
 
 DEVICE = os.environ.get("MLX_TEST_DEVICE", "cpu")

@@ -30,9 +30,9 @@ def show_demo(model: str | None = None, progress: DownloadProgress | None = None
     with console.status("loading the model (the first time it is fetched and converted)"):
         runner = load(model, progress=progress, disk_bytes=0)  # each run computes everything itself
     with runner:
-        engine = runner.engine.describe()
-        threads = f", {engine['threads']} threads" if "threads" in engine else ""
-        console.print(f"[bold]{engine['model']}[/bold] on {engine['device']}, {engine['dtype']}{threads}")
+        engine, threads = runner.engine.info, runner.engine.describe().get("threads")
+        threads = f", {threads} threads" if threads else ""
+        console.print(f"[bold]{engine.model}[/bold] on {engine.device}, {engine.weights}{threads}")
         console.print(f"{len(TOPICS)} conversations take turns over one system prompt of {len(SYSTEM.split())} words\n")
         results, tree = _run_all(console, runner)
     console.print(turn_table(results))

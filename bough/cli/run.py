@@ -168,10 +168,9 @@ def _prompt(text: str, manner: Manner) -> Prompt:
 
 
 def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None:
-    about = runner.engine.describe()
-    name = runner.files.name if runner.files else about.get("model", "")
-    place = f"{about['engine']} ({about.get('device', 'unknown')})"
-    screen.note(f"{name} on {place} · /help lists what you can say, /bye leaves")
+    info = runner.engine.info
+    name = runner.files.name if runner.files else info.model
+    screen.note(f"{name} on {info.name} ({info.device}) · /help lists what you can say, /bye leaves")
     chat = Chat(
         runner,
         lambda: read_message(input),

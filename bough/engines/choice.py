@@ -1,6 +1,6 @@
 """Which engine runs a model: by the settings, the machine, and what is installed.
 
-Nothing here imports an engine or its library: packages are only looked for.
+Nothing here imports an engine or its library; it only asks whether packages are installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def choose_engine(settings: Settings) -> str:
 
 
 def choose_among(wanted: str, installed: Collection[str], on_apple_silicon: bool) -> str:
-    """The engine `wanted`; for "auto" MLX on Apple silicon, elsewhere torch, and the other where that is missing."""
+    """The engine `wanted`; "auto" prefers MLX on Apple silicon, torch elsewhere, and takes the other if it is missing."""
     preferred = ("mlx", "torch") if on_apple_silicon else ("torch", "mlx")
     allowed = preferred if wanted == "auto" else (wanted,)
     found = next((name for name in allowed if name in installed), None)
@@ -39,7 +39,7 @@ def find_installed() -> set[str]:
 
 
 def is_apple_silicon() -> bool:
-    """Whether this machine is a Mac whose processor and GPU share one memory."""
+    """Whether this machine is a Mac whose CPU and GPU share one memory."""
     return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 

@@ -16,15 +16,41 @@ from bough.config import Settings
 from bough.types import Draw, Sampled
 
 Logits = Any
-Progress = Callable[[str], None]
 """Scores over the vocabulary for the next token, as the engine keeps them; valid until the lane's next step."""
+
+Progress = Callable[[str], None]
+"""Called with a short text for people when a new stage of the load begins."""
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a loaded engine is. Code decides by these fields; `Engine.describe` is for people.
+
+    `device` is the library's own name, such as "cpu", "cuda:0" or "gpu". `dtype` is the type that the model computes in;
+    `quantization` says how the weights are packed, and is empty if they are not.
+    """
+
+    name: str
+    model: str
+    device: str
+    dtype: str
+    quantization: str = ""
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def weights(self) -> str:
+        """The types of computation and weights as one text. Fingerprints of trees on disk contain it: never change it."""
+        return f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
 
 
 @dataclass(frozen=True)
 class Capabilities:
     """What the self-check found this engine can do right with this model.
 
-    `can_chunk`: a prompt may be evaluated in several runs. `can_reuse`: a state may be kept, restored and gone on from.
+    `can_chunk`: a prompt may be evaluated in several runs. `can_reuse`: a state may be kept, restored and continued.
     `reuse_limit`: sequences longer than this are never reused (rotary scalings that depend on the total length).
     `differences` are the largest logit differences to a one-shot forward, by check. `reason` says why something is off.
     """
@@ -53,17 +79,20 @@ class Engine(ContentStore, Protocol):
     @property
     def groups(self) -> Sequence[Group]: ...
 
+    @property
+    def info(self) -> EngineInfo: ...
+
     def describe(self) -> dict[str, str]:
-        """Name, device, dtype, attention and versions, for people."""
+        """Name, device, dtype, attention and versions, for people: no code decides by these texts."""
         ...
 
     @property
     def max_chunk_tokens(self) -> int:
-        """The longest run that a lane takes within what was reserved for it."""
+        """The longest run that fits into what a lane reserves."""
         ...
 
     def default_budget_bytes(self) -> int:
-        """How much memory lanes and pages may take on this device if the user does not say."""
+        """The memory for lanes and pages on this device if the settings name no size."""
         ...
 
     def make_lane(self) -> Lane: ...
@@ -84,15 +113,15 @@ class Engine(ContentStore, Protocol):
         ...
 
     def limit_host(self, budget_bytes: int) -> None:
-        """Take no more than so much host memory for pages and states."""
+        """Limit the host memory that pages and states take."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was told; for measurements."""
+        """Wait until the device has finished all work. Only benchmarks need it."""
         ...
 
     def close(self) -> None:
-        """Give the model's memory back. Lanes and pages of this engine are void afterwards."""
+        """Release the model's memory. Lanes and pages of this engine cannot be used afterwards."""
         ...
 
 
@@ -100,9 +129,9 @@ class EngineMaker(Protocol):
     """What the runner asks of an engine's class."""
 
     def load(self, folder: Path, settings: Settings, progress: Progress | None = None) -> Engine:
-        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         ...
 
     def load_shape(self, config: dict[str, Any], settings: Settings) -> Engine:
-        """A model with random weights of this transformers configuration."""
+        """A model of this transformers configuration with random weights, for `bough bench --shape`."""
         ...

@@ -55,7 +55,7 @@ class Verifier:
         self._random = random
         self._prepare = prepare
         self._pending: deque[CacheHit] = deque(maxlen=MAX_PENDING)
-        self._tolerance = TOLERANCE.get(engine.describe().get("dtype", ""), LOOSE_TOLERANCE)
+        self._tolerance = TOLERANCE.get(engine.info.weights, LOOSE_TOLERANCE)
         self._running: tuple[Job, CacheHit] | None = None
         self.num_checked = 0
         self.num_different = 0

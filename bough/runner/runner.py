@@ -292,7 +292,7 @@ class Runner:
 
 def _num_lanes(engine: Engine, budget_bytes: int) -> int:
     """The default number of lanes: as many as half the budget holds with `_LANE_TOKENS` each, within limits."""
-    most = 8 if engine.describe().get("device") == "cpu" else 32
+    most = 8 if engine.info.is_on_cpu else 32
     lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
     return max(_MIN_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _MIN_LANES
 

@@ -70,5 +70,5 @@ def disk_budget_bytes(settings: Settings) -> int:
 def _facts(engine: Engine) -> dict[str, str]:
     """The properties of the engine that the content of pages depends on."""
     groups = [f"{g.kind.value} {g.bytes_per_token} {g.state_bytes} {g.window}" for g in engine.groups]
-    about = {name: engine.describe()[name] for name in ("engine", "dtype")}
-    return {**about, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}
+    info = engine.info
+    return {"engine": info.name, "dtype": info.weights, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}

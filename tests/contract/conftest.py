@@ -22,7 +22,7 @@ from tests.tiny_models import make_model
 
 
 @dataclass(frozen=True)
-class Subject:
+class EngineUnderTest:
     """An engine under test, and the two things that the contract itself does not tell.
 
     `held` is zero when every page and state was given back; `storage_bytes` is the memory that a page keeps alive.
@@ -33,39 +33,39 @@ class Subject:
     storage_bytes: Callable[[Page], int]
 
 
-def _fake(name: str, *, has_host: bool = False) -> Callable[[Path], Subject]:
-    def make(folder: Path) -> Subject:
+def _fake(name: str, *, has_host: bool = False) -> Callable[[Path], EngineUnderTest]:
+    def make(folder: Path) -> EngineUnderTest:
         engine = FakeEngine(MODELS[name], has_host=has_host)
-        return Subject(engine, lambda: len(engine.live), lambda page: page.nbytes)
+        return EngineUnderTest(engine, lambda: len(engine.live), lambda page: page.nbytes)
 
     return make
 
 
-def _torch(name: str, device: str = "cpu") -> Callable[[Path], Subject]:
-    def make(folder: Path) -> Subject:
+def _torch(name: str, device: str = "cpu") -> Callable[[Path], EngineUnderTest]:
+    def make(folder: Path) -> EngineUnderTest:
         torch.set_num_threads(1)
         engine = TorchEngine(make_model(name).to(device), Settings(cache_folder=folder))
-        return Subject(engine, lambda: engine.held_bytes, lambda page: page.rows.untyped_storage().nbytes())
+        return EngineUnderTest(engine, lambda: engine.held_bytes, lambda page: page.rows.untyped_storage().nbytes())
 
     return make
 
 
-def _lagging(name: str) -> Callable[[Path], Subject]:
-    def make(folder: Path) -> Subject:
-        with patch("bough.engines.torch.pages.make_transfers", make_lagging_transfers):
+def _lagging(name: str) -> Callable[[Path], EngineUnderTest]:
+    def make(folder: Path) -> EngineUnderTest:
+        with patch("bough.engines.torch.lanes.pages.make_transfers", make_lagging_transfers):
             return _torch(name)(folder)
 
     return make
 
 
-def _mlx(name: str) -> Callable[[Path], Subject]:
-    def make(folder: Path) -> Subject:
+def _mlx(name: str) -> Callable[[Path], EngineUnderTest]:
+    def make(folder: Path) -> EngineUnderTest:
         from bough.engines.mlx import MlxEngine  # only where MLX is
         from tests.tiny_mlx_models import make_loaded
 
         engine = MlxEngine(make_loaded(name), Settings(cache_folder=folder))
         # An array does not tell the size of the buffer that it keeps alive: a page over a slice would pass.
-        return Subject(engine, lambda: engine.held_bytes, lambda page: int(page.rows.nbytes))
+        return EngineUnderTest(engine, lambda: engine.held_bytes, lambda page: int(page.rows.nbytes))
 
     return make
 
@@ -79,14 +79,14 @@ _KINDS = {
     "both-in-one-layer": "falcon_h1",
 }
 
-FACTORIES: dict[str, Callable[[Path], Subject]] = {
+FACTORIES: dict[str, Callable[[Path], EngineUnderTest]] = {
     **{f"fake-{name}": _fake(name) for name in MODELS},
     **{f"torch-{kind}": _torch(name) for kind, name in _KINDS.items()},
     **{f"cuda-{kind}": _torch(name, "cuda") for kind, name in _KINDS.items() if torch.cuda.is_available()},
     **{f"mlx-{kind}": _mlx(name) for kind, name in _KINDS.items()},
 }
 
-WITH_HOST: dict[str, Callable[[Path], Subject]] = {
+WITH_HOST: dict[str, Callable[[Path], EngineUnderTest]] = {
     **{f"fake-{name}": _fake(name, has_host=True) for name in MODELS},
     **{f"lagging-{kind}": _lagging(name) for kind, name in _KINDS.items()},
     **{name: factory for name, factory in FACTORIES.items() if name.startswith("cuda")},
@@ -103,12 +103,12 @@ def as_params(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=as_params(FACTORIES))
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineUnderTest:
     return FACTORIES[request.param](tmp_path_factory.mktemp("verdicts"))
 
 
 @pytest.fixture
-def subject(made: Subject) -> Iterator[Subject]:
+def tested(made: EngineUnderTest) -> Iterator[EngineUnderTest]:
     """The engine; a test that leaves a page or state behind fails."""
     yield made
     assert made.held() == 0, "pages or states were not given back"

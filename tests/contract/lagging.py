@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bough.engines.torch.host.host_pool import HostPool, Moment
-from bough.engines.torch.host.streams import Arrival
+from bough.engines.torch.host.pool import DeviceEvent, HostPool
+from bough.engines.torch.host.streams import TimedEvent
 from bough.engines.torch.host.transfer import Transfers, largest_page_bytes
 from bough.engines.torch.layout import Layout
 
@@ -25,7 +25,7 @@ SECONDS_PER_BYTE = 1e-9
 
 
 @dataclass(frozen=True)
-class LateMoment:
+class LateEvent:
     number: int
     catch_up: Callable[[int], None]
     nbytes: int = 0
@@ -45,32 +45,34 @@ class LaggingStreams:
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
         self._lock = threading.RLock()
 
-    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[Moment]) -> Moment:
-        place = _same_memory(target)
-        return self._queue(lambda: place.copy_(source), source.nbytes)
+    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[DeviceEvent]) -> DeviceEvent:
+        memory = _same_memory(target)
+        return self._queue(lambda: memory.copy_(source), source.nbytes)
 
-    def copy_in(self, target: Tensor, source: Tensor, ready: Sequence[Moment], after: Moment | None) -> Arrival:
+    def copy_in(
+        self, target: Tensor, source: Tensor, ready: Sequence[DeviceEvent], after: DeviceEvent | None
+    ) -> TimedEvent:
         if self._waiting:
             self._catch_up(self._number)
         target.copy_(source)
-        place, arrived = _same_memory(source), source.clone()
+        memory, arrived = _same_memory(source), source.clone()
 
         def hold() -> None:
-            assert torch.equal(place, arrived), "host memory was written while the device still read it"
+            assert torch.equal(memory, arrived), "host memory was written while the device still read it"
 
         return self._queue(hold, source.nbytes)
 
-    def computed(self) -> Moment:
-        return LateMoment(self._number, lambda number: None)
+    def record_compute(self) -> DeviceEvent:
+        return LateEvent(self._number, lambda number: None)
 
     def read(self, source: Tensor) -> Tensor:
         return source.clone()
 
-    def _queue(self, work: Callable[[], object], nbytes: int) -> LateMoment:
+    def _queue(self, work: Callable[[], object], nbytes: int) -> LateEvent:
         with self._lock:
             self._number += 1
             self._waiting.append((self._number, work))
-            return LateMoment(self._number, self._catch_up, nbytes)
+            return LateEvent(self._number, self._catch_up, nbytes)
 
     def _catch_up(self, number: int) -> None:
         with self._lock:

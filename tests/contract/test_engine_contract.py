@@ -5,213 +5,213 @@ from __future__ import annotations
 import pytest
 
 from bough.cache.tree.state import Group, Kind, Source
-from tests.contract.conftest import Subject
+from tests.contract.conftest import EngineUnderTest
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, publish, rewind, run
 
 LENGTH = 90  # several windows of every engine here
 LONG = 300  # across a page border
 
 
-def row_groups(subject: Subject) -> list[Group]:
-    return [group for group in subject.engine.groups if group.kind is not Kind.RECURRENT]
+def row_groups(tested: EngineUnderTest) -> list[Group]:
+    return [group for group in tested.engine.groups if group.kind is not Kind.RECURRENT]
 
 
-def recurrent_groups(subject: Subject) -> list[Group]:
-    return [group for group in subject.engine.groups if group.kind is Kind.RECURRENT]
+def recurrent_groups(tested: EngineUnderTest) -> list[Group]:
+    return [group for group in tested.engine.groups if group.kind is Kind.RECURRENT]
 
 
 @pytest.mark.parametrize("sizes", [[LENGTH], [40, 1, 7, 42], [LENGTH - 6, 1, 1, 1, 1, 1, 1], [1] * LENGTH], ids=len)
-def test_a_prompt_gives_the_same_logits_in_whatever_runs_it_is_evaluated(subject: Subject, sizes: list[int]) -> None:
-    ids = make_ids(subject.engine, LENGTH)
+def test_a_prompt_gives_the_same_logits_in_whatever_runs_it_is_evaluated(tested: EngineUnderTest, sizes: list[int]) -> None:
+    ids = make_ids(tested.engine, LENGTH)
 
-    logits = run(subject.engine, new_lane(subject.engine, LENGTH), ids, sizes)
+    logits = run(tested.engine, new_lane(tested.engine, LENGTH), ids, sizes)
 
-    assert is_close(logits, answer(subject.engine, ids))
+    assert is_close(logits, answer(tested.engine, ids))
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 4, 5, 22, 23, 24, 25, 60, 255, 256, 257, 290])
-def test_a_lane_restored_at_an_offset_goes_on_as_if_it_had_been_there(subject: Subject, offset: int) -> None:
-    ids = make_ids(subject.engine, LONG)
-    lane = new_lane(subject.engine, LONG)
-    run(subject.engine, lane, ids, [offset])
-    kept = keep(subject.engine, lane)
+def test_a_lane_restored_at_an_offset_goes_on_as_if_it_had_been_there(tested: EngineUnderTest, offset: int) -> None:
+    ids = make_ids(tested.engine, LONG)
+    lane = new_lane(tested.engine, LONG)
+    run(tested.engine, lane, ids, [offset])
+    kept = keep(tested.engine, lane)
     lane.clear()
 
     lane.reserve(LONG)
     lane.adopt(offset, kept)
-    logits = run(subject.engine, lane, ids, [LONG - offset])
+    logits = run(tested.engine, lane, ids, [LONG - offset])
 
     assert lane.offset == LONG
-    assert is_close(logits, answer(subject.engine, ids))
-    give_back(subject.engine, kept)
+    assert is_close(logits, answer(tested.engine, ids))
+    give_back(tested.engine, kept)
 
 
-def test_a_restored_lane_goes_on_token_by_token(subject: Subject) -> None:
-    ids = make_ids(subject.engine, LENGTH)
-    lane, other = new_lane(subject.engine, LENGTH), new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, ids, [LENGTH - 5])
-    kept = keep(subject.engine, lane)
+def test_a_restored_lane_goes_on_token_by_token(tested: EngineUnderTest) -> None:
+    ids = make_ids(tested.engine, LENGTH)
+    lane, other = new_lane(tested.engine, LENGTH), new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, ids, [LENGTH - 5])
+    kept = keep(tested.engine, lane)
 
     other.adopt(LENGTH - 5, kept)
 
-    assert is_close(run(subject.engine, other, ids, [1] * 5), answer(subject.engine, ids))
-    give_back(subject.engine, kept)
+    assert is_close(run(tested.engine, other, ids, [1] * 5), answer(tested.engine, ids))
+    give_back(tested.engine, kept)
 
 
-def test_one_set_of_pages_serves_two_branches(subject: Subject) -> None:
-    ids, branch = make_ids(subject.engine, LENGTH), make_ids(subject.engine, 50) + make_ids(subject.engine, 40, seed=1)
-    first, second = new_lane(subject.engine, LENGTH), new_lane(subject.engine, LENGTH)
-    run(subject.engine, first, ids, [50])
-    kept = keep(subject.engine, first)
-    run(subject.engine, first, ids, [40])
+def test_one_set_of_pages_serves_two_branches(tested: EngineUnderTest) -> None:
+    ids, branch = make_ids(tested.engine, LENGTH), make_ids(tested.engine, 50) + make_ids(tested.engine, 40, seed=1)
+    first, second = new_lane(tested.engine, LENGTH), new_lane(tested.engine, LENGTH)
+    run(tested.engine, first, ids, [50])
+    kept = keep(tested.engine, first)
+    run(tested.engine, first, ids, [40])
 
     second.adopt(50, kept)
 
-    assert is_close(run(subject.engine, second, branch, [20, 20]), answer(subject.engine, branch))
-    give_back(subject.engine, kept)
+    assert is_close(run(tested.engine, second, branch, [20, 20]), answer(tested.engine, branch))
+    give_back(tested.engine, kept)
 
 
-def test_a_page_may_begin_before_the_rows_that_are_needed_and_end_after_them(subject: Subject) -> None:
-    ids = make_ids(subject.engine, LENGTH)
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, ids, [50])
-    states = {group: lane.capture(group) for group in recurrent_groups(subject)}
-    run(subject.engine, lane, ids, [20])
-    pages = {group: publish(lane, group, lane.first_row(group), 70) for group in row_groups(subject)}
-    kept = {group: Source(state=states.get(group), pages=pages.get(group, ())) for group in subject.engine.groups}
+def test_a_page_may_begin_before_the_rows_that_are_needed_and_end_after_them(tested: EngineUnderTest) -> None:
+    ids = make_ids(tested.engine, LENGTH)
+    lane = new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, ids, [50])
+    states = {group: lane.capture(group) for group in recurrent_groups(tested)}
+    run(tested.engine, lane, ids, [20])
+    pages = {group: publish(lane, group, lane.first_row(group), 70) for group in row_groups(tested)}
+    kept = {group: Source(state=states.get(group), pages=pages.get(group, ())) for group in tested.engine.groups}
 
-    other = new_lane(subject.engine, LENGTH)
+    other = new_lane(tested.engine, LENGTH)
     other.adopt(50, kept)
 
-    assert is_close(run(subject.engine, other, ids, [40]), answer(subject.engine, ids))
-    give_back(subject.engine, kept)
+    assert is_close(run(tested.engine, other, ids, [40]), answer(tested.engine, ids))
+    give_back(tested.engine, kept)
 
 
-def test_live_rows_and_pages_together_cover_a_full_group(subject: Subject) -> None:
-    full = [group for group in subject.engine.groups if group.kind is Kind.FULL]
+def test_live_rows_and_pages_together_cover_a_full_group(tested: EngineUnderTest) -> None:
+    full = [group for group in tested.engine.groups if group.kind is Kind.FULL]
     if not full:
         pytest.skip("the model has no full attention")
-    ids, other_ids = make_ids(subject.engine, LENGTH), make_ids(subject.engine, 30) + make_ids(subject.engine, 60, seed=1)
-    lane, other = new_lane(subject.engine, LENGTH), new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, ids, [60])
-    kept = keep(subject.engine, lane)
-    run(subject.engine, other, other_ids, [60])
+    ids, other_ids = make_ids(tested.engine, LENGTH), make_ids(tested.engine, 30) + make_ids(tested.engine, 60, seed=1)
+    lane, other = new_lane(tested.engine, LENGTH), new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, ids, [60])
+    kept = keep(tested.engine, lane)
+    run(tested.engine, other, other_ids, [60])
 
     mixed = {group: Source(live=30, pages=kept[group].pages) if group in full else kept[group] for group in kept}
     other.adopt(60, mixed)
 
-    assert is_close(run(subject.engine, other, ids, [30]), answer(subject.engine, ids))
-    give_back(subject.engine, kept)
+    assert is_close(run(tested.engine, other, ids, [30]), answer(tested.engine, ids))
+    give_back(tested.engine, kept)
 
 
 @pytest.mark.parametrize("back", [1, 3, 30, 60])
-def test_a_lane_rewinds_and_overwrites_in_small_pieces(subject: Subject, back: int) -> None:
-    ids = make_ids(subject.engine, LENGTH)
+def test_a_lane_rewinds_and_overwrites_in_small_pieces(tested: EngineUnderTest, back: int) -> None:
+    ids = make_ids(tested.engine, LENGTH)
     offset = LENGTH - back
-    branch = ids[:offset] + make_ids(subject.engine, back, seed=1)
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, ids, [offset])
-    kept = keep(subject.engine, lane)
-    run(subject.engine, lane, ids, [1] * back)
+    branch = ids[:offset] + make_ids(tested.engine, back, seed=1)
+    lane = new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, ids, [offset])
+    kept = keep(tested.engine, lane)
+    run(tested.engine, lane, ids, [1] * back)
 
-    rewind(subject.engine, lane, offset, kept)
+    rewind(tested.engine, lane, offset, kept)
 
-    assert is_close(run(subject.engine, lane, branch, [1] * back), answer(subject.engine, branch))
-    give_back(subject.engine, kept)
+    assert is_close(run(tested.engine, lane, branch, [1] * back), answer(tested.engine, branch))
+    give_back(tested.engine, kept)
 
 
-def test_adopting_offset_0_starts_anew(subject: Subject) -> None:
-    ids, other_ids = make_ids(subject.engine, LENGTH), make_ids(subject.engine, LENGTH, seed=1)
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, other_ids, [LENGTH])
+def test_adopting_offset_0_starts_anew(tested: EngineUnderTest) -> None:
+    ids, other_ids = make_ids(tested.engine, LENGTH), make_ids(tested.engine, LENGTH, seed=1)
+    lane = new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, other_ids, [LENGTH])
 
-    lane.adopt(0, {group: Source() for group in subject.engine.groups})
+    lane.adopt(0, {group: Source() for group in tested.engine.groups})
 
     assert lane.offset == 0
-    assert is_close(run(subject.engine, lane, ids, [LENGTH]), answer(subject.engine, ids))
+    assert is_close(run(tested.engine, lane, ids, [LENGTH]), answer(tested.engine, ids))
 
 
-def test_lanes_do_not_disturb_each_other(subject: Subject) -> None:
-    ids, other_ids = make_ids(subject.engine, LENGTH), make_ids(subject.engine, LENGTH, seed=1)
-    lane, other = new_lane(subject.engine, LENGTH), new_lane(subject.engine, LENGTH)
+def test_lanes_do_not_disturb_each_other(tested: EngineUnderTest) -> None:
+    ids, other_ids = make_ids(tested.engine, LENGTH), make_ids(tested.engine, LENGTH, seed=1)
+    lane, other = new_lane(tested.engine, LENGTH), new_lane(tested.engine, LENGTH)
 
     for _ in range(3):
-        logits = run(subject.engine, lane, ids, [30])
-        other_logits = run(subject.engine, other, other_ids, [15, 15])
+        logits = run(tested.engine, lane, ids, [30])
+        other_logits = run(tested.engine, other, other_ids, [15, 15])
 
-    assert is_close(logits, answer(subject.engine, ids))
-    assert is_close(other_logits, answer(subject.engine, other_ids))
+    assert is_close(logits, answer(tested.engine, ids))
+    assert is_close(other_logits, answer(tested.engine, other_ids))
 
 
-def test_a_window_still_holds_what_its_last_run_could_see(subject: Subject) -> None:
-    ids = make_ids(subject.engine, LENGTH)
-    lane = new_lane(subject.engine, LENGTH)
+def test_a_window_still_holds_what_its_last_run_could_see(tested: EngineUnderTest) -> None:
+    ids = make_ids(tested.engine, LENGTH)
+    lane = new_lane(tested.engine, LENGTH)
 
     for before, after in ((0, 40), (40, 80), (80, 81), (81, LENGTH)):
-        run(subject.engine, lane, ids, [after - before])
+        run(tested.engine, lane, ids, [after - before])
 
-        for group in row_groups(subject):
+        for group in row_groups(tested):
             assert lane.first_row(group) <= group.first_needed(before)
             for page in publish(lane, group, group.first_needed(before), after):
-                subject.engine.release(page)
+                tested.engine.release(page)
 
 
-def test_a_state_is_adopted_at_exactly_its_offset(subject: Subject) -> None:
-    if not recurrent_groups(subject):
+def test_a_state_is_adopted_at_exactly_its_offset(tested: EngineUnderTest) -> None:
+    if not recurrent_groups(tested):
         pytest.skip("the model has no recurrent layers")
-    ids = make_ids(subject.engine, LENGTH)
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, ids, [40])
-    kept = keep(subject.engine, lane)
+    ids = make_ids(tested.engine, LENGTH)
+    lane = new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, ids, [40])
+    kept = keep(tested.engine, lane)
 
     for state in (lambda group: Source(state=kept[group].state), lambda group: Source(live=39)):
         with pytest.raises(AssertionError):
             lane.adopt(
-                39, {group: state(group) if group in recurrent_groups(subject) else Source(live=39) for group in kept}
+                39, {group: state(group) if group in recurrent_groups(tested) else Source(live=39) for group in kept}
             )
 
-    give_back(subject.engine, kept)
+    give_back(tested.engine, kept)
 
 
-def test_what_was_published_and_captured_does_not_change_with_the_lane(subject: Subject) -> None:
-    ids, other_ids = make_ids(subject.engine, LENGTH), make_ids(subject.engine, LENGTH, seed=1)
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, ids, [60])
-    kept = keep(subject.engine, lane)
-    before = [subject.engine.pack(item) for item in items(kept)]
+def test_what_was_published_and_captured_does_not_change_with_the_lane(tested: EngineUnderTest) -> None:
+    ids, other_ids = make_ids(tested.engine, LENGTH), make_ids(tested.engine, LENGTH, seed=1)
+    lane = new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, ids, [60])
+    kept = keep(tested.engine, lane)
+    before = [tested.engine.pack(item) for item in items(kept)]
 
-    run(subject.engine, lane, ids, [30])
-    rewind(subject.engine, lane, 60, kept)
-    run(subject.engine, lane, other_ids, [1, 2, 27])
+    run(tested.engine, lane, ids, [30])
+    rewind(tested.engine, lane, 60, kept)
+    run(tested.engine, lane, other_ids, [1, 2, 27])
     lane.adopt(0, {group: Source() for group in kept})
-    run(subject.engine, lane, other_ids, [50, 20])
+    run(tested.engine, lane, other_ids, [50, 20])
     lane.clear()
 
-    assert [subject.engine.pack(item) for item in items(kept)] == before
-    give_back(subject.engine, kept)
+    assert [tested.engine.pack(item) for item in items(kept)] == before
+    give_back(tested.engine, kept)
 
 
-def test_a_page_keeps_no_more_memory_alive_than_its_own(subject: Subject) -> None:
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, make_ids(subject.engine, LENGTH), [LENGTH])
+def test_a_page_keeps_no_more_memory_alive_than_its_own(tested: EngineUnderTest) -> None:
+    lane = new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, make_ids(tested.engine, LENGTH), [LENGTH])
 
-    for group in row_groups(subject):
+    for group in row_groups(tested):
         page = lane.publish(group, LENGTH - 3, LENGTH)
-        assert subject.storage_bytes(page) == page.nbytes == 3 * group.bytes_per_token
-        left, right = subject.engine.cut(page, LENGTH - 1)
-        assert subject.storage_bytes(left) == left.nbytes == 2 * group.bytes_per_token
-        assert subject.storage_bytes(right) == right.nbytes == group.bytes_per_token
-        whole = subject.engine.join(left, right)
-        assert subject.storage_bytes(whole) == whole.nbytes == 3 * group.bytes_per_token
-        subject.engine.release(whole)
+        assert tested.storage_bytes(page) == page.nbytes == 3 * group.bytes_per_token
+        left, right = tested.engine.cut(page, LENGTH - 1)
+        assert tested.storage_bytes(left) == left.nbytes == 2 * group.bytes_per_token
+        assert tested.storage_bytes(right) == right.nbytes == group.bytes_per_token
+        whole = tested.engine.join(left, right)
+        assert tested.storage_bytes(whole) == whole.nbytes == 3 * group.bytes_per_token
+        tested.engine.release(whole)
 
 
-def test_cutting_and_joining_give_what_publishing_would_have_given(subject: Subject) -> None:
-    engine = subject.engine
+def test_cutting_and_joining_give_what_publishing_would_have_given(tested: EngineUnderTest) -> None:
+    engine = tested.engine
     lane = new_lane(engine, LENGTH)
     run(engine, lane, make_ids(engine, LENGTH), [LENGTH])
 
-    for group in row_groups(subject):
+    for group in row_groups(tested):
         whole, left, right = (lane.publish(group, *rows) for rows in ((70, 90), (70, 77), (77, 90)))
         wanted = [engine.pack(page) for page in (left, right, whole)]
         joined = engine.join(left, right)
@@ -223,8 +223,8 @@ def test_cutting_and_joining_give_what_publishing_would_have_given(subject: Subj
             engine.release(page)
 
 
-def test_packing_and_unpacking_is_exact(subject: Subject) -> None:
-    engine = subject.engine
+def test_packing_and_unpacking_is_exact(tested: EngineUnderTest) -> None:
+    engine = tested.engine
     ids = make_ids(engine, LENGTH)
     lane = new_lane(engine, LENGTH)
     run(engine, lane, ids, [60])
@@ -243,8 +243,8 @@ def test_packing_and_unpacking_is_exact(subject: Subject) -> None:
     give_back(engine, unpacked)
 
 
-def test_packed_content_of_another_size_is_refused_with_the_numbers(subject: Subject) -> None:
-    engine = subject.engine
+def test_packed_content_of_another_size_is_refused_with_the_numbers(tested: EngineUnderTest) -> None:
+    engine = tested.engine
     lane = new_lane(engine, LENGTH)
     run(engine, lane, make_ids(engine, LENGTH), [60])
     kept = keep(engine, lane)
@@ -260,19 +260,19 @@ def test_packed_content_of_another_size_is_refused_with_the_numbers(subject: Sub
     give_back(engine, kept)
 
 
-def test_states_and_pages_have_the_size_that_their_group_tells(subject: Subject) -> None:
-    lane = new_lane(subject.engine, LENGTH)
-    run(subject.engine, lane, make_ids(subject.engine, LENGTH), [LENGTH])
-    kept = keep(subject.engine, lane)
+def test_states_and_pages_have_the_size_that_their_group_tells(tested: EngineUnderTest) -> None:
+    lane = new_lane(tested.engine, LENGTH)
+    run(tested.engine, lane, make_ids(tested.engine, LENGTH), [LENGTH])
+    kept = keep(tested.engine, lane)
 
     for group, source in kept.items():
         assert sum(item.nbytes for item in items({group: source})) == group.needed_bytes(LENGTH)
-    give_back(subject.engine, kept)
+    give_back(tested.engine, kept)
 
 
-def test_a_lane_tells_beforehand_what_it_will_occupy(subject: Subject) -> None:
-    ids = make_ids(subject.engine, LONG)
-    lane = subject.engine.make_lane()
+def test_a_lane_tells_beforehand_what_it_will_occupy(tested: EngineUnderTest) -> None:
+    ids = make_ids(tested.engine, LONG)
+    lane = tested.engine.make_lane()
     assert lane.nbytes == 0
 
     for num_tokens in (10, 20, LONG, 20, 700, 701, 1500):
@@ -280,55 +280,55 @@ def test_a_lane_tells_beforehand_what_it_will_occupy(subject: Subject) -> None:
         assert wanted >= lane.nbytes
         lane.reserve(num_tokens)
         assert lane.nbytes == wanted
-        run(subject.engine, lane, ids, [10])
+        run(tested.engine, lane, ids, [10])
         assert lane.nbytes == wanted
 
     lane.clear()
     assert (lane.nbytes, lane.offset) == (0, 0)
 
 
-def test_live_rows_survive_growing(subject: Subject) -> None:
-    ids = make_ids(subject.engine, LONG)
-    lane = new_lane(subject.engine, 100)
-    run(subject.engine, lane, ids, [100])
+def test_live_rows_survive_growing(tested: EngineUnderTest) -> None:
+    ids = make_ids(tested.engine, LONG)
+    lane = new_lane(tested.engine, 100)
+    run(tested.engine, lane, ids, [100])
 
     lane.reserve(LONG)
 
-    assert is_close(run(subject.engine, lane, ids, [LONG - 100]), answer(subject.engine, ids))
+    assert is_close(run(tested.engine, lane, ids, [LONG - 100]), answer(tested.engine, ids))
 
 
-def test_windows_and_states_do_not_grow_with_the_sequence(subject: Subject) -> None:
-    lane = subject.engine.make_lane()
+def test_windows_and_states_do_not_grow_with_the_sequence(tested: EngineUnderTest) -> None:
+    lane = tested.engine.make_lane()
     growth = lane.bytes_for(20_000) - lane.bytes_for(10_000)
-    full = sum(group.bytes_per_token for group in subject.engine.groups if group.kind is Kind.FULL)
+    full = sum(group.bytes_per_token for group in tested.engine.groups if group.kind is Kind.FULL)
 
     assert growth <= full * (10_000 + 256)
 
 
-def test_a_step_of_many_lanes_equals_evaluating_each_alone(subject: Subject) -> None:
-    prompts = [make_ids(subject.engine, length, seed=length) for length in (2, 30, 61, LENGTH)]
-    lanes = [new_lane(subject.engine, LENGTH) for _ in prompts]
+def test_a_step_of_many_lanes_equals_evaluating_each_alone(tested: EngineUnderTest) -> None:
+    prompts = [make_ids(tested.engine, length, seed=length) for length in (2, 30, 61, LENGTH)]
+    lanes = [new_lane(tested.engine, LENGTH) for _ in prompts]
     for lane, prompt in zip(lanes, prompts, strict=True):
-        run(subject.engine, lane, prompt, [len(prompt) - 3 if len(prompt) > 3 else 1])
+        run(tested.engine, lane, prompt, [len(prompt) - 3 if len(prompt) > 3 else 1])
 
-    subject.engine.step(lanes[1:], [prompt[-3] for prompt in prompts[1:]])
-    subject.engine.step(lanes[:0:-1], [prompt[-2] for prompt in prompts[:0:-1]])
-    logits = subject.engine.step(lanes, [prompt[-1] for prompt in prompts])
+    tested.engine.step(lanes[1:], [prompt[-3] for prompt in prompts[1:]])
+    tested.engine.step(lanes[:0:-1], [prompt[-2] for prompt in prompts[:0:-1]])
+    logits = tested.engine.step(lanes, [prompt[-1] for prompt in prompts])
 
     for lane, prompt, found in zip(lanes, prompts, logits, strict=True):
         assert lane.offset == len(prompt)
-        assert is_close(found, answer(subject.engine, prompt))
+        assert is_close(found, answer(tested.engine, prompt))
 
 
-def test_a_lane_that_was_stepped_with_others_can_be_kept_and_restored(subject: Subject) -> None:
-    prompts = [make_ids(subject.engine, 50, seed=seed) for seed in (1, 2)]
-    lanes = [new_lane(subject.engine, 60) for _ in prompts]
+def test_a_lane_that_was_stepped_with_others_can_be_kept_and_restored(tested: EngineUnderTest) -> None:
+    prompts = [make_ids(tested.engine, 50, seed=seed) for seed in (1, 2)]
+    lanes = [new_lane(tested.engine, 60) for _ in prompts]
     for lane, prompt in zip(lanes, prompts, strict=True):
-        run(subject.engine, lane, prompt, [40])
-    subject.engine.step(lanes, [prompt[40] for prompt in prompts])
-    kept = keep(subject.engine, lanes[1])
+        run(tested.engine, lane, prompt, [40])
+    tested.engine.step(lanes, [prompt[40] for prompt in prompts])
+    kept = keep(tested.engine, lanes[1])
 
     lanes[0].adopt(41, kept)
 
-    assert is_close(run(subject.engine, lanes[0], prompts[1], [9]), answer(subject.engine, prompts[1]))
-    give_back(subject.engine, kept)
+    assert is_close(run(tested.engine, lanes[0], prompts[1], [9]), answer(tested.engine, prompts[1]))
+    give_back(tested.engine, kept)

@@ -9,20 +9,20 @@ import pytest
 
 from bough.cache.tree.state import Group, Page, Place, Source, State
 from bough.engines.contract import Engine
-from tests.contract.conftest import WITH_HOST, Subject, as_params
+from tests.contract.conftest import WITH_HOST, EngineUnderTest, as_params
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, run
 from tests.contract.test_engine_contract import LENGTH, LONG, recurrent_groups, row_groups
 
 
 @pytest.fixture(scope="module", params=as_params(WITH_HOST))
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineUnderTest:
     return WITH_HOST[request.param](tmp_path_factory.mktemp("verdicts"))
 
 
 @pytest.fixture
-def engine(subject: Subject) -> Engine:
-    assert subject.engine.has_host
-    return subject.engine
+def engine(tested: EngineUnderTest) -> Engine:
+    assert tested.engine.has_host
+    return tested.engine
 
 
 def kept_at(engine: Engine, offset: int, seed: int = 0) -> dict[Group, Source]:
@@ -160,11 +160,11 @@ def test_unpacking_on_the_host_is_exact(engine: Engine) -> None:
     give_back(engine, unpacked)
 
 
-def test_cutting_and_joining_on_the_host_gives_what_it_gives_on_the_device(subject: Subject, engine: Engine) -> None:
+def test_cutting_and_joining_on_the_host_gives_what_it_gives_on_the_device(tested: EngineUnderTest, engine: Engine) -> None:
     lane = new_lane(engine, LENGTH)
     run(engine, lane, make_ids(engine, LENGTH), [LENGTH])
 
-    for group in row_groups(subject):
+    for group in row_groups(tested):
         whole, left, right = (lane.publish(group, *rows) for rows in ((70, 90), (70, 77), (77, 90)))
         wanted = packed(engine, (left, right, whole))
         for page in (whole, left, right):
@@ -178,11 +178,11 @@ def test_cutting_and_joining_on_the_host_gives_what_it_gives_on_the_device(subje
             engine.release(page)
 
 
-def test_pages_at_different_places_are_not_joined(subject: Subject, engine: Engine) -> None:
+def test_pages_at_different_places_are_not_joined(tested: EngineUnderTest, engine: Engine) -> None:
     lane = new_lane(engine, LENGTH)
     run(engine, lane, make_ids(engine, LENGTH), [LENGTH])
 
-    for group in row_groups(subject):
+    for group in row_groups(tested):
         left, right = lane.publish(group, 70, 77), lane.publish(group, 77, 90)
         engine.to_host(left)
         with pytest.raises(AssertionError):
@@ -244,8 +244,8 @@ def test_another_thread_packs_while_content_moves_and_goes(engine: Engine) -> No
         give_back(engine, kept)
 
 
-def test_states_are_restored_from_the_host_at_exactly_their_offset(subject: Subject, engine: Engine) -> None:
-    if not recurrent_groups(subject):
+def test_states_are_restored_from_the_host_at_exactly_their_offset(tested: EngineUnderTest, engine: Engine) -> None:
+    if not recurrent_groups(tested):
         pytest.skip("the model has no recurrent layers")
     kept = kept_at(engine, 40)
     move_out(engine, kept)

@@ -236,7 +236,7 @@ def test_a_request_behind_a_long_call_counts_as_waiting_and_is_given_up_with_it(
 def test_a_mistake_while_requests_are_ended_does_not_end_the_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(stage.concert.scheduler, "_prefill", lambda: 1 // 0)
-        broken.setattr(stage.concert.cache, "forget_if_empty", lambda trie: 1 // 0)
+        broken.setattr(stage.concert.cache.residency.evictor, "forget_if_empty", lambda trie: 1 // 0)
         client = stage.submit(1)
         wait_until(lambda: client.is_done)
         wait_until(lambda: not stage.worker.num_running)

@@ -231,7 +231,7 @@ def test_settings_reach_the_runner(folders: Path) -> None:
         assert isinstance(runner.settings, Settings)
         assert len(runner.prefix_cache.lanes.slots) == 2
         assert runner.engine.context_tokens == 100
-        assert runner.engine.describe()["dtype"] == "bfloat16"
+        assert runner.engine.info.dtype == "bfloat16"
 
 
 def test_a_callback_may_look_at_the_cache(llama: Runner) -> None:

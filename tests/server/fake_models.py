@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bough.config import Settings
+from bough.engines.contract import EngineInfo
 from bough.errors import ModelNotFound
 from bough.models import ModelFiles
 from bough.server.serving.loaded import LoadedModels, StartedModel
@@ -59,9 +60,8 @@ class World:
             assert self.may_start[files.name].wait(30)
         if self.errors.get(files.name):
             raise self.errors[files.name].pop(0)
-        runner: Any = SimpleNamespace(
-            engine=SimpleNamespace(describe=lambda: {"device": "cpu"}, has_host=False), close=lambda: self._stop(files.name)
-        )
+        engine = SimpleNamespace(info=EngineInfo("fake", "tokens", "cpu", "tokens"), has_host=False)
+        runner: Any = SimpleNamespace(engine=engine, close=lambda: self._stop(files.name))
         worker: Any = SimpleNamespace(close=lambda: None, is_stuck=False)
         return StartedModel(runner, worker)
 

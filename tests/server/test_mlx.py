@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from bough.engines.choice import find_installed
+from bough.engines.contract import EngineInfo
 from bough.models import ModelFiles
 from bough.server.serving.loaded import StartedModel
 from tests.server.fake_models import MODEL_BYTES, World
@@ -101,7 +102,7 @@ class UnifiedWorld(World):
 
     def _start(self, files: ModelFiles, settings: Any) -> StartedModel:
         started = super()._start(files, settings)
-        engine = SimpleNamespace(describe=lambda: {"engine": "mlx", "device": "gpu"}, has_host=False)
+        engine = SimpleNamespace(info=EngineInfo("mlx", "tokens", "gpu", "bfloat16"), has_host=False)
         runner: Any = SimpleNamespace(engine=engine, close=started.runner.close)
         return StartedModel(runner, started.worker)
 

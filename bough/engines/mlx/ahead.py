@@ -1,9 +1,9 @@
-"""One step ahead of delivery: while a token is on its way to the reader, the device computes what follows it.
+"""One step ahead: while a token is delivered to the client, the device already computes the next step.
 
 As soon as tokens are chosen, the next step on their lanes is given to the device; for the largest logit even before the
 token itself is known here. If the caller then steps with these tokens, the logits are there, or on their way. If it does
-something else with a lane, nothing has happened to it, and what was computed ahead is forgotten. An answer's last token
-costs one step that nobody asks for: so only devices that compute by themselves go ahead.
+something else with a lane, the lane is unchanged, and what was computed ahead is dropped. The last token of an answer costs
+one unused step: so only devices that compute beside the CPU go ahead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from bough.engines.mlx.compute import LaneCompute
-from bough.engines.mlx.lane import MlxLane
+from bough.engines.mlx.lanes.lane import MlxLane
 from bough.engines.mlx.sampling import find_likeliest, read_likeliest, sample
-from bough.engines.shared.draws import is_plain
+from bough.engines.shared.sampling import is_plain
 from bough.types import Draw, Sampled
 
 
@@ -54,32 +54,32 @@ class AheadCompute:
         return rows
 
     def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
-        """Choose one token for each, and let the device go on with them on the lanes that can."""
+        """Choose one token for each, and start the next step on the lanes that have room."""
         lanes = self._lanes_of(logits)
         if lanes and all(map(is_plain, draws)):
             tokens = find_likeliest(logits)
-            mx.async_eval(tokens)  # by itself: whoever reads them does not wait for what follows
+            mx.async_eval(tokens)  # alone, so that reading the tokens does not wait for the next step
             self._go_ahead(lanes, tokens)
             sampled = read_likeliest(tokens)
         else:
             sampled = sample(logits, draws)
             self._go_ahead(lanes, mx.array([each.token_id for each in sampled]))
-        for lane, place in lanes.items():
+        for lane, index in lanes.items():
             if lane.ahead is not None:
-                lane.ahead.token_id = sampled[place].token_id
+                lane.ahead.token_id = sampled[index].token_id
         return sampled
 
     def _lanes_of(self, logits: Sequence[mx.array]) -> dict[MlxLane, int]:
-        """The lanes that can go ahead and that these are the latest logits of, each with its place here."""
-        places = {id(row): place for place, row in reversed(list(enumerate(logits)))}
-        known = [lane for lane in self._lanes if lane.latest is not None and id(lane.latest) in places]
+        """The lanes that can go ahead and that these are the latest logits of, each with the index of its logits."""
+        indices = {id(row): index for index, row in reversed(list(enumerate(logits)))}
+        known = [lane for lane in self._lanes if lane.latest is not None and id(lane.latest) in indices]
         ready = [lane for lane in known if lane.offset < self._context and lane.has_room()]
-        return {lane: places[id(lane.latest)] for lane in sorted(ready, key=lambda lane: places[id(lane.latest)])}
+        return {lane: indices[id(lane.latest)] for lane in sorted(ready, key=lambda lane: indices[id(lane.latest)])}
 
     def _go_ahead(self, lanes: Mapping[MlxLane, int], tokens: mx.array) -> None:
-        """Let the device compute one more token on each lane, on which none of them stands.
+        """Let the device compute one more token on each lane; the offsets of the lanes stay.
 
-        A step that cannot be had is none: the caller's own step will say why.
+        If that fails, nothing was computed ahead: the caller's own step will raise the error.
         """
         if not lanes:
             return

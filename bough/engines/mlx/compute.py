@@ -1,11 +1,11 @@
-"""Running a model on lanes, in the three ways there are.
+"""The three ways of running a model on lanes.
 
-`LaneCompute` keeps the state in lanes of our own: what Bough is about. `LibraryCompute` leaves it in the caches that
-mlx-lm makes, and `RecomputeCompute` keeps none and starts from the first token each time: for models whose state we do not
-know, or that are wrong with a cache. The self-check chooses.
+`LaneCompute` keeps the state in our own lanes, where it can be reused. `LibraryCompute` leaves it in the caches that
+mlx-lm makes. `RecomputeCompute` keeps none and starts from the first token each time. The last two are for models whose
+state we do not know, or that are wrong with a cache. The self-check chooses.
 
-Runs of several tokens are waited for, so that their memory is free before the next; a step of single tokens is only given
-to the device. Either way nothing is left that was not.
+A run of several tokens is waited for, so that its memory is free before the next one. A step of single tokens is only given
+to the device. Either way no array stays behind that was not given to the device.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Any
 
 import mlx.core as mx
 
+from bough.engines.mlx.device import Allocator
 from bough.engines.mlx.forward import Forward
-from bough.engines.mlx.lane import MlxLane, arrange, computing
-from bough.engines.mlx.layers import BatchRowLayer, RowLayer
+from bough.engines.mlx.lanes.lane import MlxLane, arrange, computing
+from bough.engines.mlx.lanes.layers import BatchRowLayer, RowLayer
+from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import cache
-from bough.engines.mlx.memory import Allocator
-from bough.engines.mlx.pages import Pages
 from bough.engines.shared import compute
 from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
+from bough.engines.shared.row_memory import LaneSizes
 
 Compute = compute.Compute[mx.array]
 
 
 class LaneCompute:
-    """Runs a model whose groups are known, on lanes of our own."""
+    """Runs a model whose groups are known, on our own lanes."""
 
-    def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
+    def __init__(self, forward: Forward, layout: Layout, pages: Pages, sizes: LaneSizes, can_batch: bool) -> None:
         self.layout = layout
         self.pages = pages
         self.can_batch = can_batch
         self._forward = forward
-        self._context = context
-        self._slack = slack
+        self._sizes = sizes
         self._allocator = Allocator()
 
     def make_lane(self) -> MlxLane:
-        return MlxLane(self.layout, self.pages, self._context, self._slack)
+        return MlxLane(self.layout, self.pages, self._sizes)
 
     def evaluate(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
@@ -50,7 +50,7 @@ class LaneCompute:
             logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
         with computing([lane]):
             mx.eval(logits, lane.arrays)
-        self._allocator.tidy(len(ids))
+        self._allocator.trim(len(ids))
         return logits
 
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
@@ -60,7 +60,7 @@ class LaneCompute:
         return rows
 
     def build_step(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
-        """The logits after one more token on each lane, not given to the device yet; the lanes have taken it in.
+        """The logits after one more token on each lane, not given to the device yet; the lanes contain the token.
 
         In one forward pass where the self-check found that right, else one by one. If it fails, no lane has moved.
         """
@@ -78,7 +78,7 @@ class LaneCompute:
         """Give the device what it takes to compute these arrays, and all that these lanes hold."""
         with computing(lanes):
             mx.async_eval([*arrays, *(array for lane in lanes for array in lane.arrays)])
-        self._allocator.tidy(1)
+        self._allocator.trim(1)
 
     def _build_together(self, lanes: Sequence[MlxLane], tokens: mx.array) -> list[mx.array]:
         batch = {index: _batch_layer([lane.layers[index] for lane in lanes]) for index in lanes[0].layers}
@@ -87,7 +87,7 @@ class LaneCompute:
         return [logits[index] for index in range(len(lanes))]
 
     def _scatter(self, batch: dict[int, Any], lanes: Sequence[MlxLane]) -> None:
-        """Give each lane its recurrent states back."""
+        """Copy the recurrent states back to each lane."""
         for part in self.layout.parts:
             stacked = batch[part.layer][part.slot]
             for index, lane in enumerate(lanes):
@@ -95,7 +95,7 @@ class LaneCompute:
 
 
 class _PlainCompute(PlainCompute[mx.array]):
-    """What the two ways without lanes of our own have in common."""
+    """What the two ways without our own lanes have in common."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
@@ -114,7 +114,7 @@ class LibraryCompute(_PlainCompute):
             lane.cache = self._forward.make_cache() if lane.cache is None else lane.cache
             logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
             mx.eval(logits, list(tensors_in(lane.cache, mx.array)))
-        self._allocator.tidy(len(ids))
+        self._allocator.trim(len(ids))
         return logits
 
 
@@ -130,7 +130,7 @@ class RecomputeCompute(_PlainCompute):
             tokens = mx.array([[*lane.ids, *ids]])
             logits = self._forward.last_logits(tokens, self._forward.make_cache())[0]
             mx.eval(logits)
-        self._allocator.tidy(lane.offset)
+        self._allocator.trim(lane.offset)
         return logits
 
 

@@ -15,23 +15,25 @@ import mlx.core as mx
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import Progress
-from bough.engines.mlx import attention, memory
+from bough.engines.contract import EngineInfo, Progress
+from bough.engines.mlx import device
 from bough.engines.mlx.ahead import AheadCompute
 from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.mlx.forward import Forward
+from bough.engines.mlx.lanes.layers import install_attention
+from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import VERSION, utils
-from bough.engines.mlx.loading.loading import LoadedModel, load_model, main_type
-from bough.engines.mlx.pages import Pages
-from bough.engines.mlx.random_model import make_random_model
+from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type, make_random_model
 from bough.engines.mlx.sampling import sample
+from bough.engines.mlx.self_check.check import self_check, verdict_key
 from bough.engines.mlx.self_check.probe import probe, without_groups
-from bough.engines.mlx.self_check.self_check import self_check
-from bough.engines.mlx.self_check.verdicts import key_of
-from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
-from bough.engines.shared.failures import as_engine_errors
-from bough.engines.shared.rotary import reuse_limit
+from bough.engines.self_check.verdicts import find_verdict
+from bough.engines.shared.compute import Way
+from bough.engines.shared.context import choose_context, reuse_limit
+from bough.engines.shared.engine import LaneEngine
+from bough.engines.shared.errors import as_engine_errors
+from bough.engines.shared.row_memory import LaneSizes
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
 
@@ -50,44 +52,42 @@ class MlxEngine(LaneEngine):
         progress: Progress | None = None,
         goes_ahead: bool | None = None,
     ) -> None:
-        """`goes_ahead`: compute one step ahead of delivery; by default on a GPU only."""
+        """`goes_ahead`: compute one step ahead. None means on a GPU only; tests set it on a CPU."""
         self._forward = Forward(loaded)
         self._warnings = loaded.warnings
-        attention.install(loaded.model)
+        install_attention(loaded.model)
         layout = probe(self._forward)
-        verdict = find_verdict(settings, key_of(self._forward), lambda: self_check(self._forward, layout), progress)
+        verdict = find_verdict(settings, verdict_key(self._forward), lambda: self_check(self._forward, layout), progress)
         text = loaded.text
-        if verdict.way != "lanes":
+        if verdict.way is not Way.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text["vocab_size"])
         bound = text.get("max_position_embeddings") or 0
-        context = choose_context(bound, settings)
         is_cpu = mx.default_device() == mx.cpu
         slack = settings.chunk or (_SLACK_CPU if is_cpu else _SLACK_GPU)
+        sizes = LaneSizes(choose_context(bound, settings), slack)
         pages = Pages(layout)
-        super().__init__(layout, pages, verdict, context, slack, reuse_limit(text, _BY_LENGTH, bound))
+        limit = reuse_limit(text, _BY_LENGTH, bound)
+        super().__init__(_info_of(self._forward, is_cpu), layout, pages, verdict, sizes, limit)
         self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
-        memory.wire()
+        device.wire()
         mx.clear_cache()
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> MlxEngine:
-        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         return cls(load_model(folder, settings, progress), settings, progress)
 
     @classmethod
     def load_shape(cls, config: dict[str, Any], settings: Settings) -> MlxEngine:
-        """A model with random weights of this transformers configuration."""
+        """A model of this transformers configuration with random weights, for `bough bench --shape`."""
         return cls(make_random_model(config, settings), settings)
 
     def describe(self) -> dict[str, str]:
         model = self._forward.model
         return {
-            "engine": "mlx",
-            "model": str(self._forward.config["model_type"]),
-            "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
-            "dtype": _dtype_of(model, self._forward.config),
+            **self._describe_info(),
             **self._describe_verdict(),
-            "memory": memory.describe(),
+            "memory": device.describe_memory(),
             **({"differs": "; ".join(self._warnings)} if self._warnings else {}),
             "parameters": f"{_num_parameters(model):,}",
             "mlx": importlib.metadata.version("mlx"),
@@ -95,7 +95,7 @@ class MlxEngine(LaneEngine):
         }
 
     def default_budget_bytes(self) -> int:
-        return memory.default_budget_bytes()
+        return device.default_budget_bytes()
 
     def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
         with as_engine_errors("choosing tokens"):
@@ -124,26 +124,29 @@ class MlxEngine(LaneEngine):
         mx.synchronize()
 
     def close(self) -> None:
-        """Give the model's memory back; the engine cannot be used afterwards."""
+        """Release the model's memory; the engine cannot be used afterwards."""
         self.__dict__.pop("_compute", None)
         self.__dict__.pop("_forward", None)
         mx.clear_cache()
 
     def _make_compute(self, layout: Layout, pages: Pages, goes_ahead: bool) -> Compute:
-        if self._verdict.way == "library":
+        if self._verdict.way is Way.LIBRARY:
             return LibraryCompute(self._forward)
-        if self._verdict.way == "recompute":
+        if self._verdict.way is Way.RECOMPUTE:
             return RecomputeCompute(self._forward)
-        compute = LaneCompute(self._forward, layout, pages, self._context, self._slack, self._verdict.can_batch)
-        return AheadCompute(compute, self._context) if goes_ahead else compute
+        compute = LaneCompute(self._forward, layout, pages, self._sizes, self._verdict.can_batch)
+        return AheadCompute(compute, self._sizes.context) if goes_ahead else compute
 
 
-def _dtype_of(model: Any, config: dict[str, Any]) -> str:
-    quantization = config.get("quantization")
-    dtype = str(main_type(model)).removeprefix("mlx.core.")
-    if not isinstance(quantization, dict):
-        return dtype
-    return f"{dtype}, weights in {quantization.get('bits')} bits by {quantization.get('group_size')}"
+def _info_of(forward: Forward, is_cpu: bool) -> EngineInfo:
+    dtype = str(main_type(forward.model)).removeprefix("mlx.core.")
+    model = str(forward.config["model_type"])
+    return EngineInfo("mlx", model, "cpu" if is_cpu else "gpu", dtype, _quantization_of(forward.config))
+
+
+def _quantization_of(config: dict[str, Any]) -> str:
+    packing = config.get("quantization")
+    return f"weights in {packing.get('bits')} bits by {packing.get('group_size')}" if isinstance(packing, dict) else ""
 
 
 def _num_parameters(model: Any) -> int:

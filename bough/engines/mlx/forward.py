@@ -1,7 +1,7 @@
 """How an mlx-lm model is called, and where its logits are.
 
-A model gives the logits of all positions. Those of a run's last token are all that is wanted, and the head over the whole
-vocabulary is a large part of a small model: so the head is shown the last position only, unless somebody wants them all.
+A model gives the logits of all positions. Usually only those of the last token are needed, and the head over the whole
+vocabulary is a large part of a small model: so the head gets the last position only, except in `all_logits`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from bough.engines.mlx.library import cache as library_cache
 from bough.engines.mlx.library import nn
-from bough.engines.mlx.loading.loading import LoadedModel
+from bough.engines.mlx.loading.model import LoadedModel
 
 _HEAD = "_bough_head"
 
@@ -34,9 +34,9 @@ class Forward:
             logits: mx.array = self.model(tokens, cache=cache)
         return logits[:, -1].astype(mx.float32)
 
-    def all_logits(self, ids: Sequence[int]) -> mx.array:
-        """Logits [run, vocabulary] in float32 after each of `ids`, with no cache at all."""
-        logits: mx.array = self.model(mx.array([list(ids)]))[0].astype(mx.float32)
+    def all_logits(self, ids: Sequence[int], cache: Any = None) -> mx.array:
+        """Logits [run, vocabulary] in float32 after each of `ids`, evaluated."""
+        logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)[0].astype(mx.float32)
         mx.eval(logits)
         return logits
 
@@ -64,19 +64,19 @@ class Head:
 
 
 def _find_head(model: Any) -> Head:
-    """The `Head` that the model's last layer listens to; where it cannot be told which layer that is, nobody does."""
+    """The `Head` of the model. If its last layer is not recognised, the head changes nothing."""
     head: Head | None = getattr(model, _HEAD, None)
     if head is None:
         head = Head()
         for owner in model.modules():
-            _let_listen(owner.get("lm_head"), nn.Module, "__call__", head)
-            _let_listen(owner.get("embed_tokens"), (nn.Embedding, nn.QuantizedEmbedding), "as_linear", head)
+            _wrap_method(owner.get("lm_head"), nn.Module, "__call__", head)
+            _wrap_method(owner.get("embed_tokens"), (nn.Embedding, nn.QuantizedEmbedding), "as_linear", head)
         object.__setattr__(model, _HEAD, head)
     return head
 
 
-def _let_listen(module: Any, kinds: Any, method: str, head: Head) -> None:
-    """Let a method of this one module see only what `head` shows it."""
+def _wrap_method(module: Any, kinds: Any, method: str, head: Head) -> None:
+    """Make a method of this one module use only the positions that `head` leaves."""
     if isinstance(module, kinds):
         stock = getattr(type(module), method)
         short = {method: lambda self, hidden: stock(self, head.cut(hidden))}

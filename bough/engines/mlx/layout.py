@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from bough.cache.tree.state import Group
-from bough.engines.shared.shapes import PartShape, RowShape
+from bough.engines.shared.shapes import LayerKind, PartShape, RowShape
 
 Branch = int | tuple["Branch", ...]
-"""A layer's place in mlx-lm's list of caches: the number of one cache, or several caches in one layer."""
+"""An entry of mlx-lm's list of caches: the number of one cache, or several caches of one layer."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Layout:
     tree: tuple[Branch, ...]
     num_slots: dict[int, int]
     vocab_size: int
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[LayerKind, ...] = ()
     unknown: str = ""
 
     @property

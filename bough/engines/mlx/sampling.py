@@ -1,7 +1,7 @@
 """Choosing the next token from logits, as `SamplingParams` defines it.
 
-Where the largest logit is all it takes, the device finds it for all rows, and only ids come to the host. Everything else is
-computed there, row by row, in NumPy's double precision: Apple's GPUs have none, and share their memory with the host, so
+For plain argmax the device finds the largest logit of all rows, and only ids come to the host. Everything else is computed
+on the host, row by row, in NumPy's double precision: Apple's GPUs have none, and share their memory with the host, so
 that a row is read where it lies. mlx-lm's own `sample_utils` filters in another order and draws by `mx.random.categorical`,
 so it does not cover this definition. `tests/reference_sampler.py` is the definition in plain Python.
 """
@@ -17,14 +17,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.engines.shared.draws import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
+from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
 from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled, SamplingParams
 
 Scores = NDArray[np.floating[Any]]
 Positions = NDArray[np.intp]
 
-_BROKEN = -1  # in the place of a token id, so that to find a failure takes no second wait
+_BROKEN = -1  # instead of a token id, so that finding a failure needs no second wait
 _GROUP_SIZE = 64  # larger ones leave more to look at, smaller ones more maxima
 _SLACK = 1e-6  # far above what rounding moves, far below what would let many more tokens through
 
@@ -35,7 +35,7 @@ def sample(logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
     Raises EngineError if a row has NaN or no finite logit, or if its mask forbids every token.
     """
     assert len(logits) == len(draws)
-    rows = [row.astype(mx.float32) for row in logits]  # holds exactly what the half types hold
+    rows = [row.astype(mx.float32) for row in logits]  # which represents every value of the half types exactly
     plain = [index for index, draw in enumerate(draws) if is_plain(draw)]
     others = [index for index, draw in enumerate(draws) if not is_plain(draw)]
     chosen: dict[int, Sampled] = {}
@@ -54,7 +54,7 @@ def find_likeliest(rows: Sequence[mx.array]) -> mx.array:
 
 
 def read_likeliest(token_ids: mx.array) -> list[Sampled]:
-    """What `find_likeliest` found: one wait for the device, whatever that is."""
+    """Wait for what `find_likeliest` found and read it."""
     chosen: list[int] = np.array(token_ids).tolist()
     if _BROKEN in chosen:
         raise EngineError(NOT_FINITE)

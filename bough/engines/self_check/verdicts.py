@@ -1,7 +1,7 @@
-"""Verdicts of self-checks, kept as small JSON files: a check takes seconds, and its outcome depends on few things.
+"""Verdicts of self-checks, kept as small JSON files so that a model is checked only once.
 
 A file is written to a temporary name and renamed. One that cannot be read counts as absent. What a verdict depends on
-differs by engine: each makes its own keys, out of `hash_of`.
+differs by engine: each makes its own keys, out of `hash_features`.
 """
 
 from __future__ import annotations
@@ -12,32 +12,14 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-WAYS = ("lanes", "library", "recompute")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How to run a model, and what it can do so.
-
-    `way` is "lanes" (state in lanes of our own), "library" (in the model's own cache) or "recompute" (nowhere).
-    """
-
-    attention: str
-    way: str = "lanes"
-    can_chunk: bool = True
-    can_reuse: bool = True
-    can_batch: bool = False
-    reason: str = ""
-    differences: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def worth(self) -> tuple[bool, bool, bool]:
-        return self.can_reuse, self.can_chunk, self.way == "lanes"
+from bough.config import Settings
+from bough.engines.contract import Progress
+from bough.engines.shared.compute import Verdict, Way
 
 
 class Verdicts:
@@ -50,9 +32,9 @@ class Verdicts:
         """The verdict kept under this key, or None."""
         try:
             fields = json.loads(self._file(key).read_text(encoding="utf-8"))
-            verdict = Verdict(**fields)
-            return verdict if verdict.way in WAYS and isinstance(verdict.differences, dict) else None
-        except (OSError, ValueError, TypeError):
+            verdict = Verdict(**fields | {"way": Way(fields["way"])})
+            return verdict if isinstance(verdict.differences, dict) else None
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def save(self, key: str, verdict: Verdict) -> None:
@@ -68,17 +50,29 @@ class Verdicts:
         return self._folder / f"{key}.json"
 
 
-def hash_of(features: Sequence[Any]) -> str:
+def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: Progress | None) -> Verdict:
+    """The verdict kept under this key, or the one that `check` finds now, which is then kept."""
+    verdicts = Verdicts(settings.cache_folder / "self_checks")
+    verdict = verdicts.load(key)
+    if verdict is None:
+        if progress:
+            progress("checking what this model can do")
+        verdict = check()
+        verdicts.save(key, verdict)
+    return verdict
+
+
+def hash_features(features: Sequence[Any]) -> str:
     """A key made of all that a verdict depends on."""
     return hashlib.sha256(json.dumps(features, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def code_of(model: Any) -> str:
+def hash_code(model: Any) -> str:
     """A hash of the file that a model's class is written in: a model may bring its own code, which may change."""
     kind = type(model)
     try:
         file = inspect.getfile(kind)
-    except (TypeError, OSError):  # code that was run without being imported
+    except (TypeError, OSError):  # a class that was not imported from a file
         file = kind.__call__.__code__.co_filename
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -1,1 +1,1 @@
-"""What the engines share: it knows lanes, groups and pages, and no tensor library."""
+"""What the engines share: lanes, groups and pages without any tensor library."""

@@ -1,12 +1,14 @@
-"""A way of running a model on lanes, as the self-check and the engines see it."""
+"""The ways of running a model on lanes, as the self-check and the engines see them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from bough.cache.tree.state import Group, Lane
-from bough.engines.shared.pages import PageBook
+from bough.engines.shared.pages import PageAllocator
 
 Logits = TypeVar("Logits")
 
@@ -26,7 +28,7 @@ class Compute(Protocol[Logits]):
 
 
 class Shapes(Protocol):
-    """A layout, as far as it is looked at without the tensor library."""
+    """The part of a layout that needs no tensor library."""
 
     @property
     def groups(self) -> Sequence[Group]: ...
@@ -42,4 +44,36 @@ class GroupCompute(Compute[Logits], Protocol[Logits]):
     def layout(self) -> Shapes: ...
 
     @property
-    def pages(self) -> PageBook: ...
+    def pages(self) -> PageAllocator: ...
+
+
+class Way(StrEnum):
+    """Where the state of a sequence is kept while a model runs."""
+
+    LANES = "lanes"
+    """In Bough's own lanes: it can be reused."""
+    LIBRARY = "library"
+    """In the cache that the model's library makes."""
+    RECOMPUTE = "recompute"
+    """Nowhere: every step starts from the first token."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How to run a model, and what it can do that way.
+
+    The self-check finds it. Verdicts are kept as JSON files, so the names of these fields must not change.
+    """
+
+    attention: str
+    way: Way = Way.LANES
+    can_chunk: bool = True
+    can_reuse: bool = True
+    can_batch: bool = False
+    reason: str = ""
+    differences: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def worth(self) -> tuple[bool, bool, bool]:
+        """The better of two verdicts has the larger worth."""
+        return self.can_reuse, self.can_chunk, self.way is Way.LANES

@@ -1,39 +1,46 @@
-"""What engines that keep lanes in straight buffers have in common: the parts of the contract that only pass things on."""
+"""The part of the engine contract that both engines implement the same way, over their lanes, pages and verdict."""
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bough.cache.tree.state import Buffer, Group, Lane, Page, Place, State
-from bough.config import Settings
-from bough.engines.contract import Capabilities, Logits, Progress
-from bough.engines.self_check.verdicts import Verdict, Verdicts
-from bough.engines.shared.compute import Compute, Shapes
-from bough.engines.shared.failures import as_engine_errors
-from bough.engines.shared.pages import PageBook, packed_bytes
-from bough.errors import SettingsError
+from bough.engines.contract import Capabilities, EngineInfo, Logits
+from bough.engines.shared.compute import Compute, Shapes, Verdict, Way
+from bough.engines.shared.errors import as_engine_errors
+from bough.engines.shared.pages import PageAllocator, packed_bytes
+from bough.engines.shared.row_memory import LaneSizes
 
-_DEFAULT_CONTEXT = 131_072  # of models that set themselves no bound
 _LONGEST_RUN = 8_192
-_STATES = {"lanes": "bough's lanes", "library": "the model's own cache", "recompute": "none: recomputed"}
+_STATES = {Way.LANES: "bough's lanes", Way.LIBRARY: "the model's own cache", Way.RECOMPUTE: "none: recomputed"}
 
 
 class LaneEngine(ABC):
-    """A loaded model on lanes. The engine makes the parts; what they can do, the verdict tells."""
+    """A loaded model on lanes. An engine makes the parts; the verdict says what they can do."""
 
     _compute: Compute[Any]
 
     def __init__(
-        self, layout: Shapes, pages: PageBook, verdict: Verdict, context: int, slack: int, reuse_limit: int | None
+        self,
+        info: EngineInfo,
+        layout: Shapes,
+        pages: PageAllocator,
+        verdict: Verdict,
+        sizes: LaneSizes,
+        reuse_limit: int | None,
     ) -> None:
+        self._info = info
         self._layout = layout
         self._pages = pages
         self._verdict = verdict
-        self._context = context
-        self._slack = slack  # rows that a window has room for beyond itself: the longest run of a chunked prompt
+        self._sizes = sizes
         self._reuse_limit = reuse_limit
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
 
     @property
     def capabilities(self) -> Capabilities:
@@ -48,7 +55,7 @@ class LaneEngine(ABC):
 
     @property
     def context_tokens(self) -> int:
-        return self._context
+        return self._sizes.context
 
     @property
     def groups(self) -> Sequence[Group]:
@@ -56,12 +63,12 @@ class LaneEngine(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of pages and states that were made and not yet released."""
+        """Bytes of pages and states that were made and not yet released: tests find leaks by it."""
         return self._pages.held_bytes
 
     @property
     def max_chunk_tokens(self) -> int:
-        return self._slack if any(group.window for group in self.groups) else _LONGEST_RUN
+        return self._sizes.slack if any(group.window for group in self.groups) else _LONGEST_RUN
 
     def make_lane(self) -> Lane:
         return self._compute.make_lane()
@@ -96,28 +103,14 @@ class LaneEngine(ABC):
     def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
         return self._pages.unpack_state(group, offset, data, place)
 
+    def _describe_info(self) -> dict[str, str]:
+        """What the engine is, for people."""
+        info = self._info
+        return {"engine": info.name, "model": info.model, "device": info.device, "dtype": info.weights}
+
     def _describe_verdict(self) -> dict[str, str]:
         """How the model is run, for people."""
         return {
             "state": _STATES[self._verdict.way],
             "batching": "together" if self._verdict.can_batch else "one by one",
         }
-
-
-def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: Progress | None) -> Verdict:
-    """What an earlier self-check under this key found, or else what it finds now."""
-    verdicts = Verdicts(settings.cache_folder / "self_checks")
-    verdict = verdicts.load(key)
-    if verdict is None:
-        if progress:
-            progress("checking what this model can do")
-        verdict = check()
-        verdicts.save(key, verdict)
-    return verdict
-
-
-def choose_context(bound: int, settings: Settings) -> int:
-    """The most tokens a sequence may have, where the model itself holds `bound` (0: it does not say)."""
-    if bound and settings.context > bound:
-        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
-    return settings.context or bound or _DEFAULT_CONTEXT

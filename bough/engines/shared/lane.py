@@ -1,4 +1,4 @@
-"""A lane in straight buffers: the bookkeeping of one live sequence, without any tensor.
+"""A lane in contiguous buffers: the bookkeeping of one live sequence, without any tensor.
 
 Adopting copies pages in, publishing copies rows out. A run that fails writes only beyond `offset` in row groups, so these
 still stand where they were; a recurrent state may be damaged, and then it can only be replaced.
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 from bough.cache.tree.state import Group, Kind, Page, Source, State
-from bough.engines.shared.failures import as_engine_errors
-from bough.engines.shared.rows import RowRoom
+from bough.engines.shared.errors import as_engine_errors
+from bough.engines.shared.row_memory import RowMemory
 
 
-class StateRoom(Protocol):
+class StateMemory(Protocol):
     """The memory of one recurrent group on one lane."""
 
     @property
@@ -29,24 +29,24 @@ class StateRoom(Protocol):
     def reserve(self) -> None: ...
 
     def reset(self) -> None:
-        """Start anew: the model takes its next run for the first one."""
+        """Reset: the next run is the first one for the model."""
         ...
 
     def free(self) -> None: ...
 
 
-RowsT = TypeVar("RowsT", bound=RowRoom)
-StateT = TypeVar("StateT", bound=StateRoom)
+RowsT = TypeVar("RowsT", bound=RowMemory)
+StateT = TypeVar("StateT", bound=StateMemory)
 
 
-class StraightLane(ABC, Generic[RowsT, StateT]):
+class ContiguousLane(ABC, Generic[RowsT, StateT]):
     """Implements `bough.cache.tree.state.Lane`. An engine adds how rows and states are copied."""
 
     def __init__(self, rows: Mapping[Group, RowsT], states: Mapping[Group, StateT]) -> None:
         self._rows = rows
         self._states = states
         self._offset = 0
-        self._is_torn = False
+        self._is_damaged = False
 
     @property
     def offset(self) -> int:
@@ -63,7 +63,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
         return rows + sum(each.full_bytes for each in self._states.values())
 
     def peak_for(self, num_tokens: int) -> int:
-        """While a buffer grows, the old one lives until its rows are moved."""
+        """As `bytes_for`, and the old buffers that exist until their rows are moved."""
         return self.bytes_for(num_tokens) + sum(each.moved_bytes(num_tokens, self._offset) for each in self._rows.values())
 
     @as_engine_errors("taking memory for a lane")
@@ -85,8 +85,8 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
         for group, state in self._states.items():
             self._adopt_state(state, offset, sources.get(group, Source()))
         self._offset = offset
-        self._is_torn = False
-        self._settle()
+        self._is_damaged = False
+        self._after_adopt()
 
     @as_engine_errors("copying rows out")
     def publish(self, group: Group, start: int, end: int) -> Page:
@@ -96,7 +96,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
 
     @as_engine_errors("copying a state out")
     def capture(self, group: Group) -> State:
-        assert not self._is_torn, "a run failed on this lane: its state stands nowhere"
+        assert not self._is_damaged, "a run failed on this lane: its recurrent state is damaged"
         return self._copy_state_out(group, self._states[group])
 
     def clear(self) -> None:
@@ -105,7 +105,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
         for state in self._states.values():
             state.free()
         self._offset = 0
-        self._is_torn = False
+        self._is_damaged = False
 
     def rows_of(self, group: Group) -> RowsT:
         """The buffer of a group that has rows."""
@@ -113,7 +113,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
 
     @abstractmethod
     def _copy_rows_in(self, rows: RowsT, page: Page, start: int, end: int) -> None:
-        """Copy rows [start, end) of a page to their place."""
+        """Copy rows [start, end) of a page into the lane."""
 
     @abstractmethod
     def _copy_rows_out(self, rows: RowsT, start: int, end: int) -> Page:
@@ -121,14 +121,14 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
 
     @abstractmethod
     def _copy_state_in(self, target: StateT, state: State) -> None:
-        """Take a whole state in."""
+        """Copy a whole state into the lane."""
 
     @abstractmethod
     def _copy_state_out(self, group: Group, source: StateT) -> State:
         """The whole state as it is now, in memory of its own."""
 
-    def _settle(self) -> None:
-        """What an engine does when a lane has adopted something: nothing, if its copies need no more."""
+    def _after_adopt(self) -> None:
+        """Called when a lane has adopted something, for engines that must finish their copies."""
 
     def _adopt_full(self, rows: RowsT, offset: int, source: Source) -> None:
         held = min(source.live, offset)
@@ -144,7 +144,7 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
         self._copy_pages(rows, first, offset, source)
 
     def _copy_pages(self, rows: RowsT, first: int, end: int, source: Source) -> None:
-        """Copy rows [first, end) in; pages may hold more on both sides."""
+        """Copy rows [first, end) into the lane; pages may hold more on both sides."""
         for page in source.pages:
             stop = min(page.end, end)
             if stop > first:
@@ -161,4 +161,4 @@ class StraightLane(ABC, Generic[RowsT, StateT]):
             state.reset()
         else:
             assert source.live == offset == self._offset, f"the lane's state stands at {self._offset}, not at {offset}"
-            assert not self._is_torn, "a run failed on this lane: its state stands nowhere"
+            assert not self._is_damaged, "a run failed on this lane: its recurrent state is damaged"

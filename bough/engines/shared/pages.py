@@ -1,4 +1,4 @@
-"""Pages and states that have left their lane: made, cut, joined, packed, released, and counted, without any tensor."""
+"""The allocator of pages and states: makes, cuts, joins, packs, releases and counts them, without any tensor."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, Place, State
-from bough.engines.shared.failures import as_engine_errors
+from bough.engines.shared.errors import as_engine_errors
 
 
-class PageBook(ABC):
-    """Looks after every page and state of one model. `held_bytes` counts what was made and not yet given back.
+class PageAllocator(ABC):
+    """Makes and releases every page and state of one model. `held_bytes` counts what was made and not yet released.
 
-    Content is the engine's: any object with `nbytes`, in memory of its own, that does not change once it was made. An
-    engine adds how content is copied.
+    The content belongs to the engine: any object with `nbytes`, in its own memory, that never changes once it was made.
+    An engine adds how content is copied.
     """
 
     def __init__(self) -> None:
         self.held_bytes = 0
 
     def make_page(self, group: Group, start: int, end: int, rows: Any) -> Page:
-        """A page over `rows`, which nobody else refers to."""
+        """A page over `rows`; the caller keeps no reference to them."""
         assert start < end and start // PAGE_TOKENS == (end - 1) // PAGE_TOKENS, f"rows [{start}, {end}) are no page"
         self.held_bytes += rows.nbytes
         return Page(group, start, end, rows, rows.nbytes, place=self._place(rows))
 
     def make_state(self, group: Group, offset: int, data: Any) -> State:
-        """A state over `data`, which nobody else refers to."""
+        """A state over `data`; the caller keeps no reference to it."""
         self.held_bytes += data.nbytes
         return State(group, offset, data, data.nbytes, place=self._place(data))
 
     def release(self, item: Page | State) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         assert content_of(item) is not None, f"{type(item).__name__} of group {item.group.index} was released before"
         self.held_bytes -= item.nbytes
         set_content(item, None)
@@ -62,20 +62,20 @@ class PageBook(ABC):
     def pack(self, item: Page | State) -> memoryview | None:
         """The content as plain bytes, bit for bit; None if it was released. Any thread may call this at any time.
 
-        The bytes stay as they are for as long as somebody refers to them, whatever becomes of the item.
+        The bytes stay valid and unchanged as long as they are referred to, even after the item is moved or released.
         """
-        content = content_of(item)  # looked at once: another thread may move or release the item meanwhile
-        return None if content is None else self._read(content)
+        content = content_of(item)  # read once: another thread may move or release the item meanwhile
+        return None if content is None else self._to_bytes(content)
 
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
         """A new page from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a page of rows [{start}, {end})", data, (end - start) * group.bytes_per_token)
-        return self.make_page(group, start, end, self._take_in(group, data, place))
+        return self.make_page(group, start, end, self._from_bytes(group, data, place))
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
         """A new state from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a state at {offset}", data, group.state_bytes)
-        return self.make_state(group, offset, self._take_in(group, data, place))
+        return self.make_state(group, offset, self._from_bytes(group, data, place))
 
     def _place(self, content: Any) -> Place:
         """Where content lies."""
@@ -90,12 +90,12 @@ class PageBook(ABC):
         """The rows of both pages, copied."""
 
     @abstractmethod
-    def _read(self, content: Any) -> memoryview:
-        """Content as bytes that nobody can change."""
+    def _to_bytes(self, content: Any) -> memoryview:
+        """Content as read-only bytes."""
 
     @abstractmethod
-    def _take_in(self, group: Group, data: Buffer, place: Place) -> Any:
-        """Content of a group's page or state from what `_read` gave."""
+    def _from_bytes(self, group: Group, data: Buffer, place: Place) -> Any:
+        """Content of a group's page or state from what `_to_bytes` gave."""
 
 
 def content_of(item: Page | State) -> Any:

@@ -1,6 +1,6 @@
-"""A lane of a model that has no groups: it holds the tokens, and the model's own cache if it makes a right one.
+"""A lane of a model without groups: it holds the tokens, and the model's own cache if that cache is correct.
 
-Nothing of it can be published or captured. It can only be extended, or started anew.
+Nothing of it can be published or captured. It can only be extended or reset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PlainLane:
         return self._bytes_of(self.cache)
 
     def bytes_for(self, num_tokens: int) -> int:
-        """What the cache takes now: how it grows is the model's secret."""
+        """What the cache takes now: how it grows is not known."""
         return self.nbytes
 
     def peak_for(self, num_tokens: int) -> int:
@@ -46,7 +46,7 @@ class PlainLane:
         raise ValueError("a model without groups has no rows")
 
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
-        """Start anew, or stay: a model without groups can stand nowhere else."""
+        """Reset to 0 or stay: a lane without groups has no other offset to go to."""
         if offset == 0:
             self.clear()
         assert offset == self.offset, f"a lane without groups stands at {self.offset}, and cannot move to {offset}"
@@ -63,7 +63,7 @@ class PlainLane:
 
     @contextmanager
     def extending(self, ids: Sequence[int]) -> Iterator[None]:
-        """The model takes `ids` in. If it fails, nobody knows what its cache holds: the lane starts anew."""
+        """The model evaluates `ids`. If it fails, the content of its cache is unknown, and the lane is reset."""
         try:
             yield
         except BaseException:

@@ -1,13 +1,13 @@
-"""The shape of what a group holds, as far as it does not depend on the tensor library."""
+"""The shapes of rows and states, as far as they do not depend on the tensor library."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from bough.cache.tree.state import Kind
+from bough.cache.tree.state import Group, Kind
 
 ALIGNMENT = 64
 
@@ -65,6 +65,9 @@ class PartShape:
         return self.start + self.nbytes
 
 
+ShapeT = TypeVar("ShapeT", bound=RowShape)
+
+
 @dataclass(frozen=True)
 class RowKind:
     """What the layers of one row group have in common; `dtype` is the library's own type of number."""
@@ -77,13 +80,29 @@ class RowKind:
     dtype: Any
 
 
-def group_rows(kinds: Iterable[RowKind | None]) -> dict[RowKind, tuple[int, ...]]:
-    """The numbers of the layers of each kind, in the order in which kinds come; layers without rows have None."""
-    found: dict[RowKind, list[int]] = {}
+@dataclass(frozen=True)
+class LayerKind:
+    """What one layer keeps: two layers of one kind are equal. `states` names its recurrent tensors."""
+
+    rows: Kind | None
+    window: int = 0
+    states: tuple[Hashable, ...] = ()
+
+
+def group_rows(kinds: Iterable[RowKind | None], make: Callable[[RowKind, tuple[int, ...]], ShapeT]) -> dict[Group, ShapeT]:
+    """A group for each kind of rows, in the order in which kinds come, with the shape that `make` gives its layers.
+
+    `kinds` has one entry for each layer; layers without rows have None.
+    """
+    layers: dict[RowKind, list[int]] = {}
     for layer, kind in enumerate(kinds):
         if kind is not None:
-            found.setdefault(kind, []).append(layer)
-    return {kind: tuple(layers) for kind, layers in found.items()}
+            layers.setdefault(kind, []).append(layer)
+    shapes = {kind: make(kind, tuple(indices)) for kind, indices in layers.items()}
+    return {
+        Group(index, kind.kind, bytes_per_token=shape.row_bytes, window=kind.window): shape
+        for index, (kind, shape) in enumerate(shapes.items())
+    }
 
 
 def aligned(nbytes: int) -> int:

@@ -1,8 +1,8 @@
-"""Running a model on lanes, in the three ways there are.
+"""The three ways of running a model on lanes.
 
-`LaneCompute` keeps the state in lanes of our own: what Bough is about. `LibraryCompute` leaves it in the cache that the
-model makes for itself, and `RecomputeCompute` keeps none and starts from the first token each time: for models whose state
-we do not know, or that are wrong with a cache. The self-check chooses.
+`LaneCompute` keeps the state in our own lanes, where it can be reused. `LibraryCompute` leaves it in the cache that the
+model makes for itself. `RecomputeCompute` keeps none and starts from the first token each time. The last two are for models
+whose state we do not know, or that are wrong with a cache. The self-check chooses.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from torch import Tensor
 from bough.cache.tree.state import Group
 from bough.engines.shared import compute
 from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
+from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch.attention import Table
 from bough.engines.torch.forward import Forward
-from bough.engines.torch.lane import TorchLane, has_started
-from bough.engines.torch.layers import BatchCache
+from bough.engines.torch.lanes.lane import TorchLane, has_started
+from bough.engines.torch.lanes.layers import BatchCache
+from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
-from bough.engines.torch.pages import Pages
 
 Compute = compute.Compute[Tensor]
 
 
 class LaneCompute:
-    """Runs a model whose groups are known, on lanes of our own."""
+    """Runs a model whose groups are known, on our own lanes."""
 
-    def __init__(self, forward: Forward, layout: Layout, pages: Pages, context: int, slack: int, can_batch: bool) -> None:
+    def __init__(self, forward: Forward, layout: Layout, pages: Pages, sizes: LaneSizes, can_batch: bool) -> None:
         self.layout = layout
         self.pages = pages
         self.can_batch = can_batch
         self._forward = forward
-        self._context = context
-        self._slack = slack
+        self._sizes = sizes
         self._parts = [part for state in layout.states.values() for part in state.parts]
         self._kernels = find_kernels(layout, forward.device)
 
     def make_lane(self) -> TorchLane:
-        return TorchLane(self.layout, self.pages, self._forward.device, self._context, self._slack)
+        return TorchLane(self.layout, self.pages, self._forward.device, self._sizes)
 
     def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
@@ -52,7 +52,7 @@ class LaneCompute:
 
     def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane: in one forward pass where the self-check found that right, else one by one."""
-        is_batch = len(lanes) > 1 or self._kernels is not None  # the same kernels for one lane: the same bits
+        is_batch = len(lanes) > 1 or self._kernels is not None  # one lane uses the same kernels, and so gets the same bits
         if is_batch and self.can_batch and (has_started(lanes) or not self._parts):
             return self._step_together(lanes, ids)
         return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]
@@ -76,12 +76,12 @@ class LaneKernels(Protocol):
     """Kernels that serve all lanes of a batch at once."""
 
     def tables(self, lanes: Sequence[TorchLane]) -> Mapping[Group, Table]:
-        """Where the rows of the groups that they can serve lie, for the run that has begun on these lanes."""
+        """A table for each group that the kernels can serve, for the run that has begun on these lanes."""
         ...
 
 
 def find_kernels(layout: Layout, device: torch.device) -> LaneKernels | None:
-    """Kernels for this model's lanes; None where there are none, and each lane is served by itself."""
+    """Kernels for this model's lanes; None where there are none, and each lane runs by itself."""
     if device.type != "cuda":
         return None
     try:
@@ -92,7 +92,7 @@ def find_kernels(layout: Layout, device: torch.device) -> LaneKernels | None:
 
 
 class _PlainCompute(PlainCompute[Tensor]):
-    """What the two ways without lanes of our own have in common."""
+    """What the two ways without our own lanes have in common."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward

@@ -15,21 +15,22 @@ from torch import Tensor
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import Progress
-from bough.engines.shared.engine import LaneEngine, choose_context, find_verdict
-from bough.engines.shared.rotary import reuse_limit
+from bough.engines.contract import EngineInfo, Progress
+from bough.engines.self_check.verdicts import find_verdict
+from bough.engines.shared.compute import Way
+from bough.engines.shared.context import choose_context, reuse_limit
+from bough.engines.shared.engine import LaneEngine
+from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch import attention
 from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.torch.device import default_budget_bytes
 from bough.engines.torch.forward import Forward
+from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
-from bough.engines.torch.loading import load_model, prepare
-from bough.engines.torch.memory import default_budget_bytes
-from bough.engines.torch.pages import Pages
-from bough.engines.torch.random_model import make_random_model
+from bough.engines.torch.loading import load_model, make_random_model, prepare
 from bough.engines.torch.sampling import sample
+from bough.engines.torch.self_check.check import self_check, verdict_key
 from bough.engines.torch.self_check.probe import probe, without_groups
-from bough.engines.torch.self_check.self_check import self_check
-from bough.engines.torch.self_check.verdicts import key_of
 from bough.types import Draw, Sampled
 
 _SLACK_CPU = 512
@@ -46,39 +47,37 @@ class TorchEngine(LaneEngine):
         layout = probe(self._forward)
         verdict = find_verdict(
             settings,
-            key_of(model, settings.attention),
+            verdict_key(model, settings.attention),
             lambda: self_check(self._forward, layout, settings.attention),
             progress,
         )
         model.set_attn_implementation(verdict.attention)
         text = model.config.get_text_config(decoder=True)
-        if verdict.way != "lanes":
+        if verdict.way is not Way.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text.vocab_size)
         self._pages: Pages = Pages(layout, self._forward.device)
         bound = getattr(text, "max_position_embeddings", None) or 0
-        context = choose_context(bound, settings)
         slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
-        super().__init__(layout, self._pages, verdict, context, slack, reuse_limit(text.to_dict(), _BY_LENGTH, bound))
+        sizes = LaneSizes(choose_context(bound, settings), slack)
+        limit = reuse_limit(text.to_dict(), _BY_LENGTH, bound)
+        super().__init__(_info_of(self._forward), layout, self._pages, verdict, sizes, limit)
         self._compute = self._make_compute(layout)
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> TorchEngine:
-        """The model in `folder`, checked. `progress` is told in words what is going on."""
+        """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         return cls(load_model(folder, settings, progress), settings, progress)
 
     @classmethod
     def load_shape(cls, config: dict[str, Any], settings: Settings) -> TorchEngine:
-        """A model with random weights of this transformers configuration."""
+        """A model of this transformers configuration with random weights, for `bough bench --shape`."""
         return cls(make_random_model(config, settings), settings)
 
     def describe(self) -> dict[str, str]:
         model = self._forward.model
         parameters = {id(each): each.numel() for each in model.parameters()}
         return {
-            "engine": "torch",
-            "model": type(model).__name__,
-            "device": str(self._forward.device),
-            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            **self._describe_info(),
             "attention": self._verdict.attention,
             **self._describe_verdict(),
             **({"host": self._pages.transfers.describe()} if self._pages.transfers else {}),
@@ -122,7 +121,7 @@ class TorchEngine(LaneEngine):
             torch.mps.synchronize()
 
     def close(self) -> None:
-        """Give the model's memory back; the engine cannot be used afterwards."""
+        """Release the model's memory; the engine cannot be used afterwards."""
         is_cuda = self._forward.device.type == "cuda"
         if self._pages.transfers is not None:
             self.synchronize()
@@ -132,8 +131,13 @@ class TorchEngine(LaneEngine):
             torch.cuda.empty_cache()
 
     def _make_compute(self, layout: Layout) -> Compute:
-        if self._verdict.way == "library":
+        if self._verdict.way is Way.LIBRARY:
             return LibraryCompute(self._forward)
-        if self._verdict.way == "recompute":
+        if self._verdict.way is Way.RECOMPUTE:
             return RecomputeCompute(self._forward)
-        return LaneCompute(self._forward, layout, self._pages, self._context, self._slack, self._verdict.can_batch)
+        return LaneCompute(self._forward, layout, self._pages, self._sizes, self._verdict.can_batch)
+
+
+def _info_of(forward: Forward) -> EngineInfo:
+    dtype = str(next(forward.model.parameters()).dtype).removeprefix("torch.")
+    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype)

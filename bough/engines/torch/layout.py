@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import Group
-from bough.engines.shared.shapes import PartShape, RowShape
+from bough.engines.shared.shapes import LayerKind, PartShape, RowShape
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,6 @@ class Layout:
     states: dict[Group, StateLayout]
     num_layers: int
     vocab_size: int
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[LayerKind, ...] = ()
     blank_recurrent: frozenset[int] = frozenset()
     unknown: str = ""

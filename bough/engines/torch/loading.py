@@ -7,7 +7,6 @@ weight that no file holds is an error: a model never runs with random weights. O
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
 from bough.engines.contract import Progress
+from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
+from bough.engines.torch.device import choose_device, choose_dtype
 from bough.errors import ModelError, UnsupportedModel
 
-_AUTO_MODEL: Any = AutoModelForCausalLM  # its types do not follow what it returns
-_NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
+_AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it returns
 
 
 def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> Any:
@@ -34,8 +34,9 @@ def load_model(folder: Path, settings: Settings, progress: Progress | None = Non
     dtype = choose_dtype(settings.dtype, device)
     config = _read_config(folder, settings.trust_remote_code)
     _refuse_other_engines(folder, config)
-    files = _weight_files(folder)
-    (progress or _ignore)("reading weights")
+    files = require_suffixes(folder, list_weight_files(folder), ".safetensors")
+    if progress:
+        progress("reading weights")
     model = _load_fast(files, config, device, dtype, settings.trust_remote_code)
     if model is None:
         model = _load_by_transformers(folder, device, dtype, settings.trust_remote_code)
@@ -47,49 +48,38 @@ def prepare(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" takes CUDA, then MPS, then the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ModelError(f"there is no device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
-    is_there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not is_there.get(device.type, True) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
-        raise ModelError(f"the device {name!r} is not available here")
-    return device
+def make_random_model(config: dict[str, Any], settings: Settings) -> Any:
+    """A model of this transformers configuration, built on the device; the same random weights every time.
 
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of that name; "auto" takes float32 on a CPU, where half precision is slow, and bfloat16 elsewhere."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in known:
-        raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(known)}")
-    return known[name]
+    `bough bench --shape` measures sizes with it that would take long to download.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    torch.manual_seed(0)
+    shape = AutoConfig.for_model(**config)
+    with torch.device(device):
+        return _AUTO_MODEL.from_config(shape, dtype=choose_dtype(settings.dtype, device))
 
 
 def _read_config(folder: Path, trust_remote_code: bool) -> Any:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json: it is not a model folder")
+    require_config(folder)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # unknown architectures, broken files and untrusted code all come as they like
-        hint = "" if any(folder.glob("*.py")) or not trust_remote_code else f"; {_NO_CODE}"
+    except Exception as error:  # unknown architectures, broken files and untrusted code raise errors of any type
+        hint = hint_at_code(folder, trust_remote_code)
         raise UnsupportedModel(f"transformers cannot read the configuration in {folder}: {error}{hint}") from error
 
 
 def _refuse_other_engines(folder: Path, config: Any) -> None:
-    """What MLX packed, and a GGUF file as it came, are for the other engine."""
+    """Weights that MLX packed and GGUF files that were not converted need the MLX engine."""
     packing = getattr(config, "quantization", None)
     if isinstance(packing, dict) and "group_size" in packing:
         raise UnsupportedModel(
             f"the weights in {folder} are packed for MLX, in {packing.get('bits')} bits: use the engine mlx, "
             "or the model that they were made of"
         )
-    if any(folder.glob("*.gguf")) and not _listed_files(folder):
+    if any(folder.glob("*.gguf")) and not list_weight_files(folder):
         raise UnsupportedModel(
             f"{folder} holds a GGUF file, which only the engine mlx reads as it is: "
             "`bough show --engine torch` with the file or the model's name converts it"
@@ -111,29 +101,6 @@ def _load_fast(
         return None
     weights = _read_weights(files, device)
     return _assign(model, weights, device) if weights is not None else None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model. Raises UnsupportedModel if there are none, or pickles among them."""
-    files = _listed_files(folder)
-    if not files or any(file.suffix != ".safetensors" for file in files):
-        raise UnsupportedModel(f"no safetensors weights in {folder}; pickles are never loaded")
-    return files
-
-
-def _listed_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} cannot be read: {error}") from error
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ModelError(f"{folder} lacks {len(missing)} of {len(names)} weight files, the first is {missing[0]}")
-        return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    return [single] if single.is_file() else []
 
 
 def _read_weights(files: list[Path], device: torch.device) -> dict[str, Tensor] | None:
@@ -188,7 +155,7 @@ def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype
         model, info = _AUTO_MODEL.from_pretrained(
             folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # whatever transformers and the family's code may raise
+    except Exception as error:  # transformers and the family's code may raise anything
         raise UnsupportedModel(f"transformers cannot load the model in {folder}: {error}") from error
     wrong = [*info.get("missing_keys", ()), *info.get("mismatched_keys", ())]
     if wrong:
@@ -196,7 +163,3 @@ def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype
             f"the weights in {folder} do not fill the model: {len(wrong)} are missing or misshapen, such as {wrong[0]}"
         )
     return model.to(device)
-
-
-def _ignore(text: str) -> None:
-    pass

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from bough.engines.shared.draws import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
+from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
 from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled
 
 _NUM_CANDIDATES = 1024  # top-p looks at this many of the largest first: a full sort costs ten times more
-_NOT_FINITE, _NONE_ALLOWED = -1, -2  # in the place of a token id, so that failures cost no copy of their own
+_NOT_FINITE, _NONE_ALLOWED = -1, -2  # instead of a token id, so that failures need no copy of their own
 _FAILURES = {_NOT_FINITE: NOT_FINITE, _NONE_ALLOWED: NONE_ALLOWED}
 
 
@@ -36,7 +36,7 @@ def sample(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Sampled]:
 
 
 def _group(logits: Sequence[Tensor], draws: Sequence[Draw]) -> Iterable[list[int]]:
-    """The indices of rows that fit in one tensor, apart those for which the largest logit is all it takes."""
+    """The indices of rows that fit in one tensor; rows of plain argmax have groups of their own."""
     groups = defaultdict(list)
     for index, (row, draw) in enumerate(zip(logits, draws, strict=True)):
         groups[row.device, row.dtype, row.shape, is_plain(draw)].append(index)

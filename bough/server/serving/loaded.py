@@ -349,7 +349,7 @@ def _stop_model(loaded: LoadedModel) -> None:
 
 
 def _is_on_cpu(loaded: LoadedModel) -> bool:
-    return loaded.runner.engine.describe().get("device") == "cpu"
+    return loaded.runner.engine.info.is_on_cpu
 
 
 def _fills_host_memory(loaded: LoadedModel) -> bool:
@@ -358,8 +358,8 @@ def _fills_host_memory(loaded: LoadedModel) -> bool:
 
 
 def _describe_engine(runner: Runner) -> str:
-    about = runner.engine.describe()
-    return ", ".join(about[name] for name in ("engine", "device", "dtype") if name in about)
+    info = runner.engine.info
+    return f"{info.name}, {info.device}, {info.weights}"
 
 
 def _weights_bytes(files: ModelFiles) -> int:

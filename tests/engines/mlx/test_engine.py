@@ -254,7 +254,7 @@ def test_memory_that_the_machine_does_not_have_is_an_error_and_not_the_end(
     lane = new_lane(engine, 80)
     run(engine, lane, ids, [50])
     with monkeypatch.context() as patch, pytest.raises(EngineError, match="bytes more, and the machine has 1,000 left"):
-        patch.setattr("bough.engines.mlx.memory.read_host_memory", lambda: HostMemory(1000, 1000))
+        patch.setattr("bough.engines.mlx.device.read_host_memory", lambda: HostMemory(1000, 1000))
         lane.reserve(1500)
 
     assert is_close(run(engine, lane, ids, [30]), answer(engine, ids))

@@ -39,7 +39,7 @@ def test_cached_answers_on_mlx_equal_uncached_ones_on_torch(name: str, folders: 
             check_same(ours, plain.generate(prompt, max_tokens=6, logprobs=2, ignore_eos=True))
             assert ours.usage.cached_tokens + ours.usage.computed_tokens == len(prompt)
             reused += ours.usage.cached_tokens
-        assert (cached.engine.describe()["engine"], plain.engine.describe()["engine"]) == ("mlx", "torch")
+        assert (cached.engine.info.name, plain.engine.info.name) == ("mlx", "torch")
         assert reused > 0 and cached.engine.capabilities.can_reuse
 
 
@@ -86,7 +86,7 @@ def test_a_shape_runs_with_random_weights(random_llama: Runner) -> None:
     first = random_llama.generate(list(range(3, 40)), max_tokens=4, ignore_eos=True)
     again = random_llama.generate(list(range(3, 40)), max_tokens=4, ignore_eos=True)
 
-    assert random_llama.engine.describe()["engine"] == "mlx"
+    assert random_llama.engine.info.name == "mlx"
     assert first.token_ids == again.token_ids
     assert again.usage.computed_tokens == 1
 

@@ -96,7 +96,7 @@ def test_transformers_own_loading_reads_no_pickles(tmp_path: Path, monkeypatch: 
     folder = make_folder("llama", tmp_path)
     torch.save(make_model("llama").state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    monkeypatch.setattr(loading, "_weight_files", lambda folder: [])
+    monkeypatch.setattr(loading, "require_suffixes", lambda folder, files, *suffixes: [])
     monkeypatch.setattr(loading, "_load_fast", lambda *arguments: None)
 
     with pytest.raises(UnsupportedModel, match="safetensors"):

@@ -1,1 +1,1 @@
-"""From files to an mlx-lm model: configurations, GGUF files, and classes that mlx-lm lacks."""
+"""From files to an mlx-lm model: configurations, weights and GGUF files."""

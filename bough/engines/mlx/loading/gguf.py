@@ -13,8 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from bough.engines.mlx.library import nn, rope_utils, utils
-from bough.engines.mlx.loading.families import model_classes
+from bough.engines.mlx.library import model_classes, nn, rope_utils, utils
 from bough.errors import UnsupportedModel
 from bough.models.gguf.folder import ARCHITECTURES
 
@@ -65,7 +64,7 @@ def load(file: Path, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Content:
-    """The weights of a file under its own names, and what it says they are."""
+    """The weights of a file under its own names, and its metadata."""
 
     weights: dict[str, mx.array]
     architecture: str
@@ -89,7 +88,7 @@ def _was_unpacked(name: str, weight: mx.array) -> bool:
 
 
 def _mend(file: Path, weights: dict[str, mx.array]) -> None:
-    """Put in place what MLX misreads: bfloat16, whose range float16 has not, and Q4_K, of which it gets half wrong."""
+    """Replace what MLX misreads: bfloat16, whose range float16 does not have, and Q4_K, of which it reads half wrongly."""
     import gguf
 
     for tensor in gguf.GGUFReader(file).tensors:
@@ -123,7 +122,7 @@ def unpack_q4_k(rows: Any) -> dict[str, mx.array]:
 
 
 def _name_of(name: str) -> str:
-    """mlx-lm's name of a weight; one that is not known stays, and the model will say that it has no place for it."""
+    """mlx-lm's name of a weight; an unknown name stays, and loading the model then raises an error about it."""
     block = _BLOCK.fullmatch(name)
     if block:
         return f"model.layers.{block[1]}.{_NAMES.get(block[2], block[2])}.{block[3]}"
@@ -132,7 +131,7 @@ def _name_of(name: str) -> str:
 
 
 def _quantize(model: Any, weights: dict[str, mx.array]) -> dict[str, Any]:
-    """Make room for quantized weights where the file has some. Returns what the configuration should say of them."""
+    """Make layers quantized where the file has quantized weights. Returns the entry for the configuration."""
     found: dict[str, dict[str, Any]] = {}
 
     def how(path: str, module: Any) -> dict[str, Any] | bool:

@@ -14,7 +14,7 @@ from bough.cache.tree.state import Group, Kind
 from bough.engines.mlx.forward import Forward
 from bough.engines.mlx.layout import Branch, Layout, RowLayout, StateLayout, StatePart
 from bough.engines.mlx.library import cache
-from bough.engines.shared.shapes import RowKind, aligned, group_rows
+from bough.engines.shared.shapes import LayerKind, RowKind, aligned, group_rows
 
 PROBE_TOKENS = 8
 
@@ -22,7 +22,7 @@ _ROWS = {cache.KVCache, cache.RotatingKVCache}
 
 
 class _UnknownState(Exception):
-    """A model keeps something that Bough cannot keep."""
+    """A model has state of a kind that Bough cannot keep."""
 
 
 def probe(forward: Forward) -> Layout:
@@ -34,7 +34,7 @@ def probe(forward: Forward) -> Layout:
         return _layout(caches, short, vocab_size)
     except _UnknownState as error:
         return without_groups(str(error), vocab_size)
-    except Exception as error:  # whatever a model that wants another call may raise
+    except Exception as error:  # a model that must be called differently may raise anything
         return without_groups(
             f"the model does not run with mlx-lm's own caches ({type(error).__name__}: {error})", vocab_size
         )
@@ -55,24 +55,14 @@ def _run(forward: Forward, num_tokens: int) -> tuple[list[Any], int]:
 def _layout(caches: Sequence[Any], short: Sequence[Any], vocab_size: int) -> Layout:
     leaves = list(_leaves(caches))
     _require_all_held(leaves)
-    groups: list[Group] = []
-    rows: dict[Group, RowLayout] = {}
-    for kind, indices in group_rows(map(_row_kind, leaves)).items():
-        shape = RowLayout(indices, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.size, kind.dtype)
-        group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
-        groups.append(group)
-        rows[group] = shape
-    states: dict[Group, StateLayout] = {}
+    rows = group_rows(map(_row_kind, leaves), _row_layout)
     state = _state_layout(leaves, list(_leaves(short)))
-    if state.parts:
-        group = Group(len(groups), Kind.RECURRENT, state_bytes=state.nbytes)
-        groups.append(group)
-        states[group] = state
-    if not groups:
+    states = {Group(len(rows), Kind.RECURRENT, state_bytes=state.nbytes): state} if state.parts else {}
+    if not rows and not states:
         raise _UnknownState("the model keeps no state in mlx-lm's caches")
     num_slots = {index: len(leaf.cache) for index, leaf in enumerate(leaves) if type(leaf) is cache.ArraysCache}
-    tree, kinds = _tree(caches, iter(range(len(leaves)))), tuple(map(_describe, leaves))
-    return Layout(tuple(groups), rows, states, tree, num_slots, vocab_size, kinds)
+    tree, kinds = _tree(caches, iter(range(len(leaves)))), tuple(map(_layer_kind, leaves))
+    return Layout((*rows, *states), rows, states, tree, num_slots, vocab_size, kinds)
 
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
@@ -111,6 +101,10 @@ def _row_kind(leaf: Any) -> RowKind | None:
     return RowKind(kind, window, keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
 
 
+def _row_layout(kind: RowKind, layers: tuple[int, ...]) -> RowLayout:
+    return RowLayout(layers, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.size, kind.dtype)
+
+
 def _state_layout(leaves: Sequence[Any], short: Sequence[Any]) -> StateLayout:
     parts: list[StatePart] = []
     nbytes = 0
@@ -137,9 +131,8 @@ def _shape(array: mx.array | None) -> tuple[int, ...] | None:
     return None if array is None else tuple(array.shape)
 
 
-def _describe(leaf: Any) -> str:
-    """The kind of a cache, to choose layers of each kind by: two of one kind have the same text."""
+def _layer_kind(leaf: Any) -> LayerKind:
     rows = _row_kind(leaf)
     if rows is None:
-        return f"states {[slot for slot, array in enumerate(leaf.cache) if array is not None]}"
-    return f"{rows.kind.value} {rows.window}"
+        return LayerKind(None, states=tuple(slot for slot, array in enumerate(leaf.cache) if array is not None))
+    return LayerKind(rows.kind, rows.window)

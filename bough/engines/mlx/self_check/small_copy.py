@@ -10,21 +10,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
-from bough.engines.mlx.failures import is_out_of_memory
+from bough.engines.mlx.device import is_out_of_memory
 from bough.engines.mlx.forward import Forward
 from bough.engines.mlx.layout import Layout
-from bough.engines.mlx.loading.families import model_classes
-from bough.engines.mlx.loading.loading import LoadedModel, weights_of
+from bough.engines.mlx.library import model_classes
+from bough.engines.mlx.loading.model import LoadedModel, weights_of
 from bough.engines.mlx.self_check.probe import probe
+from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
+from bough.engines.shared.shapes import LayerKind
 
-WINDOW = 24
-_SEED = 5
-_GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
 _SLOWER = 3.0  # less in the logarithm of a decay: as models are first made, most states forget within a token
 _MOST_BYTES = 2_500_000_000  # or a tenth of the model's own; gemma3 of 27 billion weights takes 1.7
 _DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -75,7 +75,7 @@ def _build(config: dict[str, Any]) -> Any:
     """The model before any of it is computed."""
     model = _model_of(config)
     weights = weights_of(model)
-    keys = mx.random.split(mx.random.key(_SEED), len(weights))
+    keys = mx.random.split(mx.random.key(COPY_SEED), len(weights))
     drawn = [(name, _draw(name, array, key)) for (name, array), key in zip(weights.items(), keys, strict=True)]
     return model.update(tree_unflatten(drawn))
 
@@ -98,11 +98,11 @@ def _is_faithful(small: Forward, layout: Layout) -> bool:
     """Whether the copy has every kind of layer that the model has, and small windows."""
     found = probe(small)
     has_kinds = set(map(_without_size, found.kinds)) == set(map(_without_size, layout.kinds))
-    return has_kinds and all(group.window in (0, WINDOW) for group in found.groups)
+    return has_kinds and all(group.window in (0, COPY_WINDOW) for group in found.groups)
 
 
-def _without_size(kind: str) -> str:
-    return kind.split()[0] if kind.startswith("window") else kind
+def _without_size(kind: LayerKind) -> LayerKind:
+    return replace(kind, window=0)
 
 
 def _draw(name: str, array: mx.array, key: mx.array) -> mx.array:
@@ -113,11 +113,11 @@ def _draw(name: str, array: mx.array, key: mx.array) -> mx.array:
     if array.ndim < 2:  # norms and biases stay near what their modules start with
         return array.astype(mx.float32) + 0.1 * noise
     num_inputs = math.prod(array.shape[1:]) if "conv" in name else array.shape[-1]
-    return _GAIN / math.sqrt(num_inputs) * noise
+    return COPY_GAIN / math.sqrt(num_inputs) * noise
 
 
 def _small_configs(config: dict[str, Any], layout: Layout) -> Iterator[dict[str, Any]]:
-    """Ever deeper cuts of a configuration, from two layers with a state of their own on."""
+    """Small configurations, from two layers with their own state to ever more."""
     config = {name: value for name, value in config.items() if name not in _QUANTIZATION}
     text = _text_of(_with_defaults(config))
     name = next((name for name in _DEPTH_NAMES if isinstance(text.get(name), int)), None)
@@ -132,7 +132,7 @@ def _small_configs(config: dict[str, Any], layout: Layout) -> Iterator[dict[str,
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with what the library takes where it says nothing, as far as that is made smaller here."""
+    """The configuration with the library's defaults for the keys that are made smaller here."""
     taken = vars(_args_of(config))
     names = (*_DEPTH_NAMES, *_WINDOW_NAMES, *_SMALLER, "num_kv_shared_layers")
     return {name: taken[name] for name in names if isinstance(taken.get(name), int)} | config
@@ -152,14 +152,14 @@ def _shrink(config: dict[str, Any], layout: Layout) -> None:
     for each in (config, text):
         for name in _WINDOW_NAMES:
             if each.get(name) in windows:
-                each[name] = WINDOW
+                each[name] = COPY_WINDOW
         for name, most in _SMALLER.items():
             if isinstance(each.get(name), int):
                 each[name] = min(each[name], most)
 
 
 def _cut_layers(text: dict[str, Any], name: str, num_own: int, num_shared: int) -> None:
-    """The first layers only: lists, and words of one letter a layer, are cut."""
+    """Keep the first layers: cut lists, and strings with one letter for each layer."""
     num_before, num_after = text[name], num_own + num_shared
     for key, value in list(text.items()):
         if isinstance(value, list | str) and len(value) == num_before and key != "model_type":

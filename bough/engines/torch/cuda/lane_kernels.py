@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from bough.cache.tree.state import Group
-from bough.engines.torch.buffers import RowBuffer
-from bough.engines.torch.lane import TorchLane
+from bough.engines.torch.lanes.buffers import RowBuffer
+from bough.engines.torch.lanes.lane import TorchLane
 from bough.engines.torch.layout import Layout, RowLayout
 
 PART_ROWS = 512
 _BLOCK_ROWS = 64
-_FEWEST_QUERIES = 16  # of which a matrix product can be made
+_FEWEST_QUERIES = 16  # the smallest matrix product of the device
 _COLUMNS = 5  # of the table: address of the keys, of the values, bytes to the next layer, elements to the next head, rows
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _DIMS = (32, 64, 128, 256)
@@ -36,14 +36,14 @@ class LaneTable:
         self._element = _TYPES[buffers[0].layout.dtype]
         self._dim = buffers[0].layout.key_dim
 
-    def write(self, place: int, keys: Tensor, values: Tensor) -> None:
-        """Put the new row [lanes, heads, 1, dim] of each lane where it belongs, for the layer at `place` of the group."""
+    def write(self, layer_in_group: int, keys: Tensor, values: Tensor) -> None:
+        """Put the new row [lanes, heads, 1, dim] of each lane where it belongs, for this layer of the group."""
         keys, values = _rows_last(keys), _rows_last(values)
         _write[keys.shape[:2]](
             self._table,
             keys,
             values,
-            place,
+            layer_in_group,
             *keys.stride()[:2],
             *values.stride()[:2],
             COLUMNS=_COLUMNS,
@@ -52,7 +52,7 @@ class LaneTable:
             num_warps=1,
         )
 
-    def attend(self, place: int, query: Tensor, heads: int, scaling: float | None) -> Tensor:
+    def attend(self, layer_in_group: int, query: Tensor, heads: int, scaling: float | None) -> Tensor:
         """Each query [lanes, query heads, 1, dim] over all rows of its own lane."""
         query = _rows_last(query)
         lanes, num_queries, _, dim = query.shape
@@ -66,8 +66,8 @@ class LaneTable:
             query,
             sums,
             scores,
-            place,
-            (scaling or dim**-0.5) * 1.4426950408889634,  # powers of two are what the device is quick at
+            layer_in_group,
+            (scaling or dim**-0.5) * 1.4426950408889634,  # log2(e): the device computes powers of two fastest
             *query.stride()[:2],
             COLUMNS=_COLUMNS,
             DIM=dim,
@@ -109,7 +109,7 @@ def _write(
     table,
     keys,
     values,
-    place,
+    layer_in_group,
     key_lane,
     key_head,
     value_lane,
@@ -120,7 +120,7 @@ def _write(
 ):
     lane, head = tl.program_id(0), tl.program_id(1)
     entry = table + lane * COLUMNS
-    layer = place * tl.load(entry + 2)
+    layer = layer_in_group * tl.load(entry + 2)
     own_keys = (tl.load(entry) + layer).to(tl.pointer_type(ELEMENT))
     own_values = (tl.load(entry + 1) + layer).to(tl.pointer_type(ELEMENT))
     dims = tl.arange(0, DIM)
@@ -135,7 +135,7 @@ def _attend_part(
     query,
     sums,
     scores,
-    place,
+    layer_in_group,
     scale,
     query_lane,
     query_head,
@@ -153,7 +153,7 @@ def _attend_part(
     num_rows = tl.load(entry + 4)
     start = part * PART
     if start < num_rows:
-        layer = place * tl.load(entry + 2)
+        layer = layer_in_group * tl.load(entry + 2)
         from_head = head * tl.load(entry + 3)
         keys = (tl.load(entry) + layer).to(tl.pointer_type(ELEMENT)) + from_head
         values = (tl.load(entry + 1) + layer).to(tl.pointer_type(ELEMENT)) + from_head

@@ -1,9 +1,9 @@
 """Copies between device and host memory beside the computation.
 
 The computation runs on the device's default stream. Copies to the host and copies to the device have a stream each, so
-that neither waits for the other: a bus carries both at once. Whoever copies from or to host memory says after which
-moments it is free; the processor waits for a copy's moment. Reading content out for the disk has a stream that yields to
-all others.
+that neither waits for the other: a bus carries both at once. A copy from or to host memory is given the events after which
+that memory is free, and returns the event of its own end. Reading content for the disk has a stream of lower
+priority than the other copies.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bough.engines.torch.host.host_pool import Moment
+from bough.engines.torch.host.pool import DeviceEvent
 
-_cuda: Any = torch.cuda  # which is not typed throughout
+_cuda: Any = torch.cuda  # which is not fully typed
 
 
-class Arrival(Moment, Protocol):
-    """The moment when a copy has come to its end."""
+class TimedEvent(DeviceEvent, Protocol):
+    """The event that ends a copy."""
 
     def seconds(self) -> float | None:
         """How long the copy itself took; None as long as it is not done."""
@@ -30,22 +30,24 @@ class Arrival(Moment, Protocol):
 
 
 class Streams(Protocol):
-    """The two lines of work of a device, as moves between its memory and the host's see them. Memory is given as bytes."""
+    """The streams of a device: copies from and to the host beside the computation. Memory is given as bytes."""
 
-    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[Moment]) -> Moment:
-        """Copy to the host, once all that was computed so far is done, and the target is free. The source may be let go."""
+    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[DeviceEvent]) -> DeviceEvent:
+        """Copy to the host, once all that was computed so far is done and the target is free. The source may be dropped."""
         ...
 
-    def copy_in(self, target: Tensor, source: Tensor, ready: Sequence[Moment], after: Moment | None) -> Arrival:
+    def copy_in(
+        self, target: Tensor, source: Tensor, ready: Sequence[DeviceEvent], after: DeviceEvent | None
+    ) -> TimedEvent:
         """Copy to the device, once the source is ready and the computation has passed `after`, or all that it was told so
         far.
 
-        What is computed from now on waits for it. The source may be let go and reused by copies, not by the processor.
+        What is computed from now on waits for it. The source may be released and reused by copies, not by the CPU.
         """
         ...
 
-    def computed(self) -> Moment:
-        """The moment when all that was computed so far is done."""
+    def record_compute(self) -> DeviceEvent:
+        """An event after all that was computed so far."""
         ...
 
     def read(self, source: Tensor) -> Tensor:
@@ -54,23 +56,23 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True)
-class CudaMoment:
-    """A recorded event."""
+class CudaEvent:
+    """A CUDA event that was recorded on a stream."""
 
-    event: Any
+    recorded: Any
 
     def wait(self) -> None:
-        self.event.synchronize()
+        self.recorded.synchronize()
 
 
 @dataclass(frozen=True)
-class CudaArrival(CudaMoment):
+class TimedCudaEvent(CudaEvent):
     """The events around a copy; the first was recorded when the copy could begin."""
 
     began: Any
 
     def seconds(self) -> float | None:
-        return float(self.began.elapsed_time(self.event)) / 1000 if self.event.query() else None
+        return float(self.began.elapsed_time(self.recorded)) / 1000 if self.recorded.query() else None
 
 
 class CudaStreams:
@@ -84,14 +86,16 @@ class CudaStreams:
         self._staging: Tensor | None = None
         self._staging_lock = threading.Lock()
 
-    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[Moment]) -> Moment:
+    def copy_out(self, target: Tensor, source: Tensor, free: Sequence[DeviceEvent]) -> DeviceEvent:
         self._out.wait_stream(self._compute)
         _wait(self._out, free)
         _move(self._out, target, source)
         source.record_stream(self._out)  # its memory is not given to others before this copy is done
         return self._record(self._out)
 
-    def copy_in(self, target: Tensor, source: Tensor, ready: Sequence[Moment], after: Moment | None) -> Arrival:
+    def copy_in(
+        self, target: Tensor, source: Tensor, ready: Sequence[DeviceEvent], after: DeviceEvent | None
+    ) -> TimedEvent:
         if after is None:
             self._in.wait_stream(self._compute)
         _wait(self._in, [*ready, *([after] if after else [])])
@@ -99,9 +103,9 @@ class CudaStreams:
         _move(self._in, target, source)
         ended = self._in.record_event(_cuda.Event(enable_timing=True, blocking=True))
         self._compute.wait_event(ended)
-        return CudaArrival(ended, began)
+        return TimedCudaEvent(ended, began)
 
-    def computed(self) -> Moment:
+    def record_compute(self) -> DeviceEvent:
         return self._record(self._compute)
 
     def read(self, source: Tensor) -> Tensor:
@@ -113,10 +117,10 @@ class CudaStreams:
             self._reads.record_event(_cuda.Event(blocking=True)).synchronize()
             return torch.empty(source.nbytes, dtype=torch.uint8).copy_(staging)
 
-    def _record(self, stream: Any) -> CudaMoment:
-        event = _cuda.Event(blocking=True)  # who waits for it sleeps
+    def _record(self, stream: Any) -> CudaEvent:
+        event = _cuda.Event(blocking=True)  # a thread that waits for it sleeps
         stream.record_event(event)
-        return CudaMoment(event)
+        return CudaEvent(event)
 
     def _staging_for(self, nbytes: int) -> Tensor:
         if self._staging is None or self._staging.nbytes < nbytes:
@@ -130,8 +134,8 @@ def _move(stream: Any, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
 
-def _wait(stream: Any, moments: Sequence[Moment]) -> None:
-    """Let a stream go on only after these moments."""
-    for moment in moments:
-        assert isinstance(moment, CudaMoment)
-        stream.wait_event(moment.event)
+def _wait(stream: Any, events: Sequence[DeviceEvent]) -> None:
+    """Let a stream go on only after these events."""
+    for event in events:
+        assert isinstance(event, CudaEvent)
+        stream.wait_event(event.recorded)

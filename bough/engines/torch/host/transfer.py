@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import PAGE_TOKENS
-from bough.engines.torch.host.host_pool import HostPool, Moment, Piece
-from bough.engines.torch.host.streams import Arrival, CudaStreams, Streams
+from bough.engines.torch.host.pool import DeviceEvent, HostPool, Piece
+from bough.engines.torch.host.streams import CudaStreams, Streams, TimedEvent
 from bough.engines.torch.layout import Layout
 
 _RING = 3
@@ -28,20 +28,20 @@ class _Stage:
     """A buffer of the ring. After `free` the lane has taken out what was in it; None if nothing ever was."""
 
     memory: Tensor
-    free: Moment | None = None
+    free: DeviceEvent | None = None
 
 
-class Speed:
-    """What bringing a byte in took lately: a mean by bytes that fades, over the copies that have come to their end."""
+class CopySpeed:
+    """How long a byte took to reach the device lately: a fading mean over the copies that have ended."""
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[Arrival, int]] = deque()
+        self._pending: deque[tuple[TimedEvent, int]] = deque()
         self._seconds = 0.0
         self._bytes = 0.0
 
-    def add(self, arrival: Arrival, nbytes: int) -> None:
+    def add(self, event: TimedEvent, nbytes: int) -> None:
         """Count a copy that is under way."""
-        self._pending.append((arrival, nbytes))
+        self._pending.append((event, nbytes))
         self._poll()
 
     def seconds_per_byte(self) -> float | None:
@@ -60,25 +60,25 @@ class Transfers:
 
     def __init__(self, pool: HostPool, streams: Streams, device: torch.device) -> None:
         self.pool = pool
-        self.speed = Speed()
+        self.speed = CopySpeed()
         self._streams = streams
         self._device = device
         self._ring: deque[_Stage] = deque()
 
     def to_host(self, content: Tensor) -> Piece:
-        """The content in a piece of host memory, sooner or later. The tensor may be let go at once."""
+        """Start a copy to a piece of host memory. The tensor may be released at once."""
         piece = self.pool.take(content.nbytes)
         piece.copied(self._streams.copy_out(piece.memory, content.view(torch.uint8), piece.last_copies))
         return piece
 
     def to_device(self, piece: Piece, dtype: torch.dtype) -> Tensor:
-        """The content in memory of its own on the device, for all that is computed from now on."""
+        """The content in new memory on the device, before all that is computed from now on."""
         content = torch.empty(piece.memory.nbytes, dtype=torch.uint8, device=self._device)
         piece.copied(self._streams.copy_in(content, piece.memory, piece.last_copies, None))
         return content.view(dtype)
 
-    def take_in(self, data: Tensor) -> Piece:
-        """Bytes of the processor in a piece of host memory, at once."""
+    def copy_from_cpu(self, data: Tensor) -> Piece:
+        """Bytes of plain host memory in a piece of the pool, at once."""
         piece = self.pool.take(data.nbytes)
         piece.wait()
         piece.memory.copy_(data)
@@ -88,34 +88,34 @@ class Transfers:
         """Bytes of the device in plain host memory, at once. Any thread may call this."""
         return self._streams.read(content.view(torch.uint8))
 
-    def bring(self, piece: Piece, target: Tensor) -> None:
-        """Fill memory of the device, for all that is computed from now on."""
-        self._bring(piece, target, None)
+    def copy_to(self, piece: Piece, target: Tensor) -> None:
+        """Copy a piece to memory of the device, before all that is computed from now on."""
+        self._copy_to(piece, target, None)
 
     @contextmanager
     def staged(self, piece: Piece) -> Iterator[Tensor]:
         """The bytes of a page on the device, as long as the context lasts."""
         stage = self._next_stage()
         memory = stage.memory[: piece.memory.nbytes]
-        self._bring(piece, memory, stage.free)
+        self._copy_to(piece, memory, stage.free)
         try:
             yield memory
         finally:
-            stage.free = self._streams.computed()
+            stage.free = self._streams.record_compute()
 
     def describe(self) -> str:
-        """What host memory it is, for people."""
+        """The kind of host memory, for people."""
         return f"pinned by PyTorch, in powers of two: {self.pool.problem}" if self.pool.problem else "pinned"
 
     def close(self) -> None:
-        """Let go of all memory. The device has done all copies."""
+        """Release all memory. The device must have done all copies."""
         self._ring.clear()
         self.pool.close()
 
-    def _bring(self, piece: Piece, target: Tensor, after: Moment | None) -> None:
-        arrival = self._streams.copy_in(target, piece.memory, piece.last_copies, after)
-        piece.copied(arrival)
-        self.speed.add(arrival, piece.memory.nbytes)
+    def _copy_to(self, piece: Piece, target: Tensor, after: DeviceEvent | None) -> None:
+        event = self._streams.copy_in(target, piece.memory, piece.last_copies, after)
+        piece.copied(event)
+        self.speed.add(event, piece.memory.nbytes)
 
     def _next_stage(self) -> _Stage:
         if not self._ring:
@@ -127,7 +127,7 @@ class Transfers:
 
 
 def make_transfers(layout: Layout, device: torch.device) -> Transfers | None:
-    """What moves the pages and states of a model, if its device has memory apart from the host's."""
+    """The transfers of a model; None if its device has no memory apart from the host's."""
     if device.type != "cuda":
         return None
     return Transfers(HostPool(largest_page_bytes(layout), device), CudaStreams(device), device)

@@ -18,7 +18,7 @@ from transformers.cache_utils import (
 )
 
 from bough.cache.tree.state import Group, Kind
-from bough.engines.shared.shapes import RowKind, aligned, group_rows
+from bough.engines.shared.shapes import LayerKind, RowKind, aligned, group_rows
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.layout import Layout, RowLayout, StateLayout, StatePart
 
@@ -34,7 +34,7 @@ def probe(forward: Forward) -> Layout:
     """The groups of this model and the shapes of their state."""
     try:
         layers, vocab_size = _run(forward)
-    except Exception as error:  # whatever a model that wants another cache may raise
+    except Exception as error:  # a model that needs another cache may raise anything
         return without_groups(f"the model does not run with transformers' DynamicCache ({type(error).__name__}: {error})")
     strange = sorted({type(layer).__name__ for layer in layers if type(layer) not in _KNOWN})
     if strange:
@@ -56,24 +56,14 @@ def without_groups(reason: str, vocab_size: int = 0) -> Layout:
 
 
 def _layout(layers: list[Any], vocab_size: int) -> Layout:
-    groups: list[Group] = []
-    rows: dict[Group, RowLayout] = {}
-    states: dict[Group, StateLayout] = {}
-    for kind, indices in group_rows(map(_row_kind, layers)).items():
-        shape = RowLayout(indices, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
-        group = Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)
-        groups.append(group)
-        rows[group] = shape
+    rows = group_rows(map(_row_kind, layers), _row_layout)
     state = _state_layout(layers)
-    if state.parts:
-        group = Group(len(groups), Kind.RECURRENT, state_bytes=state.nbytes)
-        groups.append(group)
-        states[group] = state
-    if not groups:
+    states = {Group(len(rows), Kind.RECURRENT, state_bytes=state.nbytes): state} if state.parts else {}
+    if not rows and not states:
         return without_groups("the model keeps no state in transformers' cache", vocab_size)
-    kinds = tuple(map(_describe, layers))
+    kinds = tuple(map(_layer_kind, layers))
     blank = frozenset(i for i, layer in enumerate(layers) if type(layer) is LinearAttentionLayer and not _tensors_of(layer))
-    return Layout(tuple(groups), rows, states, len(layers), vocab_size, kinds, blank)
+    return Layout((*rows, *states), rows, states, len(layers), vocab_size, kinds, blank)
 
 
 def _row_kind(layer: Any) -> RowKind | None:
@@ -82,6 +72,10 @@ def _row_kind(layer: Any) -> RowKind | None:
         return None
     kind, window = (Kind.WINDOW, layer.sliding_window) if type(layer) in _WINDOW else (Kind.FULL, 0)
     return RowKind(kind, window, keys.shape[1], keys.shape[3], layer.values.shape[3], keys.dtype)
+
+
+def _row_layout(kind: RowKind, layers: tuple[int, ...]) -> RowLayout:
+    return RowLayout(layers, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
 
 
 def _state_layout(layers: list[Any]) -> StateLayout:
@@ -112,8 +106,7 @@ def _tensors_of(layer: Any) -> list[tuple[str, int, torch.Tensor]]:
     return [each for each in found if each[2] is not None]
 
 
-def _describe(layer: Any) -> str:
-    """The kind of a layer, to choose layers of each kind by: two layers of one kind have the same text."""
+def _layer_kind(layer: Any) -> LayerKind:
     rows = _row_kind(layer)
-    states = [(name, index) for name, index, _ in _tensors_of(layer)] if type(layer) in _RECURRENT else []
-    return f"{rows.kind.value if rows else ''} {rows.window if rows else ''} {states}"
+    states = tuple((name, index) for name, index, _ in _tensors_of(layer)) if type(layer) in _RECURRENT else ()
+    return LayerKind(rows.kind if rows else None, rows.window if rows else 0, states)

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from bough.engines.torch.failures import is_out_of_memory
+from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
+from bough.engines.shared.shapes import LayerKind
+from bough.engines.torch.device import is_out_of_memory
 
-WINDOW = 24
-_SEED = 5
-_GAIN = 1.6  # at the usual size of random weights, attention and states hardly reach the logits
 _MOST_PARAMETERS = 300_000_000  # or a tenth of the model's own
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "attention_window_size")
 _SMALLER = {
@@ -29,7 +28,7 @@ _SMALLER = {
 }
 
 
-def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
+def make_small_copy(model: Any, kinds: Sequence[LayerKind]) -> Any | None:
     """The copy on the model's device, or None where it cannot be built. `kinds` are those of the model's cache layers."""
     try:
         config = _small_config(model.config, kinds)
@@ -38,7 +37,7 @@ def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
         if num_parameters > max(_MOST_PARAMETERS, sum(each.numel() for each in model.parameters()) // 10):
             return None
         with torch.random.fork_rng(), torch.device("cpu"):
-            torch.manual_seed(_SEED)
+            torch.manual_seed(COPY_SEED)
             small = type(model)(config)
         device = next(model.parameters()).device
         return small.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
@@ -48,7 +47,7 @@ def make_small_copy(model: Any, kinds: Sequence[str]) -> Any | None:
         return None
 
 
-def _small_config(config: Any, kinds: Sequence[str]) -> Any:
+def _small_config(config: Any, kinds: Sequence[LayerKind]) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     num_before, shared = text.num_hidden_layers, getattr(text, "num_kv_shared_layers", 0) or 0
@@ -60,18 +59,18 @@ def _small_config(config: Any, kinds: Sequence[str]) -> Any:
         text.num_kv_shared_layers = num_shared
     for name in _WINDOW_NAMES:
         if getattr(text, name, None):
-            setattr(text, name, WINDOW)
+            setattr(text, name, COPY_WINDOW)
     for name, most in _SMALLER.items():
         if isinstance(getattr(text, name, None), int):
             setattr(text, name, min(getattr(text, name), most))
     text.pad_token_id = None
     if hasattr(text, "initializer_range"):
-        text.initializer_range = _GAIN * text.hidden_size**-0.5
+        text.initializer_range = COPY_GAIN * text.hidden_size**-0.5
     return config
 
 
 def _cut_layers(text: Any, num_before: int, num_after: int) -> None:
-    """The first layers only: lists with an entry a layer are cut, lists of layer numbers keep those that are left."""
+    """Keep the first layers: cut lists with one entry for each layer, and filter lists of layer numbers."""
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == num_before:
             setattr(text, name, value[:num_after])

@@ -178,14 +178,13 @@ def _write_details(facts: Facts) -> dict[str, Any]:
 
 def _write_loaded(loaded: LoadedModel, expires_at: datetime | None) -> dict[str, Any]:
     engine = loaded.runner.engine
-    about = engine.describe()
     return {
         **_write(loaded.info),
         "size": loaded.num_bytes,
-        "size_vram": 0 if about["device"] == "cpu" else loaded.num_bytes,
+        "size_vram": 0 if engine.info.is_on_cpu else loaded.num_bytes,
         "expires_at": write_time(expires_at or FOR_EVER),
         "context_length": engine.context_tokens,
-        "engine": about["engine"],
+        "engine": engine.info.name,
     }
 
 

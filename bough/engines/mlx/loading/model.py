@@ -1,0 +1,174 @@
+"""From a folder to a model that is ready to run, by mlx-lm's own loading.
+
+A weight that no file holds, or that the model has no place for, is an error: a model never runs with random weights. Only
+safetensors and GGUF files are read, never a pickle. Everything that leaves this module is evaluated: an array that is not
+can be used in no other thread than the one that made it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map_with_path
+from transformers import AutoConfig
+
+from bough.config import Settings
+from bough.engines.contract import Progress
+from bough.engines.mlx.device import choose_dtype, use_device
+from bough.engines.mlx.library import VERSION, model_classes, utils
+from bough.engines.mlx.loading import gguf
+from bough.engines.mlx.loading.config import Translated, translate
+from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
+from bough.errors import ModelError, UnsupportedModel
+
+_ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how the messages of mlx about weights begin
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model for inference, its configuration as mlx-lm reads it, and warnings about how the model differs from it."""
+
+    model: Any
+    config: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """The configuration of the language model, where the model has other parts too."""
+        text: dict[str, Any] = self.config.get("text_config") or {}
+        return self.config | text
+
+
+def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> LoadedModel:
+    """The causal language model in `folder`, on the device and in the type that the settings ask for.
+
+    The device becomes MLX's default one, for the whole process. MLX has no setting for threads: `settings.threads` does
+    nothing here.
+    """
+    use_device(settings.device)
+    translated = _read_config(folder)
+    _require_architecture(translated.config)
+    files = _weight_files(folder)
+    if progress:
+        progress("reading weights")
+    with _as_model_errors(folder, settings.trust_remote_code):
+        if files[0].suffix == ".gguf":
+            model, config = gguf.load(files[0], translated.config)
+        else:
+            model, config = _load_safetensors(folder, translated.config, settings.trust_remote_code)
+        prepare(model, settings)
+    return LoadedModel(model, config, translated.warnings)
+
+
+def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel:
+    """A model of this transformers configuration; the same random weights every time.
+
+    `bough bench --shape` measures sizes with it that would take long to download.
+    """
+    use_device(settings.device)
+    shape = json.loads(AutoConfig.for_model(**config).to_json_string(use_diff=False))
+    translated = translate(shape)
+    model_class, arguments = model_classes(translated.config)
+    mx.random.seed(0)
+    model = model_class(arguments.from_dict(translated.config))
+    prepare(model, settings)
+    return LoadedModel(model, translated.config, translated.warnings)
+
+
+def prepare(model: Any, settings: Settings) -> None:
+    """Put the model into the type that the settings ask for, for inference only, and evaluate it."""
+    dtype = choose_dtype(settings.dtype, main_type(model), mx.default_device() == mx.gpu)
+    may_cast = getattr(model, "cast_predicate", lambda path: True)  # some weights keep their type in every model
+
+    def cast(path: str, weight: mx.array) -> mx.array:
+        is_meant = mx.issubdtype(weight.dtype, mx.floating) and may_cast(path)
+        return weight.astype(dtype) if is_meant else weight
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+    model.eval()
+    mx.eval(model.state)
+
+
+def main_type(model: Any) -> mx.Dtype:
+    """The floating type that most of the weights have; of quantized ones, their scales."""
+    sizes: dict[mx.Dtype, int] = {}
+    for weight in weights_of(model).values():
+        if mx.issubdtype(weight.dtype, mx.floating):
+            sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default=mx.float32)
+
+
+def weights_of(model: Any) -> dict[str, mx.array]:
+    """All weights by name."""
+    found: Any = tree_flatten(model.parameters())
+    return dict(found)
+
+
+def _read_config(folder: Path) -> Translated:
+    require_config(folder)
+    try:
+        return translate(utils.load_config(folder))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise UnsupportedModel(f"cannot read the configuration in {folder}: {type(error).__name__}: {error}") from error
+
+
+def _require_architecture(config: dict[str, Any]) -> None:
+    if config.get("model_file"):
+        return  # the model has its own code
+    try:
+        model_classes(config)
+    except (LookupError, ValueError, SystemExit) as error:  # one family of mlx-lm exits if a package is missing
+        raise UnsupportedModel(f"mlx-lm {VERSION} has no model of type {config.get('model_type')!r}") from error
+
+
+def _load_safetensors(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+    model, config = utils.load_model(
+        folder,
+        lazy=True,
+        strict=True,
+        model_config=config,
+        get_model_classes=model_classes,
+        trust_remote_code=trust_remote_code,
+    )
+    return model, config
+
+
+@contextmanager
+def _as_model_errors(folder: Path, trust_remote_code: bool) -> Iterator[None]:
+    """Turn everything that mlx-lm, MLX and a family's code raise into our own errors."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if text.startswith(_ABOUT_WEIGHTS):
+            raise ModelError(f"the weights in {folder} do not fill the model: {text}") from error
+        hint = hint_at_code(folder, trust_remote_code)
+        raise UnsupportedModel(f"mlx-lm {VERSION} cannot load the model in {folder}: {text}{hint}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that hold the model, each with a header that can be read; else a GGUF file. Raises ModelError."""
+    found = list_weight_files(folder) or sorted(folder.glob("*.gguf"))
+    files = require_suffixes(folder, found, ".safetensors", ".gguf")
+    if files[0].suffix == ".gguf" and len(files) > 1:
+        raise UnsupportedModel(f"{folder} holds {len(files)} GGUF files, and must hold one model")
+    for file in files:
+        if file.suffix == ".safetensors":
+            _require_header(file)
+    return files
+
+
+def _require_header(file: Path) -> None:
+    """MLX reads the header alone until a weight is used, and compares it with the size of the file."""
+    try:
+        mx.load(str(file), format="safetensors")
+    except Exception as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error

@@ -1,0 +1,105 @@
+"""The memory for the rows of a group on one lane: how large a contiguous buffer is and when it grows, without any tensor.
+
+Rows [base, base + capacity) fit; the lane knows which of them are filled. A buffer that was never reserved, or was freed,
+occupies nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
+
+
+@dataclass(frozen=True)
+class LaneSizes:
+    """How large a lane may grow. `context` is the most tokens of a sequence.
+
+    `slack` is the number of rows that a window buffer has beyond its window: the longest run of a chunked prompt.
+    """
+
+    context: int
+    slack: int
+
+
+class RowMemory(ABC):
+    """The memory for the rows of one group on one lane. An engine adds the tensors.
+
+    A full buffer starts at row 0 and grows with the sequence. A window buffer has room for the window and `slack` rows
+    more; when it is full, what is still needed is shifted down to its start. Only a single run of more than `slack` tokens
+    makes it grow beyond that.
+    """
+
+    def __init__(self, group: Group, sizes: LaneSizes) -> None:
+        self.group = group
+        self.base = 0
+        self.capacity = 0
+        self._sizes = sizes
+
+    @property
+    def nbytes(self) -> int:
+        return self.capacity * self.group.bytes_per_token
+
+    def bytes_for(self, num_tokens: int, offset: int) -> int:
+        """What `nbytes` will be after room for rows [0, num_tokens) was made while [0, offset) are live."""
+        return self._capacity_for(num_tokens, offset) * self.group.bytes_per_token
+
+    def moved_bytes(self, num_tokens: int, offset: int) -> int:
+        """Bytes of the old buffer that live beside the new one while room for rows [0, num_tokens) is made."""
+        return self.nbytes if offset and self._capacity_for(num_tokens, offset) != self.capacity else 0
+
+    def reserve(self, num_tokens: int, offset: int) -> None:
+        """Make room for rows [0, num_tokens), keeping the live ones up to `offset`."""
+        capacity = self._capacity_for(num_tokens, offset)
+        if capacity != self.capacity:
+            self._resize(capacity, self.base, offset)
+
+    def has_room_for(self, offset: int, num_tokens: int) -> bool:
+        """Whether a run of so many tokens fits without anything being moved."""
+        return offset - self.base + num_tokens <= self.capacity
+
+    def make_room(self, offset: int, num_tokens: int) -> None:
+        """Make room for the rows of a run; a window drops the rows that a lane at `offset` no longer needs."""
+        if self.has_room_for(offset, num_tokens):
+            return
+        assert self.group.kind is Kind.WINDOW, (
+            f"no room for {num_tokens} rows at {offset}: reserve {self.capacity} was too little"
+        )
+        first = self.group.first_needed(offset)
+        if offset - first + num_tokens > self.capacity:
+            self._resize(whole_pages(offset - first + num_tokens), first, offset)
+        else:
+            self._shift(first, offset)
+            self.base = first
+
+    def free(self) -> None:
+        """Release all memory."""
+        self.base = self.capacity = 0
+        self._drop()
+
+    def _capacity_for(self, num_tokens: int, offset: int) -> int:
+        if self.group.kind is Kind.WINDOW:
+            return max(self.capacity, whole_pages(min(num_tokens, self.group.window - 1 + self._sizes.slack)))
+        if num_tokens <= self.capacity:
+            return self.capacity
+        wanted = whole_pages(num_tokens)
+        if offset:  # the live rows must be moved: grow enough that this is rare
+            wanted = max(wanted, whole_pages(self.capacity * 3 // 2))
+        return max(num_tokens, min(wanted, self._sizes.context))
+
+    @abstractmethod
+    def _resize(self, capacity: int, first: int, offset: int) -> None:
+        """Allocate memory for so many rows from row `first` on, and move the live ones [first, offset) there."""
+
+    @abstractmethod
+    def _shift(self, first: int, offset: int) -> None:
+        """Move the live rows [first, offset) to the start of the same memory."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Release the memory."""
+
+
+def whole_pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_TOKENS) * PAGE_TOKENS

@@ -1,0 +1,168 @@
+"""The self-check of a model at load: several architectures are silently wrong when chunked or restored.
+
+The model's own answer in one forward pass without a cache is the reference, with the attention that its family's own code
+defines ("eager"): others may leave things out, as transformers 5.17 does with gemma2's soft cap in "sdpa". The same prompt
+is then run in one shot, in runs, token by token, restored, rewound and branched: on the real weights, and on a small random
+copy in float32 where windows, recurrent states or rounding call for it. Each attention is tried, Bough's own first, until
+one allows everything.
+
+Tolerances. In float32 the largest logit difference may be 1e-4, or 1e-4 times the spread of the logits where that is more
+than one; on the copy always 1e-4 spreads. In half precision rounding alone moves logits: between "sdpa" and "eager" by 0.36
+spreads on a random model of 8 billion weights, and by 0.2 between one run and several with stock attention. So real weights
+need only stay within twice the former, or half a spread, which catches another prefix's state and little else. The float32
+copy shows finer mistakes. A copy in half precision shows those of kernels: it may be three times as far from the float32
+copy as one stock forward pass is. Where no copy can be built, chunks and reuse that need a fine check are not allowed.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import transformers
+
+from bough.engines.self_check.check import (
+    COPY_TOKENS,
+    Candidate,
+    SelfCheck,
+    drop_unproven,
+    needs_copy,
+    reference_tokens,
+)
+from bough.engines.self_check.reference import ComputeLogits, Reference, usual_ids
+from bough.engines.self_check.verdicts import hash_code, hash_features
+from bough.engines.shared.compute import Verdict
+from bough.engines.shared.row_memory import LaneSizes
+from bough.engines.torch import attention
+from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.torch.device import is_out_of_memory
+from bough.engines.torch.forward import Forward
+from bough.engines.torch.lanes.pages import Pages
+from bough.engines.torch.layout import Layout
+from bough.engines.torch.self_check.probe import probe
+from bough.engines.torch.self_check.small_copy import make_small_copy
+from bough.errors import UnsupportedModel
+
+_REFERENCE = "eager"
+_FORMAT = 4  # raise it when the check itself changes
+_NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
+
+
+def verdict_key(model: Any, wanted_attention: str) -> str:
+    """A hash of all that a verdict depends on; the name in the configuration does not count."""
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
+    parameter = next(model.parameters())
+    features = [
+        _FORMAT,
+        transformers.__version__,
+        torch.__version__,
+        parameter.device.type,
+        str(parameter.dtype),
+        wanted_attention,
+        model.config._attn_implementation,
+        type(model).__name__,
+        hash_code(model),
+        config,
+    ]
+    return hash_features(features)
+
+
+def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:
+    """Try every way of running the model, the best first. `wanted` is an attention's name or "auto"."""
+    with torch.backends.cudnn.flags(allow_tf32=False):  # rounding to ten bits would hide the differences
+        return _try_all(forward, layout, wanted)
+
+
+def _try_all(forward: Forward, layout: Layout, wanted: str) -> Verdict:
+    stock = forward.model.config._attn_implementation
+    candidates, check = _candidates(forward, layout), SelfCheck(is_out_of_memory)
+    names = list(dict.fromkeys([attention.NAME, stock, "eager"])) if wanted == "auto" else [wanted]
+    best: Verdict | None = None
+    for name in names if layout.groups else ():
+        verdict = _check_lanes(check, name, candidates, layout)
+        if verdict is not None and (best is None or verdict.worth > best.worth):
+            best = verdict
+        if best is not None and best.can_reuse:
+            break
+    if best is None:
+        return _check_plain(check, stock if wanted == "auto" else wanted, candidates, layout)
+    return drop_unproven(best, candidates)
+
+
+def _check_lanes(check: SelfCheck, name: str, candidates: list[Candidate], layout: Layout) -> Verdict | None:
+    """What our own lanes can do with this attention, or None if they cannot even continue a prompt."""
+    if not all(_set_attention(candidate.forward.model, name) for candidate in candidates):
+        return None
+    return check.check_lanes(name, candidates, can_batch=name == attention.NAME or not layout.rows)
+
+
+def _check_plain(check: SelfCheck, name: str, candidates: list[Candidate], layout: Layout) -> Verdict:
+    """Without groups: with the model's own cache if that is right, else with none."""
+    models = [candidate.forward.model for candidate in candidates]
+    if not all(_set_attention(model, name) for model in models):
+        raise UnsupportedModel(f"{type(models[0]).__name__} does not run with the attention {name!r}")
+    real = candidates[0]
+    library, recompute = LibraryCompute(real.forward), RecomputeCompute(real.forward)
+    return check.check_plain(name, real, library, recompute, layout.unknown)
+
+
+def _candidates(forward: Forward, layout: Layout) -> list[Candidate]:
+    """The real model first, then its copies. Leaves the attention as it was."""
+    model = forward.model
+    stock = model.config._attn_implementation
+    is_half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    small = make_small_copy(model, layout.kinds) if needs_copy(layout.groups, is_half) else None
+    copies = _copy_candidates(small, next(model.parameters()).dtype) if small is not None else []
+    num_tokens = reference_tokens(layout.groups, is_half, bool(copies))
+    _set_attention(model, _REFERENCE)
+    reference = _make_reference(forward, num_tokens, layout.vocab_size or model.config.get_text_config().vocab_size)
+    _set_attention(model, stock)
+    tolerance = 1e-4 * max(1.0, reference.scale)
+    if is_half:
+        tolerance = max(2 * reference.noise(_reference_logits(forward)), 0.5 * reference.scale)
+    return [_candidate(forward, layout, reference, tolerance, is_coarse=is_half), *copies]
+
+
+def _copy_candidates(small: Any, dtype: torch.dtype) -> list[Candidate]:
+    """The small copy, and for half precision a copy of it in that type, compared with the reference of the float32 one."""
+    forward = Forward(small)
+    layout = probe(forward)
+    if not layout.groups:
+        return []
+    _set_attention(small, _REFERENCE)
+    reference = _make_reference(forward, COPY_TOKENS, layout.vocab_size)
+    candidates = [_candidate(forward, layout, reference, 1e-4 * reference.scale, " (small copy)")]
+    if dtype != torch.float32:
+        half = Forward(copy.deepcopy(small).to(dtype))
+        label = f" (small copy, {str(dtype).removeprefix('torch.')})"
+        candidates.append(_candidate(half, probe(half), reference, 3 * reference.noise(_reference_logits(half)), label))
+    return candidates
+
+
+def _candidate(
+    forward: Forward, layout: Layout, reference: Reference, tolerance: float, label: str = "", is_coarse: bool = False
+) -> Candidate:
+    sizes = LaneSizes(len(reference.ids), COPY_TOKENS)
+
+    def compute(can_batch: bool) -> LaneCompute:
+        return LaneCompute(forward, layout, Pages(layout, forward.device), sizes, can_batch)
+
+    return Candidate(forward, layout.groups, compute, reference, tolerance, label, is_coarse)
+
+
+def _make_reference(forward: Forward, num_tokens: int, vocab_size: int) -> Reference:
+    return Reference(_reference_logits(forward), num_tokens, usual_ids(forward.model.config.to_dict(), vocab_size))
+
+
+def _reference_logits(forward: Forward) -> ComputeLogits:
+    return lambda ids: forward.all_logits(forward.tensor_of(ids))
+
+
+def _set_attention(model: Any, name: str) -> bool:
+    if model.config._attn_implementation != name:
+        try:
+            model.set_attn_implementation(name)
+        except (ValueError, ImportError, KeyError):
+            return False
+    return bool(model.config._attn_implementation == name)
