@@ -20,9 +20,10 @@ from bough.cache.admin.archive import export_tree, import_tree, read_manifest
 from bough.cache.admin.manifest import Manifest
 from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree, verify_tree
 from bough.cache.disk import Disk, DiskBusy, DiskError
-from bough.cli import options, remove, work
-from bough.cli.columns import ago, align, describe
-from bough.cli.screen import Screen
+from bough.cli import options
+from bough.cli.terminal.columns import ago, align, describe
+from bough.cli.terminal.progress import show_progress
+from bough.cli.terminal.screen import Screen, confirm_or_exit
 from bough.config import Settings, load_settings
 from bough.errors import SettingsError
 from bough.models import Progress
@@ -143,7 +144,7 @@ def verify(
     """
     screen = Screen()
     trees = _choose(load_settings(), model, screen)
-    with work.shown(screen.notes, stays=False) as progress:
+    with show_progress(screen.notes, stays=False) as progress:
         checks = [_check(tree, repair, progress) for tree in trees if not tree.is_set_aside]
     for tree in trees:
         if tree.is_set_aside:
@@ -195,8 +196,8 @@ def clear(
     screen = Screen()
     trees = _choose(load_settings(), model, screen)
     question = f"delete {', '.join(tree.name for tree in trees)} ({filesize.decimal(sum(map(_size_bytes, trees)))})?"
-    if trees and not yes and remove.is_interactive() and not typer.confirm(question, err=True):
-        raise typer.Exit(1)
+    if trees and not yes:
+        confirm_or_exit(question)
     freed, refused = _remove(trees)
     if as_json:
         facts = {"freed_bytes": sum(freed.values()), "trees": freed, "refused": refused}
@@ -234,7 +235,7 @@ def export_file(
     tree = _choose_one(settings, model)
     if file.exists():
         raise DiskError(f"{file} exists already")
-    with work.shown(screen.notes, stays=False) as progress, _open(tree, settings, 0, screen) as disk:
+    with show_progress(screen.notes, stays=False) as progress, _open(tree, settings, 0, screen) as disk:
         progress.start(f"writing {file}", None)
         done = export_tree(disk, file, salt)
     if as_json:
@@ -263,7 +264,7 @@ def import_file(
     tree = _find_target(read_manifest(file), model, trees, settings)
     others_bytes = sum(_size_bytes(other) for other in trees if other.folder != tree.folder)
     budget_bytes = max(0, _measure(trees, settings).budget_bytes - others_bytes)
-    with work.shown(screen.notes, stays=False) as progress, _open(tree, settings, budget_bytes, screen) as store:
+    with show_progress(screen.notes, stays=False) as progress, _open(tree, settings, budget_bytes, screen) as store:
         progress.start(f"reading {file}", None)
         done = import_tree(store, file, salt)
     if as_json:

@@ -16,20 +16,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from bough.bench.command import app as bench_app
+from bough.cli.bench import app as bench_app
 from bough.cli.cache import app as cache_app
-from bough.cli.explain import explain
-from bough.cli.list import list_models
-from bough.cli.ps import ps
-from bough.cli.pull import pull
-from bough.cli.remove import remove
+from bough.cli.models import list_models, pull, remove, show
 from bough.cli.replay import replay
 from bough.cli.run import run
-from bough.cli.screen import Screen
-from bough.cli.serve import serve
-from bough.cli.show import show
-from bough.cli.stop import stop
-from bough.cli.tree import tree
+from bough.cli.server import explain, ps, serve, stop, tree
+from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
 
 INTERRUPTED = 130

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bough.cli import options, work
-from bough.cli.answer import stream_answer
+from bough.cli import options
 from bough.cli.chat.line_input import history, read_message
 from bough.cli.chat.loop import Chat
-from bough.cli.parameters import read_format
-from bough.cli.report import as_dict, summarise
-from bough.cli.screen import Screen
+from bough.cli.chat.parameters import read_format
+from bough.cli.terminal.answer import as_dict, stream_answer, summarise
+from bough.cli.terminal.progress import show_progress
+from bough.cli.terminal.screen import Screen
 from bough.cli.words import Words, read_words
 from bough.errors import ModelNotFound, RequestError
 from bough.runner import Runner, load
@@ -133,7 +133,7 @@ def _check_usage(asked: Words, manner: Manner) -> None:
 
 def _load(asked: Words, settings: dict[str, Any], screen: Screen) -> Runner:
     try:
-        with work.shown(screen.notes, stays=False) as progress:
+        with show_progress(screen.notes, stays=False) as progress:
             progress.start(f"loading {asked.model or 'the default model'}", None)
             return load(asked.model, progress=progress, **settings)
     except ModelNotFound as error:

@@ -305,7 +305,7 @@ def test_clear_of_one_model_takes_all_its_trees_and_no_others(invoke, grow, tree
 
 def test_clear_asks_on_a_terminal(invoke, grow, monkeypatch):
     folder = grow()
-    monkeypatch.setattr("bough.cli.remove.is_interactive", lambda: True)
+    monkeypatch.setattr("bough.cli.terminal.screen.is_interactive", lambda: True)
 
     refused = invoke("cache", "clear", "small", piped="n\n")
 

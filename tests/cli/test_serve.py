@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from bough.cli.client import find_url
-from bough.cli.ps import ahead
+from bough.cli.terminal.columns import ahead
 from bough.config import Settings
 from tests.models.web_server import Site, serving
 from tests.server.servers import Server, find_port, make_chat_folder, running

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from bough.cli import work
-from bough.cli.answer import PrefillLine, describe_prefill
 from bough.cli.chat.line_input import history, read_message
-from bough.cli.columns import ago, align, count, memory
-from bough.cli.screen import Screen, neutralise
+from bough.cli.terminal.answer import PrefillLine, describe_prefill
+from bough.cli.terminal.columns import ago, align, count, memory
+from bough.cli.terminal.progress import Lines, show_progress
+from bough.cli.terminal.screen import Screen, neutralise
 
 
 class Terminal(io.StringIO):
@@ -136,7 +136,7 @@ def test_the_prefill_shows_on_a_terminal_and_is_silent_elsewhere():
 
 
 def do_work(console: Console, **options) -> str:
-    with work.shown(console, **options) as progress:
+    with show_progress(console, **options) as progress:
         progress.start("reading weights", None)  # nobody says when this ends
         progress.start("the [file]", 3_000_000)
         progress.advance(3_000_000)
@@ -159,7 +159,7 @@ def test_work_elsewhere_has_lines():
 def test_long_work_is_told_of_every_few_seconds():
     lines: list[str] = []
     now = [0.0]
-    progress = work.Lines(lines.append, clock=lambda: now[0])
+    progress = Lines(lines.append, clock=lambda: now[0])
     progress.start("the file", 4_000_000)
     for now[0] in (1.0, 6.0, 7.0, 12.0):
         progress.advance(1_000_000)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bough.cli.columns import align, describe, memory
-from bough.cli.parameters import NAMES, changed, set_parameter
+from bough.cli.chat.parameters import NAMES, changed, set_parameter
+from bough.cli.terminal.columns import align, describe, memory
 from bough.errors import RequestError
 
 if TYPE_CHECKING:

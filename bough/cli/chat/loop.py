@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bough.cli.answer import Interruption, stream_answer
 from bough.cli.chat import commands
 from bough.cli.chat.conversation import Conversation, Exchange
-from bough.cli.report import summarise
-from bough.cli.screen import Screen
+from bough.cli.terminal.answer import Interruption, stream_answer, summarise
+from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
 from bough.runner import Runner
 from bough.types import Completion, SamplingParams

@@ -9,7 +9,7 @@ import pytest
 from bough.cli.chat.conversation import Exchange
 from bough.cli.chat.line_input import read_message
 from bough.cli.chat.loop import Chat
-from bough.cli.screen import Screen
+from bough.cli.terminal.screen import Screen
 from bough.errors import EngineError
 from bough.types import SamplingParams
 from tests.cli.conftest import make_runner

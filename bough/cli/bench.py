@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bough.bench.core import measure_core
 from bough.bench.workload import SwitchSetup
 
 app = typer.Typer(
@@ -95,6 +94,8 @@ def _print_ratios(console: Console, report: dict[str, Any]) -> None:
 @app.command()
 def core(as_json: Json = False) -> None:
     """The cost of the tree alone: matching 100,000 tokens, evicting from trees of all sizes, starting with one on disk."""
+    from bough.bench.core import measure_core
+
     console = Console(stderr=as_json)
     with console.status("building trees"):
         figures = measure_core()

@@ -29,7 +29,7 @@ _LINE_EVERY_S = 5.0
 
 
 @contextmanager
-def shown(console: Console, *, stays: bool = True) -> Iterator[Work]:
+def show_progress(console: Console, *, stays: bool = True) -> Iterator[Work]:
     """A progress to hand to long work. With `stays` what was done can be read afterwards; else only downloads are told of,
     and a terminal is left as it was."""
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""`bough show`: what a model is, and what the engine can do right with it."""
+"""Commands on the models of this machine: `bough pull`, `list`, `show` and `rm`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,65 @@ import typer
 from rich import filesize
 
 from bough import models
-from bough.cli import options, work
-from bough.cli.columns import align, count, describe
-from bough.cli.screen import Screen
+from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree
+from bough.cache.disk import DiskError
+from bough.cli import options
+from bough.cli.terminal.columns import ago, align, count, describe
+from bough.cli.terminal.progress import show_progress
+from bough.cli.terminal.screen import Screen, confirm_or_exit
 from bough.config import Settings, load_settings
 from bough.engines.contract import Engine
-from bough.models import ModelFiles, ModelInfo
+from bough.errors import ModelNotFound
+from bough.models import ModelFiles, ModelInfo, Store
 from bough.runner import make_engine
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="A known name such as smollm2, or org/name on the Hugging Face hub.")],
+) -> None:
+    """Fetch a model. What a broken-off download left is gone on from."""
+    screen, settings = Screen(), load_settings()
+    before = {model.name: model.created for model in Store(settings.models_folder).list()}
+    with show_progress(screen.notes) as progress:
+        model = models.pull(name, settings, progress)
+    is_new = before.get(model.name) != model.created
+    screen.write_line(f"{model.name} {'is here' if is_new else 'was here already'} ({filesize.decimal(model.size_bytes)})")
+
+
+def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False) -> None:
+    """List the models on this machine."""
+    screen, settings = Screen(), load_settings()
+    found = Store(settings.models_folder).list()
+    if as_json:
+        screen.write_line(json.dumps([_list_facts(model) for model in found], indent=2))
+    elif found:
+        for line in align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *map(_list_row, found)]):
+            screen.write_line(line)
+    else:
+        screen.note(f"no models yet: `bough pull {settings.model}` fetches the default one")
+
+
+def _list_row(model: ModelFiles) -> tuple[str, ...]:
+    return (
+        model.name,
+        filesize.decimal(model.size_bytes),
+        count(model.num_parameters) if model.num_parameters else "",
+        model.quantization,
+        ago(model.created),
+    )
+
+
+def _list_facts(model: ModelFiles) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "size_bytes": model.size_bytes,
+        "num_parameters": model.num_parameters,
+        "quantization": model.quantization,
+        "modified": model.created.isoformat() if model.created else None,
+        "source": model.source,
+        "sha256": model.sha256,
+        "folder": str(model.folder),
+    }
 
 
 def show(
@@ -36,7 +88,7 @@ def show(
     """Tell what a model is and what the engine can do right with it."""
     screen = Screen()
     settings = load_settings(options.settings_of(ctx))
-    with work.shown(screen.notes, stays=False) as progress:
+    with show_progress(screen.notes, stays=False) as progress:
         files = models.resolve(settings.model, settings, progress)
         progress.start("reading the model's files", None)
         info = models.describe(files)
@@ -52,15 +104,15 @@ def show(
 
 def _check(files: ModelFiles, settings: Settings, screen: Screen) -> dict[str, Any]:
     """What there is to tell about the engine with this model, as plain data."""
-    with work.shown(screen.notes, stays=False) as progress:
+    with show_progress(screen.notes, stays=False) as progress:
         engine = make_engine(files, settings, progress)
     try:
-        return _facts(engine)
+        return _engine_facts(engine)
     finally:
         engine.close()
 
 
-def _facts(engine: Engine) -> dict[str, Any]:
+def _engine_facts(engine: Engine) -> dict[str, Any]:
     groups = [asdict(group) | {"kind": group.kind.value} for group in engine.groups]
     return {
         "runs_on": engine.describe(),
@@ -124,3 +176,36 @@ def _write_section(screen: Screen, title: str, lines: Sequence[str]) -> None:
 
 def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names as `bough list` shows them.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete models for good, and what is kept on disk for them. Nothing is deleted if one of the names is unknown."""
+    settings = load_settings()
+    screen, store = Screen(), Store(settings.models_folder)
+    found = {model.name: model for model in (_find(store, name) for name in names)}
+    size_bytes = sum(model.size_bytes for model in found.values())
+    question = f"delete {', '.join(found)} ({filesize.decimal(size_bytes)})?"
+    if not yes:
+        confirm_or_exit(question)
+    for name in found:
+        screen.write_line(f"deleted {name} ({filesize.decimal(store.remove(name))})")
+        for tree in list_trees(settings.trees_folder):
+            if tree.model == name:
+                _remove_tree(screen, tree)
+
+
+def _remove_tree(screen: Screen, tree: TreeInfo) -> None:
+    try:
+        screen.write_line(f"deleted its tree {tree.name} ({filesize.decimal(remove_tree(tree.folder))})")
+    except DiskError as error:
+        screen.write_line(f"its tree stays: {error}")
+
+
+def _find(store: Store, name: str) -> ModelFiles:
+    model = store.find(name)
+    if model is None:
+        raise ModelNotFound(f"no local model {name!r}; {store.describe()}")
+    return model

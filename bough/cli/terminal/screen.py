@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -60,3 +61,14 @@ class Screen:
     def _note(self, text: str, style: str) -> None:
         """Wrapped between words on a terminal, one line anywhere else."""
         self.notes.print(Text(text, style=style), soft_wrap=not self.notes.is_terminal)
+
+
+def is_interactive() -> bool:
+    """Whether a person at a terminal can answer a question."""
+    return sys.stdin.isatty()
+
+
+def confirm_or_exit(question: str) -> None:
+    """Ask the question and exit with code 1 unless the answer is yes. Without a terminal nothing is asked."""
+    if is_interactive() and not typer.confirm(question, err=True):
+        raise typer.Exit(1)

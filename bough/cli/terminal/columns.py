@@ -40,3 +40,13 @@ def ago(moment: datetime | None, now: datetime | None = None) -> str:
             number = seconds // size
             return f"{number} {unit}{'s' if number > 1 else ''} ago"
     return "just now"
+
+
+def ahead(moment: datetime, now: datetime | None = None) -> str:
+    """How far ahead a moment is, in its largest unit."""
+    seconds = round((moment - (now or datetime.now(UTC))).total_seconds())
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
+        if seconds >= size:
+            number = seconds // size
+            return f"{number} {unit}{'s' if number > 1 else ''} from now"
+    return "now"
