@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from bough.cli import options
+from bough.cli.chat.chat import TerminalChat
 from bough.cli.chat.line_input import history, read_message
-from bough.cli.chat.loop import Chat
+from bough.cli.chat.loop import run_chat
 from bough.cli.chat.parameters import read_format
 from bough.cli.terminal.answer import as_dict, stream_answer, summarise
 from bough.cli.terminal.progress import show_progress
@@ -172,9 +173,8 @@ def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None
     name = runner.files.name if runner.files else about.get("model", "")
     place = f"{about['engine']} ({about.get('device', 'unknown')})"
     screen.note(f"{name} on {place} · /help lists what you can say, /bye leaves")
-    chat = Chat(
+    chat = TerminalChat(
         runner,
-        lambda: read_message(input),
         screen,
         params=manner.params,
         system=manner.system,
@@ -182,4 +182,4 @@ def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None
         load_s=load_s,
     )
     with history(runner.settings.cache_folder / "history"):
-        chat.loop()
+        run_chat(chat, lambda: read_message(input))

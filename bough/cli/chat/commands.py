@@ -1,41 +1,38 @@
-"""The commands of the chat: what begins with a slash."""
+"""The commands of the chat: messages that begin with a slash."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from bough.cli.chat.chat import TerminalChat
 from bough.cli.chat.parameters import NAMES, changed, set_parameter
 from bough.cli.terminal.columns import align, describe, memory
 from bough.errors import RequestError
-
-if TYPE_CHECKING:
-    from bough.cli.chat.loop import Chat
 
 _ENGINE_FACTS = ("engine", "device", "dtype", "attention")
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what to type, what it does in words, and what it does."""
+    """One command: what to type, what the help says, and the function that runs it."""
 
     usage: str
     purpose: str
-    obey: Callable[[Chat, str], None]
+    run: Callable[[TerminalChat, str], None]
 
 
-def obey(chat: Chat, message: str) -> None:
-    """Do what the message says. Raises RequestError, with what there is, for an unknown command."""
+def run_command(chat: TerminalChat, message: str) -> None:
+    """Run the command in the message. Raises RequestError, which lists all commands, if the command is unknown."""
     name, _, rest = message.partition(" ")
     command = COMMANDS.get({"/?": "/help", "/exit": "/bye", "/quit": "/bye"}.get(name, name))
     if command is None:
         raise RequestError(f"there is no command {name}; there are {', '.join(COMMANDS)}")
-    command.obey(chat, rest.strip())
+    command.run(chat, rest.strip())
 
 
-def _set(chat: Chat, rest: str) -> None:
+def _set(chat: TerminalChat, rest: str) -> None:
     name, _, value = rest.partition(" ")
     value = value.strip()
     if name in ("verbose", "quiet"):
@@ -49,7 +46,7 @@ def _set(chat: Chat, rest: str) -> None:
     chat.screen.note(_say_setting(chat, name))
 
 
-def _say_setting(chat: Chat, name: str) -> str:
+def _say_setting(chat: TerminalChat, name: str) -> str:
     if name in ("verbose", "quiet"):
         return "counts and times follow each answer" if chat.is_verbose else "answers only"
     if name == "system":
@@ -57,7 +54,7 @@ def _say_setting(chat: Chat, name: str) -> str:
     return f"{name} is {getattr(chat.params, name)!r}"
 
 
-def _show(chat: Chat, rest: str) -> None:
+def _show(chat: TerminalChat, rest: str) -> None:
     runner, stats = chat.runner, chat.runner.cache.stats()
     facts = {
         "model": runner.files.name if runner.files else "",
@@ -72,11 +69,11 @@ def _show(chat: Chat, rest: str) -> None:
     _write(chat, describe(facts))
 
 
-def _tree(chat: Chat, rest: str) -> None:
+def _tree(chat: TerminalChat, rest: str) -> None:
     _write(chat, str(chat.runner.cache.tree()).splitlines())
 
 
-def _explain(chat: Chat, rest: str) -> None:
+def _explain(chat: TerminalChat, rest: str) -> None:
     if not rest:
         raise RequestError("say /explain TEXT: what of the conversation with that text is cached?")
     found = chat.runner.cache.explain(chat.conversation.messages(rest))
@@ -91,23 +88,23 @@ def _explain(chat: Chat, rest: str) -> None:
     _write(chat, describe(facts))
 
 
-def _retry(chat: Chat, rest: str) -> None:
+def _retry(chat: TerminalChat, rest: str) -> None:
     chat.retry()
 
 
-def _undo(chat: Chat, rest: str) -> None:
+def _undo(chat: TerminalChat, rest: str) -> None:
     if not chat.conversation.exchanges:
         return chat.screen.note("there is nothing to undo")
     gone = chat.conversation.exchanges.pop()
     return chat.screen.note(f"forgot {_shorten(gone.question)!r} and its answer")
 
 
-def _clear(chat: Chat, rest: str) -> None:
+def _clear(chat: TerminalChat, rest: str) -> None:
     chat.conversation.exchanges.clear()
     chat.screen.note("a new conversation; the tree stays")
 
 
-def _help(chat: Chat, rest: str) -> None:
+def _help(chat: TerminalChat, rest: str) -> None:
     rows = [(each.usage, each.purpose) for each in COMMANDS.values()]
     keys = [
         ('"""', "begins and ends a message of many lines"),
@@ -118,11 +115,11 @@ def _help(chat: Chat, rest: str) -> None:
     _write(chat, [*align([*rows, *keys]), "", *names])
 
 
-def _bye(chat: Chat, rest: str) -> None:
+def _bye(chat: TerminalChat, rest: str) -> None:
     chat.is_over = True
 
 
-def _write(chat: Chat, lines: list[str]) -> None:
+def _write(chat: TerminalChat, lines: list[str]) -> None:
     for line in [*lines, ""]:
         chat.screen.write_line(line)
 

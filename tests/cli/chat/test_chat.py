@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from bough.cli.chat.conversation import Exchange
+from bough.cli.chat.chat import Exchange, TerminalChat
 from bough.cli.chat.line_input import read_message
-from bough.cli.chat.loop import Chat
+from bough.cli.chat.loop import run_chat
 from bough.cli.terminal.screen import Screen
 from bough.errors import EngineError
 from bough.types import SamplingParams
@@ -20,7 +20,7 @@ SHORT = SamplingParams(max_tokens=5)
 CTRL_C = "\x03"
 
 
-def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen | None = None, **options) -> Chat:
+def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen | None = None, **options) -> TerminalChat:
     """A chat that has heard these messages and then the end of the input."""
     coming = iter(messages)
 
@@ -30,8 +30,8 @@ def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen 
         except StopIteration:
             raise EOFError from None
 
-    chat = Chat(runner, read, screen or Screen(), params=params, **options)
-    chat.loop()
+    chat = TerminalChat(runner, screen or Screen(), params=params, **options)
+    run_chat(chat, read)
     return chat
 
 
@@ -41,7 +41,7 @@ def raising_ctrl_c(line: str) -> str:
     return line
 
 
-def questions(chat: Chat) -> list[str]:
+def questions(chat: TerminalChat) -> list[str]:
     return [each.question for each in chat.conversation.exchanges]
 
 
@@ -88,8 +88,8 @@ def test_ctrl_c_inside_a_message_of_many_lines_drops_the_message(runner):
     def read_line(prompt: str) -> str:
         return raising_ctrl_c(next(lines))
 
-    chat = Chat(runner, lambda: read_message(read_line), Screen(), params=SHORT)
-    chat.loop()
+    chat = TerminalChat(runner, Screen(), params=SHORT)
+    run_chat(chat, lambda: read_message(read_line))
 
     assert questions(chat) == ["Hello"]
 
@@ -254,7 +254,7 @@ def test_a_retry_that_is_stopped_before_its_first_word_keeps_the_old_answer(tmp_
     runner.cache.clear()
     runner.engine.interrupt_at = len(runner.engine.evaluated)
 
-    chat.take("/retry")
+    chat.retry()
 
     assert chat.conversation.exchanges == before
     assert "stopped before the first word" in capsys.readouterr().err
