@@ -1,17 +1,15 @@
-"""What goes in and out of a terminal: messages, history, control characters, progress."""
+"""Text, columns, progress and answers on a terminal, in a file and in a pipe."""
 
 from __future__ import annotations
 
 import io
-import stat
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.console import Console
 
-from bough.cli.chat.line_input import history, read_message
 from bough.cli.terminal.answer import PrefillLine, describe_prefill
-from bough.cli.terminal.columns import ago, align, count, memory
+from bough.cli.terminal.columns import ago, ahead, align, count, memory
 from bough.cli.terminal.progress import Lines, show_progress
 from bough.cli.terminal.screen import Screen, neutralise
 
@@ -19,72 +17,6 @@ from bough.cli.terminal.screen import Screen, neutralise
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def typed(*lines: str) -> str:
-    coming = iter(lines)
-    return read_message(lambda prompt: next(coming))
-
-
-def test_a_line_is_a_message():
-    assert typed("  Hello there ") == "Hello there"
-
-
-def test_quotes_hold_many_lines_together():
-    assert typed('"""first', "", 'second""" what follows is dropped') == "first\n\nsecond"
-    assert typed('"""', "first", '"""') == "first"
-    assert typed('"""one line"""') == "one line"
-
-
-def test_a_command_may_have_a_text_of_many_lines():
-    assert typed('/set system """Be', 'brief."""') == "/set system Be\nbrief."
-
-
-def test_quotes_inside_a_message_are_its_own():
-    assert typed('What does """ mean in Python?') == 'What does """ mean in Python?'
-
-
-def test_what_is_no_unicode_is_replaced():
-    assert typed("a\udcffb") == "a?b"
-
-
-class FakeReadline:
-    """Keeps its lines in the file, as readline does."""
-
-    def __init__(self) -> None:
-        self.lines = "kept\n"
-
-    def read_history_file(self, file) -> None:
-        self.lines = file.read_text()
-
-    def write_history_file(self, file) -> None:
-        file.write_text(self.lines)
-
-    def set_history_length(self, length: int) -> None:
-        pass
-
-    def parse_and_bind(self, line: str) -> None:
-        pass
-
-
-def test_the_history_is_kept_and_readable_by_its_owner_alone(tmp_path):
-    file = tmp_path / "cache" / "history"
-    with history(file, FakeReadline()):
-        pass
-    later = FakeReadline()
-    later.lines = ""
-
-    with history(file, later):
-        assert later.lines == "kept\n"
-
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def test_a_history_that_cannot_be_kept_is_no_error(tmp_path):
-    (tmp_path / "cache").write_text("a file where a folder should be")
-
-    with history(tmp_path / "cache" / "history", FakeReadline()):
-        pass
 
 
 def test_control_characters_are_made_visible():
@@ -178,3 +110,11 @@ def test_numbers_are_short():
     assert (memory(2**20), memory(3 * 2**30)) == ("1.0 MiB", "3.0 GiB")
     assert ago(now - timedelta(hours=1, minutes=5), now) == "1 hour ago"
     assert ago(now - timedelta(days=3), now) == "3 days ago"
+
+
+def test_times_ahead_are_told_in_their_largest_unit():
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    assert ahead(now + timedelta(seconds=299), now) == "4 minutes from now"
+    assert ahead(now + timedelta(hours=1), now) == "1 hour from now"
+    assert ahead(now - timedelta(seconds=5), now) == "now"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 
 from bough.cli.client import find_url
-from bough.cli.terminal.columns import ahead
 from bough.config import Settings
 from tests.models.web_server import Site, serving
 from tests.server.servers import Server, find_port, make_chat_folder, running
@@ -161,11 +159,3 @@ def test_another_server_at_that_address_is_told_apart(invoke):
 )
 def test_the_server_is_found_by_its_address(host, url, found):
     assert find_url(Settings(host=host), url) == found
-
-
-def test_times_ahead_are_told_in_their_largest_unit():
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-
-    assert ahead(now + timedelta(seconds=299), now) == "4 minutes from now"
-    assert ahead(now + timedelta(hours=1), now) == "1 hour from now"
-    assert ahead(now - timedelta(seconds=5), now) == "now"
