@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -10,14 +12,41 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from bough.bench.report import load_warning, strategy_table, turn_table
-from bough.bench.switch import StrategyResult, make_strategy
-from bough.bench.tour import SYSTEM, TOPICS, Tour
+from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_strategy
+from bough.bench.timing import warm_up
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
 from bough.models.fetching.progress import Progress as DownloadProgress
 from bough.runner import Runner, load
+from bough.types import Completion, Message
 
 STRATEGIES = ("tree", "single", "none")
+REPLY_TOKENS = 24
+
+SYSTEM = """You are a patient assistant for a small town library. You answer in plain words and short sentences. \
+You know where the books stand: novels on the ground floor by the door, history and travel on the first floor, science \
+and cooking on the second floor, children's books in the round room behind the stairs, newspapers beside the window. \
+The library opens at nine in the morning and closes at seven in the evening, on Saturdays at one, and it is closed on \
+Sundays and in the first week of August. A library card is free for everyone who lives in the town; visitors pay five \
+coins a year. A reader may take six books home for four weeks, and may keep them four weeks longer if nobody else waits \
+for them. A book that comes back late costs ten cents a day, never more than two coins. Whoever loses a book brings a \
+used copy or pays half its price. Films may be taken for one week, two at a time. There are eight desks with lamps, four \
+of them quiet, and two rooms for groups that can be booked for two hours a day. The printer takes cards, ten cents a \
+page, in colour thirty. Dogs wait outside, where there is a bowl of water; coffee is welcome on the terrace. On Tuesdays \
+there is a reading hour for children at four, on Thursdays a circle for people who learn the language, and on the last \
+Friday of the month a writer comes to read. If somebody asks for a book that the library does not have, offer to order \
+it from the county library, which takes about five days. If somebody asks for legal or medical advice, name the shelf \
+where books about it stand and say that a book does not replace a visit. If you do not know something, say so, and say \
+who does. Never invent a title. When you recommend a book, say in one sentence why. Keep every answer below four \
+sentences unless you are asked for more. Be kind to people who are in a hurry, to those who have all day, and to those \
+who only came in because of the rain."""
+
+TOPICS: tuple[tuple[str, ...], ...] = (
+    ("When do you open on Saturday?", "And how long may I keep a book?", "What if I am a week late?"),
+    ("Where are the cook books?", "Can I print a recipe here?", "What does colour cost?"),
+    ("My son is six. Is there something for him?", "Which day is the reading hour?", "May we bring the dog?"),
+    ("I need a quiet desk for tomorrow.", "Can our group book a room?", "For how many hours?"),
+)
 
 
 def show_demo(model: str | None = None, progress: DownloadProgress | None = None) -> None:
@@ -40,7 +69,7 @@ def show_demo(model: str | None = None, progress: DownloadProgress | None = None
 
 
 def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult], str]:
-    runner.generate(list(range(3, 35)), max_tokens=2)  # the first forward pass of a process is slow
+    warm_up(runner)
     results, drawing = {}, ""
     bars = Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     said = Text()
@@ -62,3 +91,45 @@ def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult
 
 def _say(said: Text, text: str) -> None:
     said.plain = text[-400:]
+
+
+class Tour:
+    """The conversations, turn by turn, round-robin, under one strategy."""
+
+    num_turns = sum(len(topic) for topic in TOPICS)
+
+    def __init__(self, runner: Runner) -> None:
+        self.result = StrategyResult("")
+        self._runner = runner
+        self._oracle = Oracle()
+        self._chats: list[list[Message]] = [[{"role": "system", "content": SYSTEM}] for _ in TOPICS]
+
+    def run(self, name: str, on_text: Callable[[str], None]) -> Iterator[Turn]:
+        """Ask every question, yielding after each answer; `on_text` hears question and answer as they come."""
+        self.result.name = name
+        for turn in range(len(TOPICS[0])):
+            for number, topic in enumerate(TOPICS):
+                yield self._ask(number, turn, topic[turn], on_text)
+
+    def _ask(self, number: int, turn: int, question: str, on_text: Callable[[str], None]) -> Turn:
+        chat = self._chats[number]
+        chat.append({"role": "user", "content": question})
+        ids = list(self._runner.encode(chat).ids)
+        text = ""
+        for piece in self._runner.stream(chat, max_tokens=REPLY_TOKENS):
+            if isinstance(piece, Completion):
+                return self._note(number, turn, ids, piece)
+            text += piece.text
+            on_text(f"chat {'ABCDEFGH'[number]}\n> {question}\n{text}")
+        raise AssertionError("a stream ends with its completion")
+
+    def _note(self, number: int, turn: int, ids: list[int], answer: Completion) -> Turn:
+        self._chats[number].append({"role": "assistant", "content": answer.text})
+        usage, timings = answer.usage, answer.timings
+        possible = self._oracle.possible(ids)
+        self._oracle.remember([*ids, *fed_tokens(answer)])
+        done = Turn(
+            number, turn, usage.prompt_tokens, possible, usage.cached_tokens, timings.first_token_s, timings.total_s
+        )
+        self.result.turns.append(done)
+        return done

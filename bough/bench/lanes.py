@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bough.bench.workload import random_prompts
 from bough.errors import BoughError
 from bough.generate.chunk_size import ChunkSize
 from bough.generate.job import Job
@@ -53,9 +53,7 @@ class _Ear:
 
 def measure_lanes(runner: Runner, counts: Sequence[int], context_tokens: int, steps: int = 24) -> LaneFigures:
     """Greedy answers of `steps` tokens to prompts that share nothing, so many at once as `counts` says."""
-    chance = random.Random(0)
-    vocab_size = runner.engine.vocab_size
-    prompts = [[chance.randrange(vocab_size) for _ in range(context_tokens)] for _ in range(max(counts))]
+    prompts = random_prompts(range(runner.engine.vocab_size), context_tokens, max(counts))
     _run(runner, prompts[:1], steps)  # kernels are chosen and memory is taken on first use
     times: dict[int, float] = {}
     answers: dict[int, list[list[int]]] = {}

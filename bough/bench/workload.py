@@ -1,9 +1,13 @@
-"""Conversations made of plain words, the same ones every time."""
+"""What the benchmarks run: conversations of plain words, prompts of random ids, and models of random weights.
+
+The same seed always gives the same words and ids.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from bough.types import Message
 
@@ -18,6 +22,31 @@ shape shift sound stand start state store study supply support table thread tick
 """
 _WORDS = _TEXT.split()
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-8b": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+    },
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": 997,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 16_384,
+    },
+}
+"""Configurations of models with random weights, by name."""
+
 
 def words(count: int, seed: int | str) -> str:
     """So many words with some punctuation, chosen by the seed."""
@@ -26,6 +55,12 @@ def words(count: int, seed: int | str) -> str:
     for at in range(7, count, 8):
         chosen[at] += "."
     return " ".join(chosen)
+
+
+def random_prompts(ids: range, num_tokens: int, count: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of so many ids drawn from a range. They share nothing."""
+    chance = random.Random(seed)
+    return [[chance.randrange(ids.start, ids.stop) for _ in range(num_tokens)] for _ in range(count)]
 
 
 @dataclass(frozen=True)

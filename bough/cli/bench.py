@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bough.bench.workload import SwitchSetup
+from bough.bench.workload import SHAPES, SwitchSetup
 
 app = typer.Typer(
     help="Measure Bough on this machine, side by side with simpler ways of remembering.", no_args_is_help=True
@@ -50,6 +50,7 @@ def switch(
     """Conversations that take turns over one system prompt: the tree, a copy per conversation, a single entry, no cache."""
     from bough.bench.report import load_warning, plot, require_matplotlib, strategy_table
     from bough.bench.switch import STRATEGIES, as_report, measure_overhead, run_strategy
+    from bough.bench.timing import warm_up
     from bough.runner import load
 
     if png is not None:
@@ -60,7 +61,7 @@ def switch(
         console.print(f"[yellow]{warning}[/yellow]")
     settings: dict[str, Any] = {"device_bytes": memory, "host_bytes": host_memory, "disk_bytes": disk}
     with load(model, engine=engine, threads=threads, device=device, dtype=dtype, **settings) as runner:
-        runner.generate(list(range(3, 35)), max_tokens=2)  # the first forward pass of a process is slow
+        warm_up(runner)
         results = {}
         with make_progress(console) as progress:
             for name in STRATEGIES:
@@ -158,8 +159,8 @@ def restart(
     as_json: Json = False,
 ) -> None:
     """The first token of a conversation after a restart: read back from disk, against computing it again."""
-    from bough.bench.places import measure_restart
     from bough.bench.report import load_warning
+    from bough.bench.restart import measure_restart
 
     console = Console(stderr=as_json)
     if warning := load_warning():
@@ -184,8 +185,6 @@ def restart(
 
 
 def _shape(name: str) -> dict[str, Any]:
-    from bough.bench.restore import SHAPES
-
     if name not in SHAPES:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(SHAPES)}")
     return SHAPES[name]
@@ -208,7 +207,7 @@ def paging(
     as_json: Json = False,
 ) -> None:
     """Conversations that take turns on a GPU with room for three of them: page-in from pinned host memory."""
-    from bough.bench.places import measure_paging
+    from bough.bench.paging import measure_paging
 
     console = Console(stderr=as_json)
     with console.status("measuring"):
