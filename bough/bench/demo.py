@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from bough.bench.report import load_warning, strategy_table, turn_table
-from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_strategy
+from bough.bench.strategies import make_strategy
+from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_turn
 from bough.bench.timing import warm_up
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
@@ -125,11 +126,7 @@ class Tour:
 
     def _note(self, number: int, turn: int, ids: list[int], answer: Completion) -> Turn:
         self._chats[number].append({"role": "assistant", "content": answer.text})
-        usage, timings = answer.usage, answer.timings
-        possible = self._oracle.possible(ids)
+        done = make_turn(number, turn, self._oracle.possible(ids), answer)
         self._oracle.remember([*ids, *fed_tokens(answer)])
-        done = Turn(
-            number, turn, usage.prompt_tokens, possible, usage.cached_tokens, timings.first_token_s, timings.total_s
-        )
         self.result.turns.append(done)
         return done

@@ -11,14 +11,36 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from bough.cache.prefix_cache import PrefixCache
 from bough.cache.record import page_ranges
+from bough.cache.session import Reuse
 from bough.cache.tree.plan import Live, plan
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
+from bough.runner import Runner
 from bough.types import Loading
 
 MAX_COPIES = 10
+STRATEGIES = ("tree", "copies", "single", "none")
+
+
+class Strategy(Reuse, Protocol):
+    """A way of remembering that tells how many bytes it keeps for later, lanes left out."""
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    def clear(self) -> None: ...
+
+
+class TreeStrategy(PrefixCache):
+    """The prefix cache itself, as a strategy."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.memory.tree_bytes
 
 
 class LaneSession:
@@ -174,3 +196,14 @@ class CopyPerConversation:
         self._copies.remove(copy)
         for item in copy.items:
             self._store.release(item)
+
+
+def make_strategy(name: str, runner: Runner) -> Strategy:
+    """A fresh strategy with lanes of its own on the runner's engine."""
+    engine = runner.engine
+    if name == "single":
+        return SingleEntry(engine, engine.make_lane())
+    if name == "copies":
+        return CopyPerConversation(engine, engine.make_lane())
+    lanes = [engine.make_lane() for _ in runner.prefix_cache.slots]
+    return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.room.budget_bytes, is_enabled=name == "tree")

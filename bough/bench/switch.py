@@ -5,29 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from bough.bench.strategies import CopyPerConversation, SingleEntry
+from bough.bench.strategies import make_strategy
 from bough.bench.workload import Conversation, SwitchSetup, words
-from bough.cache.prefix_cache import PrefixCache
-from bough.cache.session import Reuse
 from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import Trie
 from bough.runner import Runner
 from bough.types import Completion
 
-STRATEGIES = ("tree", "copies", "single", "none")
 OVERHEAD_PROMPTS = 4
 OVERHEAD_WORDS = 350
-
-
-class Strategy(Reuse, Protocol):
-    """A way of remembering that tells how many bytes it keeps for later, lanes left out."""
-
-    @property
-    def kept_bytes(self) -> int: ...
-
-    def clear(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -96,25 +84,6 @@ class Oracle:
             self._trie.append(node, pack(tokens[found.length :]))
 
 
-class TreeStrategy(PrefixCache):
-    """The prefix cache itself, as a strategy."""
-
-    @property
-    def kept_bytes(self) -> int:
-        return self.memory.tree_bytes
-
-
-def make_strategy(name: str, runner: Runner) -> Strategy:
-    """A fresh strategy with lanes of its own on the runner's engine."""
-    engine = runner.engine
-    if name == "single":
-        return SingleEntry(engine, engine.make_lane())
-    if name == "copies":
-        return CopyPerConversation(engine, engine.make_lane())
-    lanes = [engine.make_lane() for _ in runner.prefix_cache.slots]
-    return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.room.budget_bytes, is_enabled=name == "tree")
-
-
 def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:
     """Run the workload under one strategy, yielding after each turn."""
     strategy = make_strategy(name, runner)
@@ -126,7 +95,7 @@ def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tupl
             with runner.remembering(strategy):
                 answer = runner.generate(conversation.messages, max_tokens=setup.reply_tokens, ignore_eos=True)
             conversation.hear(answer.text)
-            result.turns.append(_measure(conversation.number, turn, oracle.possible(ids), answer))
+            result.turns.append(make_turn(conversation.number, turn, oracle.possible(ids), answer))
             result.replies.append(answer.token_ids)
             result.kept_bytes = strategy.kept_bytes
             oracle.remember([*ids, *fed_tokens(answer)])
@@ -140,7 +109,8 @@ def fed_tokens(answer: Completion) -> tuple[int, ...]:
     return answer.token_ids if ended_itself else answer.token_ids[:-1]
 
 
-def _measure(conversation: int, turn: int, possible: int, answer: Completion) -> Turn:
+def make_turn(conversation: int, turn: int, possible: int, answer: Completion) -> Turn:
+    """What one answer cost."""
     usage, timings = answer.usage, answer.timings
     return Turn(
         conversation,

@@ -29,6 +29,13 @@ def make_progress(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
+def _warn_if_busy(console: Console) -> None:
+    from bough.bench.report import load_warning
+
+    if warning := load_warning():
+        console.print(f"[yellow]{warning}[/yellow]")
+
+
 @app.command()
 def switch(
     model: Model = None,
@@ -48,8 +55,9 @@ def switch(
     as_json: Json = False,
 ) -> None:
     """Conversations that take turns over one system prompt: the tree, a copy per conversation, a single entry, no cache."""
-    from bough.bench.report import load_warning, plot, require_matplotlib, strategy_table
-    from bough.bench.switch import STRATEGIES, as_report, measure_overhead, run_strategy
+    from bough.bench.report import plot, require_matplotlib, strategy_table
+    from bough.bench.strategies import STRATEGIES
+    from bough.bench.switch import as_report, measure_overhead, run_strategy
     from bough.bench.timing import warm_up
     from bough.runner import load
 
@@ -57,8 +65,7 @@ def switch(
         require_matplotlib()
     console = Console(stderr=as_json)
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
-    if warning := load_warning():
-        console.print(f"[yellow]{warning}[/yellow]")
+    _warn_if_busy(console)
     settings: dict[str, Any] = {"device_bytes": memory, "host_bytes": host_memory, "disk_bytes": disk}
     with load(model, engine=engine, threads=threads, device=device, dtype=dtype, **settings) as runner:
         warm_up(runner)
@@ -159,12 +166,10 @@ def restart(
     as_json: Json = False,
 ) -> None:
     """The first token of a conversation after a restart: read back from disk, against computing it again."""
-    from bough.bench.report import load_warning
     from bough.bench.restart import measure_restart
 
     console = Console(stderr=as_json)
-    if warning := load_warning():
-        console.print(f"[yellow]{warning}[/yellow]")
+    _warn_if_busy(console)
     with console.status("computing, then starting again"):
         figures = measure_restart(model, tokens, rounds)
     rows = {
@@ -240,13 +245,11 @@ def lanes(
 ) -> None:
     """Tokens a second of several conversations at once, in one step of the engine, against one alone."""
     from bough.bench.lanes import measure_lanes
-    from bough.bench.report import load_warning
     from bough.runner import load, load_shape
 
     console = Console(stderr=as_json)
     wanted = _numbers(counts)
-    if warning := load_warning():
-        console.print(f"[yellow]{warning}[/yellow]")
+    _warn_if_busy(console)
     settings: dict[str, Any] = {"engine": engine, "lanes": max(wanted), "threads": threads}
     with (
         console.status("measuring"),
@@ -277,13 +280,11 @@ def http(
 ) -> None:
     """Conversations that take turns, as clients of a server see it: with the tree, and with a server that keeps nothing."""
     from bough.bench.http import HttpFigures, run_http, serving
-    from bough.bench.report import load_warning
     from bough.config import load_settings
 
     console = Console(stderr=as_json)
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
-    if warning := load_warning():
-        console.print(f"[yellow]{warning}[/yellow]")
+    _warn_if_busy(console)
     figures, name = HttpFigures(), model or load_settings().model
     with make_progress(console) as progress:
         for label, flags in (("tree", ()), ("no cache", ("--no-cache",))):
@@ -316,12 +317,10 @@ def hostile(
     """What a well-behaved client of a server notices while another one sends what nobody should send."""
     from bough.bench.hostile import CASES, measure_case, measure_quiet
     from bough.bench.http import serving
-    from bough.bench.report import load_warning
     from bough.config import load_settings
 
     console, name = Console(stderr=as_json), model or load_settings().model
-    if warning := load_warning():
-        console.print(f"[yellow]{warning}[/yellow]")
+    _warn_if_busy(console)
     chosen = [case for case in CASES if only is None or only in case]
     with make_progress(console) as progress, serving(model) as url:
         task = progress.add_task("nothing else", total=len(chosen) + 1)
