@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bough.bench.workload import SHAPES, SwitchSetup
+from bough.cli.terminal.progress import make_counter
 
 app = typer.Typer(
     help="Measure Bough on this machine, side by side with simpler ways of remembering.", no_args_is_help=True
@@ -21,12 +21,6 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 Engine = Annotated[str | None, typer.Option(help="auto, torch or mlx.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="The model to run; the default one if not given.")]
-
-
-def make_progress(console: Console) -> Progress:
-    """A live line that shows what is being run and how far it is."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
 
 
 def _warn_if_busy(console: Console) -> None:
@@ -70,7 +64,7 @@ def switch(
     with load(model, engine=engine, threads=threads, device=device, dtype=dtype, **settings) as runner:
         warm_up(runner)
         results = {}
-        with make_progress(console) as progress:
+        with make_counter(console) as progress:
             for name in STRATEGIES:
                 task = progress.add_task(name, total=conversations * turns)
                 for result, _ in run_strategy(name, runner, setup):
@@ -286,7 +280,7 @@ def http(
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
     _warn_if_busy(console)
     figures, name = HttpFigures(), model or load_settings().model
-    with make_progress(console) as progress:
+    with make_counter(console) as progress:
         for label, flags in (("tree", ()), ("no cache", ("--no-cache",))):
             task = progress.add_task(label, total=conversations * turns)
             with serving(model, *flags) as url:
@@ -322,7 +316,7 @@ def hostile(
     console, name = Console(stderr=as_json), model or load_settings().model
     _warn_if_busy(console)
     chosen = [case for case in CASES if only is None or only in case]
-    with make_progress(console) as progress, serving(model) as url:
+    with make_counter(console) as progress, serving(model) as url:
         task = progress.add_task("nothing else", total=len(chosen) + 1)
         measure_quiet(url, name, 2.0)  # what is only slow the first time
         found = [measure_quiet(url, name)]

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from bough.cli.terminal.progress import make_counter
 from bough.replay.report import Report, make_state_table, make_table, percent, plot
-from bough.replay.request import Trace
 from bough.replay.run import POLICIES
 from bough.replay.run import replay as replay_trace
-from bough.replay.trace import read_trace
+from bough.replay.trace import Trace
+from bough.replay.trace_file import read_trace
 
 
 def replay(
@@ -70,8 +70,7 @@ def read_policies(text: str) -> list[str]:
 
 def _replay_all(trace: Trace, policies: list[str], budgets: list[float], console: Console) -> Report:
     results = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with make_counter(console) as progress:
         for policy in policies:
             for budget in budgets:
                 task = progress.add_task(f"{policy}, {percent(budget)}", total=len(trace.requests))

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from bough.errors import RequestError
-from bough.replay.request import Request, Trace
+from bough.replay.trace import Request, Trace
 from bough.types import Boundary, Mark
 
 BLOCK_TOKENS = 16

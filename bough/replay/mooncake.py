@@ -13,7 +13,7 @@ from itertools import count, islice
 from typing import Any
 
 from bough.errors import RequestError
-from bough.replay.request import Request, Trace
+from bough.replay.trace import Request, Trace
 
 BLOCK_TOKENS = 512
 FIRST_FRESH_ID = 10**12

@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from bough.errors import RequestError
-from bough.replay.request import Trace
 from bough.replay.run import Result
+from bough.replay.trace import Trace
 
 NAMES = {
     "duel": "LRU ⟷ LRU-2 duel, pages",

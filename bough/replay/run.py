@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bough.cache.residency.policy import LRU, LRU2, WHOLE_NODES
-from bough.replay.offline import OfflineTree
-from bough.replay.placement import PlacedTree, SpacedTree
-from bough.replay.request import Trace
+from bough.replay.belady import OfflineTree
+from bough.replay.recurrent import PlacedTree, SpacedTree
 from bough.replay.strategies import Copies, SingleEntry, Strategy, Tree
+from bough.replay.trace import Trace
 from bough.types import Mark
 
 POLICIES: dict[str, Callable[[Trace, int], Strategy]] = {

@@ -14,7 +14,7 @@ from bough.cache.residency.policy import Policy
 from bough.cache.session import Session
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
 from bough.replay.engine import PAGE_TOKENS, CountingEngine
-from bough.replay.request import Request
+from bough.replay.trace import Request
 
 NEXT_TOKEN = -1
 """Stands for what a prompt has beyond its full blocks. It is never stored: every full block of a prompt can be reused."""

@@ -1,36 +1,65 @@
-"""Reading a trace file: which format it has, and what becomes of one that cannot be read.
+"""Recorded requests, in the one form that all trace formats are read into.
 
-A file that begins with `[` is a JSON list of runs with messages; any other has a Mooncake request on each line. Both may be
-gzipped.
+A request is lists of block ids; equal ids mean equal prefixes up to there. Only full blocks count: the partial last one
+of a prompt always misses.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from bough.errors import RequestError
-from bough.replay.messages import read_runs
-from bough.replay.mooncake import read_rows
-from bough.replay.request import Trace
+from bough.types import Boundary
 
 
-def read_trace(file: Path) -> Trace:
-    """The requests of a trace file; RequestError says what is wrong with it, and where."""
-    text = _read_text(file)
-    read = read_runs if text.lstrip().startswith("[") else read_rows
-    trace = read(file.name, text)
-    if not trace.num_blocks:
-        raise RequestError(f"{file.name}: the trace has {len(trace.requests)} requests and not one full block")
-    return trace
+@dataclass(frozen=True)
+class Request:
+    """One request: the ids of the prompt's full blocks, and of those that are stored when the reply is there.
+
+    `boundaries` are in blocks, each before the block that holds it; there are none where the trace does not tell.
+    """
+
+    time_s: float
+    prompt_tokens: int
+    prompt: list[int]
+    stored: list[int]
+    boundaries: tuple[Boundary, ...] = ()
 
 
-def _read_text(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
-    except FileNotFoundError as error:
-        raise RequestError(f"there is no file {file}") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise RequestError(f"{file} cannot be read: {error}") from error
+@dataclass(frozen=True)
+class Trace:
+    """Requests in the order in which they came."""
+
+    name: str
+    block_tokens: int
+    requests: list[Request]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(request.prompt_tokens for request in self.requests)
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks that are ever stored."""
+        return len({block for request in self.requests for block in request.stored})
+
+    def unlimited_share(self) -> float:
+        """The share of all prompt tokens that a cache which never lets anything go would serve."""
+        held: set[int] = set()
+        served = 0
+        for request in self.requests:
+            served += next((n for n, block in enumerate(request.prompt) if block not in held), len(request.prompt))
+            held.update(request.stored)
+        return served * self.block_tokens / max(1, self.prompt_tokens)
+
+    def renumbered(self) -> Trace:
+        """The same trace with ids that count from 0, as they first appear."""
+        ids: dict[int, int] = {}
+        requests = [
+            replace(each, prompt=_renumber(each.prompt, ids), stored=_renumber(each.stored, ids)) for each in self.requests
+        ]
+        return Trace(self.name, self.block_tokens, requests)
+
+
+def _renumber(blocks: Sequence[int], ids: dict[int, int]) -> list[int]:
+    return [ids.setdefault(block, len(ids)) for block in blocks]

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from bough.replay.request import Request, Trace
 from bough.replay.run import POLICIES, Result, replay
 from bough.replay.strategies import Tree
+from bough.replay.trace import Request, Trace
 
 SEVEN_BLOCKS = 7
 FOUR_OF_SEVEN = 4.01 / SEVEN_BLOCKS

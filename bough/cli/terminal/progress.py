@@ -15,9 +15,11 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -40,6 +42,12 @@ def show_progress(console: Console, *, stays: bool = True) -> Iterator[Work]:
         yield bars
     finally:
         bars.finish()
+
+
+def make_counter(console: Console) -> Progress:
+    """A live line on a terminal: what is running, how many steps of it are done, and since when."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class Bars:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from bough.cache.tree.reason import Reason
-from bough.replay.placement import PlacedTree, SpacedTree
-from bough.replay.request import Request, Trace
+from bough.replay.recurrent import PlacedTree, SpacedTree
 from bough.replay.run import POLICIES, replay
 from bough.replay.strategies import StateCosts
+from bough.replay.trace import Request, Trace
 from bough.types import Boundary, Mark
 from tests.replay.test_run import drawn, trace_of
 

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from bough.cache.residency.policy import Key, Policy
 from bough.cache.tree.node import Node
 from bough.cache.tree.tokens import cut, unpack
-from bough.replay.request import Request, Trace
 from bough.replay.strategies import Tree
+from bough.replay.trace import Request, Trace
 
 
 class Future:

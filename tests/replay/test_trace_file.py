@@ -12,8 +12,8 @@ import pytest
 
 from bough.errors import RequestError
 from bough.replay.messages import TOOLS
-from bough.replay.request import Request, Trace
-from bough.replay.trace import read_trace
+from bough.replay.trace import Request, Trace
+from bough.replay.trace_file import read_trace
 from bough.types import Boundary, Mark
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from bough.cache.captures import POINT_SPACING
 from bough.cache.session import Session
 from bough.replay.engine import CountingEngine
-from bough.replay.request import Request, Trace
 from bough.replay.strategies import StateCosts, Tree
+from bough.replay.trace import Request, Trace
 from bough.types import Mark
 
 STATE_TOKENS = 1536
