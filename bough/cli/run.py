@@ -15,10 +15,10 @@ from bough.cli.chat.chat import TerminalChat
 from bough.cli.chat.line_input import history, read_message
 from bough.cli.chat.loop import run_chat
 from bough.cli.chat.parameters import read_format
+from bough.cli.prompt_args import PromptArgs, read_prompt_args
 from bough.cli.terminal.answer import as_dict, stream_answer, summarise
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
-from bough.cli.words import Words, read_words
 from bough.errors import ModelNotFound, RequestError
 from bough.runner import Runner, load
 from bough.types import Prompt, SamplingParams
@@ -28,7 +28,7 @@ _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Manner:
+class RunOptions:
     """How the answer is wanted."""
 
     params: SamplingParams
@@ -97,19 +97,19 @@ def run(
         stop=stop or None,
         format=format,
     )
-    manner = Manner(params, system, raw, as_json, verbose)
-    asked = read_words([word for word in (first, *(rest or ())) if word], model, sys.stdin)
-    _check_usage(asked, manner)
+    run_options = RunOptions(params, system, raw, as_json, verbose)
+    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
+    _check_usage(args, run_options)
     screen, started_s = Screen(), time.perf_counter()
     settings = options.settings_of(ctx)
     del settings["model"]  # the words may have named it, too
-    with _load(asked, settings, screen) as runner:
+    with _load(args, settings, screen) as runner:
         load_s = time.perf_counter() - started_s
-        _require_template(runner, manner)
-        if asked.prompt is None:
-            _chat(runner, manner, screen, load_s)
+        _require_template(runner, run_options)
+        if args.prompt is None:
+            _chat(runner, run_options, screen, load_s)
         else:
-            _answer(runner, asked.prompt, manner, screen, load_s)
+            _answer(runner, args.prompt, run_options, screen, load_s)
 
 
 def _read_params(**given: Any) -> SamplingParams:
@@ -123,52 +123,54 @@ def _read_params(**given: Any) -> SamplingParams:
         raise typer.BadParameter(str(error)) from error
 
 
-def _check_usage(asked: Words, manner: Manner) -> None:
-    if manner.is_raw and manner.system:
+def _check_usage(args: PromptArgs, run_options: RunOptions) -> None:
+    if run_options.is_raw and run_options.system:
         raise typer.BadParameter("--system needs the chat template, and --raw goes without it")
-    if asked.prompt == "":
-        raise typer.BadParameter(f"the prompt for {asked.model or 'the default model'} is empty")
-    if asked.prompt is None and (manner.is_json or manner.is_raw):
-        raise typer.BadParameter(f"{'--json' if manner.is_json else '--raw'} needs a prompt")
+    if args.prompt == "":
+        raise typer.BadParameter(f"the prompt for {args.model or 'the default model'} is empty")
+    if args.prompt is None and (run_options.is_json or run_options.is_raw):
+        raise typer.BadParameter(f"{'--json' if run_options.is_json else '--raw'} needs a prompt")
 
 
-def _load(asked: Words, settings: dict[str, Any], screen: Screen) -> Runner:
+def _load(args: PromptArgs, settings: dict[str, Any], screen: Screen) -> Runner:
     try:
         with show_progress(screen.notes, stays=False) as progress:
-            progress.start(f"loading {asked.model or 'the default model'}", None)
-            return load(asked.model, progress=progress, **settings)
+            progress.start(f"loading {args.model or 'the default model'}", None)
+            return load(args.model, progress=progress, **settings)
     except ModelNotFound as error:
-        if not asked.is_guess:
+        if not args.is_guess:
             raise
-        raise ModelNotFound(f"{error}; if {asked.model!r} is a part of the prompt, name the model by --model") from error
+        raise ModelNotFound(f"{error}; if {args.model!r} is a part of the prompt, name the model by --model") from error
 
 
-def _require_template(runner: Runner, manner: Manner) -> None:
-    if not manner.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
+def _require_template(runner: Runner, run_options: RunOptions) -> None:
+    if not run_options.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
         raise RequestError("the model has no chat template: give a prompt and --raw to continue a text")
 
 
-def _answer(runner: Runner, text: str, manner: Manner, screen: Screen, load_s: float) -> None:
-    completion = stream_answer(runner, _prompt(text, manner), manner.params, screen, is_silent=manner.is_json)
-    if manner.is_json:
+def _answer(runner: Runner, text: str, run_options: RunOptions, screen: Screen, load_s: float) -> None:
+    completion = stream_answer(
+        runner, _prompt(text, run_options), run_options.params, screen, is_silent=run_options.is_json
+    )
+    if run_options.is_json:
         name = runner.files.name if runner.files else ""
         screen.write_line(json.dumps(as_dict(completion, name, load_s), ensure_ascii=False))
     screen.end_line()
-    if manner.is_verbose:
+    if run_options.is_verbose:
         for line in summarise(completion, load_s):
             screen.note(line)
     if completion.finish_reason == "cancelled":
         raise typer.Exit(_INTERRUPTED)
 
 
-def _prompt(text: str, manner: Manner) -> Prompt:
-    if manner.is_raw:
+def _prompt(text: str, run_options: RunOptions) -> Prompt:
+    if run_options.is_raw:
         return text
-    system = [{"role": "system", "content": manner.system}] if manner.system else []
+    system = [{"role": "system", "content": run_options.system}] if run_options.system else []
     return [*system, {"role": "user", "content": text}]
 
 
-def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None:
+def _chat(runner: Runner, run_options: RunOptions, screen: Screen, load_s: float) -> None:
     about = runner.engine.describe()
     name = runner.files.name if runner.files else about.get("model", "")
     place = f"{about['engine']} ({about.get('device', 'unknown')})"
@@ -176,9 +178,9 @@ def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None
     chat = TerminalChat(
         runner,
         screen,
-        params=manner.params,
-        system=manner.system,
-        is_verbose=manner.is_verbose,
+        params=run_options.params,
+        system=run_options.system,
+        is_verbose=run_options.is_verbose,
         load_s=load_s,
     )
     with history(runner.settings.cache_folder / "history"):

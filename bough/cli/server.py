@@ -14,10 +14,10 @@ from rich import filesize
 
 from bough.cli import options
 from bough.cli.client import Client
+from bough.cli.prompt_args import read_prompt_args
 from bough.cli.terminal.columns import ahead, align, describe, memory
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
-from bough.cli.words import read_words
 from bough.config import Settings, load_settings
 from bough.errors import BoughError
 from bough.runner import find_model
@@ -197,14 +197,14 @@ def explain(
     url: options.Url = None,
 ) -> None:
     """Tell how much of a prompt is known, and where it leaves what is known."""
-    asked = read_words([word for word in (first, *(rest or ())) if word], model, sys.stdin)
-    if not asked.prompt:
+    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
+    if not args.prompt:
         raise typer.BadParameter("there is no prompt to explain")
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, and --raw goes without it")
     screen = Screen()
     with Client(load_settings(), url) as client:
-        found = client.post("/api/cache/explain", model=asked.model, prompt=asked.prompt, system=system, raw=raw)
+        found = client.post("/api/cache/explain", model=args.model, prompt=args.prompt, system=system, raw=raw)
     if as_json:
         return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
     for line in _explain_lines(found):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from bough.cli.words import clean
+from bough.cli.prompt_args import clean
 
 try:
     import readline as _readline

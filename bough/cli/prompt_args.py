@@ -20,7 +20,7 @@ _PATH_STARTS = ("/", "./", "../", "~")
 
 
 @dataclass(frozen=True)
-class Words:
+class PromptArgs:
     """What was asked for; None: not given; "": given and empty. `is_guess` if the model was a word among others."""
 
     model: str | None
@@ -28,12 +28,12 @@ class Words:
     is_guess: bool = False
 
 
-def read_words(words: Sequence[str], model: str | None, stdin: TextIO | None) -> Words:
+def read_prompt_args(words: Sequence[str], model: str | None, stdin: TextIO | None) -> PromptArgs:
     """Tell model and prompt apart, and read `stdin` if it is a part of the prompt."""
     is_guess = model is None and bool(words) and is_like_a_model(words[0])
     texts = _find_texts(words[1:] if is_guess else words, stdin)
     prompt = "\n\n".join(clean(text) for text in texts if text.strip()) if texts else None
-    return Words(words[0] if is_guess else model, prompt, is_guess)
+    return PromptArgs(words[0] if is_guess else model, prompt, is_guess)
 
 
 def _find_texts(words: Sequence[str], stdin: TextIO | None) -> list[str]:
