@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from bough.bench.workload import Conversation, SwitchSetup
+from bough.bench.workload import ScriptedChat, SwitchSetup
 from bough.errors import EngineError
 
 START_S = 300.0
@@ -110,7 +110,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 def run_http(url: str, model: str, setup: SwitchSetup) -> Iterator[HttpTurn]:
     """Conversations that take turns, each request streamed, yielding after each."""
-    conversations = [Conversation(number, setup) for number in range(setup.conversations)]
+    conversations = [ScriptedChat(number, setup) for number in range(setup.conversations)]
     with httpx.Client(timeout=600) as client:
         for turn in range(setup.turns):
             for conversation in conversations:

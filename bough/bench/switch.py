@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.bench.strategies import make_strategy
-from bough.bench.workload import Conversation, SwitchSetup, words
+from bough.bench.workload import ScriptedChat, SwitchSetup, words
 from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import Trie
 from bough.runner import Runner
@@ -88,7 +88,7 @@ def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tupl
     """Run the workload under one strategy, yielding after each turn."""
     strategy = make_strategy(name, runner)
     oracle, result = Oracle(), StrategyResult(name)
-    conversations = [Conversation(number, setup) for number in range(setup.conversations)]
+    conversations = [ScriptedChat(number, setup) for number in range(setup.conversations)]
     for turn in range(setup.turns):
         for conversation in conversations:
             ids = list(runner.encode(conversation.ask(turn)).ids)

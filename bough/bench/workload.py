@@ -75,7 +75,7 @@ class SwitchSetup:
 
 
 @dataclass
-class Conversation:
+class ScriptedChat:
     """One chat: the shared system prompt, what the user says, and what the model answered."""
 
     number: int

@@ -42,7 +42,7 @@ _HEADER = ("TREE", "MODEL", "FINGERPRINT", "PAGES", "STATES", "SIZE", "INDEX", "
 
 
 @dataclass(frozen=True)
-class Room:
+class DiskUse:
     """What all trees take together, and what they may take."""
 
     folder: str
@@ -78,13 +78,13 @@ def info(as_json: Json = False) -> None:
     """Show the trees on disk, what they take and what they may take."""
     screen, settings = Screen(), load_settings()
     trees = list_trees(settings.trees_folder)
-    room = _measure(trees, settings)
+    use = _measure(trees, settings)
     if as_json:
-        return screen.write_line(json.dumps(asdict(room) | {"trees": [_facts(tree) for tree in trees]}, indent=2))
+        return screen.write_line(json.dumps(asdict(use) | {"trees": [_facts(tree) for tree in trees]}, indent=2))
     if trees:
         for line in [*align([_HEADER, *map(_row, trees)]), ""]:
             screen.write_line(line)
-    for line in describe(_describe_room(room, len(trees)), indent=""):
+    for line in describe(_describe_use(use, len(trees)), indent=""):
         screen.write_line(line)
     for tree in trees:
         if tree.problem:
@@ -92,20 +92,20 @@ def info(as_json: Json = False) -> None:
     return None
 
 
-def _measure(trees: Sequence[TreeInfo], settings: Settings) -> Room:
+def _measure(trees: Sequence[TreeInfo], settings: Settings) -> DiskUse:
     folder, held_bytes = settings.trees_folder, sum(map(_size_bytes, trees))
     budget_bytes = settings.disk_bytes
     if budget_bytes is None:
         budget_bytes = default_disk_bytes(folder, settings.disk_free_bytes, held_bytes)
-    return Room(str(folder), held_bytes, budget_bytes, free_disk_bytes(folder), settings.disk_free_bytes)
+    return DiskUse(str(folder), held_bytes, budget_bytes, free_disk_bytes(folder), settings.disk_free_bytes)
 
 
-def _describe_room(room: Room, num_trees: int) -> dict[str, str]:
+def _describe_use(use: DiskUse, num_trees: int) -> dict[str, str]:
     return {
-        "trees": f"{num_trees:,}, {filesize.decimal(room.held_bytes)}",
-        "budget": filesize.decimal(room.budget_bytes) if room.budget_bytes else "none: nothing is written to the disk",
-        "free": f"{filesize.decimal(room.free_bytes)}, of which {filesize.decimal(room.disk_free_bytes)} are left alone",
-        "folder": room.folder,
+        "trees": f"{num_trees:,}, {filesize.decimal(use.held_bytes)}",
+        "budget": filesize.decimal(use.budget_bytes) if use.budget_bytes else "none: nothing is written to the disk",
+        "free": f"{filesize.decimal(use.free_bytes)}, of which {filesize.decimal(use.disk_free_bytes)} are left alone",
+        "folder": use.folder,
     }
 
 

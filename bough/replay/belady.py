@@ -7,8 +7,8 @@ from bisect import bisect_right
 from bough.cache.residency.policy import Key, Policy
 from bough.cache.tree.node import Node
 from bough.cache.tree.tokens import cut, unpack
-from bough.replay.strategies import Tree
-from bough.replay.trace import Request, Trace
+from bough.replay.strategies import ReplayTree
+from bough.replay.trace import Trace, TraceRequest
 
 
 class Future:
@@ -33,19 +33,19 @@ class Future:
         return (-self.next_use(last), -node.end)
 
 
-class OfflineTree:
+class BeladyTree:
     """The real cache, evicting by what the trace still holds."""
 
     state_costs = None
 
     def __init__(self, budget: int, trace: Trace) -> None:
         self._future = Future(trace)
-        self._tree = Tree(budget, Policy(self._future.leaf_belady))
+        self._tree = ReplayTree(budget, Policy(self._future.leaf_belady))
 
     @property
     def num_evicted(self) -> int:
         return self._tree.num_evicted
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         self._future.now += 1
         return self._tree.serve(request)

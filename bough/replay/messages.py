@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from bough.errors import RequestError
-from bough.replay.trace import Request, Trace
+from bough.replay.trace import Trace, TraceRequest
 from bough.types import Boundary, Mark
 
 BLOCK_TOKENS = 16
@@ -28,7 +28,7 @@ TOOLS = "".join(chr(ord("a") + number * 7919 % 26) for number in range(9000))
 
 
 @dataclass(frozen=True)
-class Message:
+class TraceMessage:
     """Who says what; tool calls are part of the text."""
 
     role: str
@@ -59,9 +59,9 @@ def read_runs(name: str, text: str) -> Trace:
     return Trace(name, BLOCK_TOKENS, [_request(at, chats[at.run], blocks) for at in sorted(_arrivals(chats))])
 
 
-def _messages(name: str, number: int, run: Any) -> list[Message]:
+def _messages(name: str, number: int, run: Any) -> list[TraceMessage]:
     try:
-        return [Message(each["role"], (each.get("content") or "") + _tool_calls(each)) for each in run["traj"]]
+        return [TraceMessage(each["role"], (each.get("content") or "") + _tool_calls(each)) for each in run["traj"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{name}, run {number}: no list of messages with role and content under 'traj'") from error
 
@@ -71,7 +71,7 @@ def _tool_calls(message: dict[str, Any]) -> str:
     return json.dumps(calls) if calls else ""
 
 
-def _arrivals(chats: Sequence[Sequence[Message]]) -> Iterator[_Arrival]:
+def _arrivals(chats: Sequence[Sequence[TraceMessage]]) -> Iterator[_Arrival]:
     """Runs begin at random; people think longer than tools work, and a reply takes as long as it is."""
     chance, start_s = random.Random(SEED), 0.0
     for number, chat in enumerate(chats):
@@ -101,15 +101,15 @@ class _Blocks:
         return found
 
 
-def _request(at: _Arrival, chat: Sequence[Message], blocks: _Blocks) -> Request:
+def _request(at: _Arrival, chat: Sequence[TraceMessage], blocks: _Blocks) -> TraceRequest:
     asked = chat[: at.index]
     prompt = TOOLS + "".join(message.rendered for message in asked)
     stored = blocks.of(prompt + chat[at.index].rendered)
     tokens, num_blocks = len(prompt) // CHARS_PER_TOKEN, len(prompt) // BLOCK_CHARS
-    return Request(at.time_s, tokens, stored[:num_blocks], stored, _boundaries(asked))
+    return TraceRequest(at.time_s, tokens, stored[:num_blocks], stored, _boundaries(asked))
 
 
-def _boundaries(chat: Sequence[Message]) -> tuple[Boundary, ...]:
+def _boundaries(chat: Sequence[TraceMessage]) -> tuple[Boundary, ...]:
     """Where the system part ends, the last user message begins, and messages of users and tools end, in blocks."""
     ends = list(accumulate((len(message.rendered) for message in chat), initial=len(TOOLS)))
     first = next((i for i, message in enumerate(chat) if message.role != "system"), len(chat))

@@ -13,7 +13,7 @@ from itertools import count, islice
 from typing import Any
 
 from bough.errors import RequestError
-from bough.replay.trace import Request, Trace
+from bough.replay.trace import Trace, TraceRequest
 
 BLOCK_TOKENS = 512
 FIRST_FRESH_ID = 10**12
@@ -82,7 +82,7 @@ def _describe(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def _requests(rows: Sequence[_Row]) -> Iterator[Request]:
+def _requests(rows: Sequence[_Row]) -> Iterator[TraceRequest]:
     """A reply's blocks have the ids that the next turn shows for them, if there is one; otherwise ids of their own."""
     fresh = count(FIRST_FRESH_ID)
     users: dict[int, list[int]] = {}
@@ -95,7 +95,7 @@ def _requests(rows: Sequence[_Row]) -> Iterator[Request]:
         reply = _shown_reply(row, [rows[other] for other in later[after : after + NUM_NEXT_TURNS]])
         if reply is None:
             reply = list(islice(fresh, row.num_blocks - row.num_prompt_blocks))
-        yield Request(row.time_ms / 1000, row.input_length, row.prompt, row.prompt + reply)
+        yield TraceRequest(row.time_ms / 1000, row.input_length, row.prompt, row.prompt + reply)
 
 
 def _shown_reply(row: _Row, later: Iterable[_Row]) -> list[int] | None:

@@ -12,15 +12,15 @@ from dataclasses import replace
 from bough.cache.captures import POINT_SPACING
 from bough.cache.session import Session
 from bough.replay.engine import CountingEngine
-from bough.replay.strategies import StateCosts, Tree
-from bough.replay.trace import Request, Trace
+from bough.replay.strategies import ReplayTree, StateCosts
+from bough.replay.trace import Trace, TraceRequest
 from bough.types import Mark
 
 STATE_TOKENS = 1536
 """The tokens whose rows take as many bytes as one state."""
 
 
-class PlacedTree(Tree):
+class PlacedTree(ReplayTree):
     """States where the library places them: at the end, where paths part, at boundaries, and far apart in long prompts.
 
     Of the boundaries that a trace tells, those with the given marks are passed on.
@@ -37,7 +37,7 @@ class PlacedTree(Tree):
     def state_costs(self) -> StateCosts:
         return StateCosts(self._states.num_states_made, self._sum_of_shares / max(1, self._num_served))
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         known = tuple(boundary for boundary in request.boundaries if boundary.mark in self._marks)
         reused = super().serve(replace(request, boundaries=known))
         self._num_served += 1
@@ -55,7 +55,7 @@ class SpacedTree(PlacedTree):
         super().__init__(trace, budget)
         self._spacing = max(1, spacing_tokens // trace.block_tokens)
 
-    def feed(self, session: Session, request: Request) -> None:
+    def feed(self, session: Session, request: TraceRequest) -> None:
         """Evaluate up to each multiple in turn. The cache captures a session's end by itself: here that is one, too."""
         session.captures.clear()
         first = session.offset // self._spacing * self._spacing + self._spacing

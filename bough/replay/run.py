@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bough.cache.residency.policy import LRU, LRU2, WHOLE_NODES
-from bough.replay.belady import OfflineTree
+from bough.replay.belady import BeladyTree
 from bough.replay.recurrent import PlacedTree, SpacedTree
-from bough.replay.strategies import Copies, SingleEntry, Strategy, Tree
+from bough.replay.strategies import ReplayCopies, ReplaySingleEntry, ReplayStrategy, ReplayTree
 from bough.replay.trace import Trace
 from bough.types import Mark
 
-POLICIES: dict[str, Callable[[Trace, int], Strategy]] = {
-    "duel": lambda trace, budget: Tree(budget),
-    "lru": lambda trace, budget: Tree(budget, LRU),
-    "lru2": lambda trace, budget: Tree(budget, LRU2),
-    "nodes": lambda trace, budget: Tree(budget, WHOLE_NODES),
-    "copies": lambda trace, budget: Copies(budget),
-    "single": lambda trace, budget: SingleEntry(budget),
-    "belady": lambda trace, budget: OfflineTree(budget, trace),
+POLICIES: dict[str, Callable[[Trace, int], ReplayStrategy]] = {
+    "duel": lambda trace, budget: ReplayTree(budget),
+    "lru": lambda trace, budget: ReplayTree(budget, LRU),
+    "lru2": lambda trace, budget: ReplayTree(budget, LRU2),
+    "nodes": lambda trace, budget: ReplayTree(budget, WHOLE_NODES),
+    "copies": lambda trace, budget: ReplayCopies(budget),
+    "single": lambda trace, budget: ReplaySingleEntry(budget),
+    "belady": lambda trace, budget: BeladyTree(budget, trace),
     "placed": lambda trace, budget: PlacedTree(trace, budget),
     "placed-chat": lambda trace, budget: PlacedTree(trace, budget, marks=tuple(Mark)),
     "spaced-512": lambda trace, budget: SpacedTree(trace, budget, 512),

@@ -14,7 +14,7 @@ from bough.cache.residency.policy import Policy
 from bough.cache.session import Session
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
 from bough.replay.engine import PAGE_TOKENS, CountingEngine
-from bough.replay.trace import Request
+from bough.replay.trace import TraceRequest
 
 NEXT_TOKEN = -1
 """Stands for what a prompt has beyond its full blocks. It is never stored: every full block of a prompt can be reused."""
@@ -31,7 +31,7 @@ class StateCosts:
     share: float
 
 
-class Strategy(Protocol):
+class ReplayStrategy(Protocol):
     """Something that serves requests and remembers."""
 
     @property
@@ -44,12 +44,12 @@ class Strategy(Protocol):
         """What recurrent states cost so far; None for a model that has none."""
         ...
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         """Serve a request; returns how many blocks of its prompt were reused."""
         ...
 
 
-class Tree:
+class ReplayTree:
     """The cache that the library runs, over an engine that only counts. Without a policy, the duel decides.
 
     The engine is that of a model of full attention alone, unless another is given.
@@ -82,7 +82,7 @@ class Tree:
     def state_costs(self) -> StateCosts | None:
         return None
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         self._now = request.time_s
         prompt, num_new = [*request.prompt, NEXT_TOKEN], len(request.stored) - len(request.prompt)
         with self.cache.begin(prompt, boundaries=request.boundaries, max_new_tokens=num_new) as session:
@@ -90,21 +90,21 @@ class Tree:
         self.cache.room.clear_slot(session.slot)  # a lane that costs nothing must not remember anything
         return session.cached
 
-    def feed(self, session: Session, request: Request) -> None:
+    def feed(self, session: Session, request: TraceRequest) -> None:
         """Evaluate what is not reused, up to each capture that the cache has scheduled, and on to the end."""
         for end in sorted(session.captures):
             self.evaluate(session, request, end)
             session.publish()
         self.evaluate(session, request, len(request.stored))
 
-    def evaluate(self, session: Session, request: Request, end: int) -> None:
+    def evaluate(self, session: Session, request: TraceRequest, end: int) -> None:
         """Let the session's lane go on to `end`."""
         blocks = request.stored[session.offset : end]
         with session.feeding(blocks):
             self._engine.evaluate(session.lane, len(blocks))
 
 
-class SingleEntry:
+class ReplaySingleEntry:
     """The last sequence alone, as far as the budget reaches: what a plain runner does."""
 
     state_costs = None
@@ -114,7 +114,7 @@ class SingleEntry:
         self._held = b""
         self.num_evicted = 0
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         reused = common_prefix(self._held, pack(request.prompt))
         stored = pack(request.stored[: self._budget])
         self.num_evicted += num_tokens(self._held) - common_prefix(self._held, stored)
@@ -122,7 +122,7 @@ class SingleEntry:
         return reused
 
 
-class Copies:
+class ReplayCopies:
     """Whole sequences, each a copy of its own, as many as fit; the least recently used goes first.
 
     A sequence that continues a copy takes its place. One that is larger than the budget is cut.
@@ -136,7 +136,7 @@ class Copies:
         self._num_held = 0
         self.num_evicted = 0
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         prompt, stored = pack(request.prompt), pack(request.stored[: self._budget])
         best, reused = self._best(prompt)
         if reused:

@@ -13,7 +13,7 @@ from bough.types import Boundary
 
 
 @dataclass(frozen=True)
-class Request:
+class TraceRequest:
     """One request: the ids of the prompt's full blocks, and of those that are stored when the reply is there.
 
     `boundaries` are in blocks, each before the block that holds it; there are none where the trace does not tell.
@@ -32,7 +32,7 @@ class Trace:
 
     name: str
     block_tokens: int
-    requests: list[Request]
+    requests: list[TraceRequest]
 
     @property
     def prompt_tokens(self) -> int:

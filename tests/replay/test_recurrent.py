@@ -11,7 +11,7 @@ from bough.cache.tree.reason import Reason
 from bough.replay.recurrent import PlacedTree, SpacedTree
 from bough.replay.run import POLICIES, replay
 from bough.replay.strategies import StateCosts
-from bough.replay.trace import Request, Trace
+from bough.replay.trace import Trace, TraceRequest
 from bough.types import Boundary, Mark
 from tests.replay.test_run import drawn, trace_of
 
@@ -21,8 +21,8 @@ EMPTY = Trace("by hand", BLOCK_TOKENS, [])
 SPACED = ("spaced-512", "spaced-2048", "spaced-8192")
 
 
-def request(*prompt: int, reply: tuple[int, ...] = (), at: float = 0.0, marks: tuple[Boundary, ...] = ()) -> Request:
-    return Request(at, BLOCK_TOKENS * len(prompt), list(prompt), [*prompt, *reply], marks)
+def request(*prompt: int, reply: tuple[int, ...] = (), at: float = 0.0, marks: tuple[Boundary, ...] = ()) -> TraceRequest:
+    return TraceRequest(at, BLOCK_TOKENS * len(prompt), list(prompt), [*prompt, *reply], marks)
 
 
 def point_reasons(tree: PlacedTree) -> dict[int, Reason]:

@@ -12,7 +12,7 @@ import pytest
 
 from bough.errors import RequestError
 from bough.replay.messages import TOOLS
-from bough.replay.trace import Request, Trace
+from bough.replay.trace import Trace, TraceRequest
 from bough.replay.trace_file import read_trace
 from bough.types import Boundary, Mark
 
@@ -41,16 +41,16 @@ def test_a_reply_has_the_ids_that_the_next_turn_shows_and_else_ids_of_its_own(tm
 
     assert (trace.name, trace.block_tokens) == ("trace.jsonl", 512)
     assert trace.requests == [
-        Request(0.0, 1100, [1, 2], [1, 2, 8]),
-        Request(1.5, 1024, [1, 9], [1, 9, 10**12]),
-        Request(2.0, 1030, [1, 2], [1, 2, 8]),
-        Request(2.5, 1700, [1, 2, 8], [1, 2, 8, 10**12 + 1]),
+        TraceRequest(0.0, 1100, [1, 2], [1, 2, 8]),
+        TraceRequest(1.5, 1024, [1, 9], [1, 9, 10**12]),
+        TraceRequest(2.0, 1030, [1, 2], [1, 2, 8]),
+        TraceRequest(2.5, 1700, [1, 2, 8], [1, 2, 8, 10**12 + 1]),
     ]
 
 
 def test_a_prompt_of_less_than_a_block_stores_only_fresh_blocks(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, row(0, 100, 1000, [1])))
-    assert trace.requests == [Request(0.0, 100, [], [10**12, 10**12 + 1])]
+    assert trace.requests == [TraceRequest(0.0, 100, [], [10**12, 10**12 + 1])]
 
 
 def test_a_gzipped_trace_is_read_like_a_plain_one(tmp_path: Path) -> None:
@@ -126,7 +126,9 @@ def test_all_runs_share_the_stand_in_for_tools(tmp_path: Path) -> None:
 
 def test_renumbering_keeps_what_is_equal_and_counts_from_0() -> None:
     marks = (Boundary(1, Mark.SYSTEM_END),)
-    trace = Trace("t", 4, [Request(0.0, 8, [70, 80], [70, 80, 10**12]), Request(1.0, 8, [70, 90], [70, 90], marks)])
+    trace = Trace(
+        "t", 4, [TraceRequest(0.0, 8, [70, 80], [70, 80, 10**12]), TraceRequest(1.0, 8, [70, 90], [70, 90], marks)]
+    )
     first, second = trace.renumbered().requests
     assert (first.prompt, first.stored) == ([0, 1], [0, 1, 2])
     assert second.stored == [0, 3]
