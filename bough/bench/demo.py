@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from bough.bench.report import load_warning, strategy_table, turn_table
-from bough.bench.strategies import make_strategy
+from bough.bench.strategies import make_strategy, using
 from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_turn
 from bough.bench.timing import warm_up
 from bough.cache.admin.view import view_tree
@@ -79,7 +79,7 @@ def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult
             tour = Tour(runner)
             task = bars.add_task({"tree": "tree", "single": "single entry", "none": "no cache"}[name], total=tour.num_turns)
             strategy = make_strategy(name, runner)
-            with runner.remembering(strategy):
+            with using(strategy, runner):
                 for _ in tour.run(name, lambda text: _say(said, text)):
                     bars.advance(task)
             results[name] = tour.result

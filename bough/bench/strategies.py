@@ -207,3 +207,13 @@ def make_strategy(name: str, runner: Runner) -> Strategy:
         return CopyPerConversation(engine, engine.make_lane())
     lanes = [engine.make_lane() for _ in runner.prefix_cache.slots]
     return TreeStrategy(engine, lanes, budget_bytes=runner.prefix_cache.room.budget_bytes, is_enabled=name == "tree")
+
+
+@contextmanager
+def using(strategy: Strategy, runner: Runner) -> Iterator[None]:
+    """Let the strategy, instead of the runner's tree, serve the requests inside this context."""
+    before, runner.reuse = runner.reuse, strategy
+    try:
+        yield
+    finally:
+        runner.reuse = before

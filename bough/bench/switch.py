@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bough.bench.strategies import make_strategy
+from bough.bench.strategies import make_strategy, using
 from bough.bench.workload import ScriptedChat, SwitchSetup, words
 from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import Trie
@@ -92,7 +92,7 @@ def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tupl
     for turn in range(setup.turns):
         for conversation in conversations:
             ids = list(runner.encode(conversation.ask(turn)).ids)
-            with runner.remembering(strategy):
+            with using(strategy, runner):
                 answer = runner.generate(conversation.messages, max_tokens=setup.reply_tokens, ignore_eos=True)
             conversation.hear(answer.text)
             result.turns.append(make_turn(conversation.number, turn, oracle.possible(ids), answer))
@@ -145,7 +145,7 @@ def measure_overhead(runner: Runner, on_step: Callable[[], None] = lambda: None,
 def _time_alone(name: str, runner: Runner, number: int) -> float:
     prompt = f"{number} {words(OVERHEAD_WORDS, f'overhead {number}')}"
     strategy = make_strategy(name, runner)
-    with runner.remembering(strategy):
+    with using(strategy, runner):
         total_s = runner.generate(prompt, raw=True, max_tokens=16, ignore_eos=True).timings.total_s
     strategy.clear()
     return total_s
