@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from bough.cli.bench import app as bench_app
-from bough.cli.cache import app as cache_app
+from bough.cli.cache.app import app as cache_app
 from bough.cli.models import list_models, pull, remove, show
 from bough.cli.replay import replay
 from bough.cli.run import run

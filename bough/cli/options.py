@@ -117,6 +117,7 @@ LogJson = Annotated[
 
 Url = Annotated[str | None, typer.Option("--url", help="The server; not given: that of the settings host and port.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 
 
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
