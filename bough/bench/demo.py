@@ -65,7 +65,7 @@ def show_demo(model: str | None = None, progress: DownloadProgress | None = None
         results, tree = _run_all(console, runner)
     console.print(turn_table(results))
     console.print(strategy_table(results))
-    console.print("\n[bold]the tree[/bold]: what is shared is kept once; each conversation is one branch")
+    console.print("\n[bold]the tree[/bold]: shared prefixes are stored once; each conversation is one branch")
     console.print(escape(tree), soft_wrap=True, highlight=False)
 
 

@@ -26,7 +26,7 @@ def load_warning() -> str | None:
 
 def strategy_table(results: dict[str, StrategyResult]) -> Table:
     """One row for each strategy: times to the first token, shares, seconds, bytes."""
-    table = Table(title="time to first token (median), by way of remembering", title_justify="left")
+    table = Table(title="time to first token (median), by strategy", title_justify="left")
     table.add_column("strategy")
     for column in _COLUMNS:
         table.add_column(column, justify="right")

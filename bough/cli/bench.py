@@ -14,13 +14,11 @@ from rich.table import Table
 from bough.bench.workload import SHAPES, SwitchSetup
 from bough.cli.terminal.progress import make_counter
 
-app = typer.Typer(
-    help="Measure Bough on this machine, side by side with simpler ways of remembering.", no_args_is_help=True
-)
+app = typer.Typer(help="Measure Bough on this machine, next to simpler caching strategies.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 Engine = Annotated[str | None, typer.Option(help="auto, torch or mlx.")]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="The model to run; the default one if not given.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="The model to run; not given: the default model.")]
 
 
 def _warn_if_busy(console: Console) -> None:
@@ -43,12 +41,14 @@ def switch(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps; gpu with mlx.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     memory: Annotated[str | None, typer.Option(help="Budget for lanes and pages, such as 2GB, or auto.")] = None,
-    host_memory: Annotated[str | None, typer.Option(help="Budget for pages that leave a GPU, auto, or 0.")] = None,
-    disk: Annotated[str, typer.Option(help="Budget for the disk, such as 50GB; 0: nothing is written to it.")] = "0",
+    host_memory: Annotated[
+        str | None, typer.Option(help="Budget for pages that are demoted from a GPU, auto, or 0.")
+    ] = None,
+    disk: Annotated[str, typer.Option(help="Budget for the disk, such as 50GB; 0: nothing is written to disk.")] = "0",
     png: Annotated[Path | None, typer.Option(help="Where to write a plot.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Conversations that take turns over one system prompt: the tree, a copy per conversation, a single entry, no cache."""
+    """Conversations take turns over one system prompt: the tree, a copy per conversation, a single entry, no cache."""
     from bough.bench.report import plot, require_matplotlib, strategy_table
     from bough.bench.strategies import STRATEGIES
     from bough.bench.switch import as_report, measure_overhead, run_strategy
@@ -88,14 +88,14 @@ def _print_ratios(console: Console, report: dict[str, Any]) -> None:
     for name, label in (("single", "single entry"), ("none", "no cache")):
         ratio = figures[name]["later_ttft_ms"] / max(tree["later_ttft_ms"], 1e-9)
         console.print(f"first token of later turns: {ratio:.1f}× sooner than with {label}")
-    console.print(f"the tree keeps {tree['bytes'] / max(figures['copies']['bytes'], 1):.0%} of the bytes of the copies")
+    console.print(f"the tree takes {tree['bytes'] / max(figures['copies']['bytes'], 1):.0%} of the bytes of the copies")
     console.print(f"with nothing to reuse: {report['no_reuse_overhead']:+.1%} of the time of no cache")
     console.print(f"answers equal under all strategies: {report['setup']['answers_equal']}")
 
 
 @app.command()
 def core(as_json: Json = False) -> None:
-    """The cost of the tree alone: matching 100,000 tokens, evicting from trees of all sizes, starting with one on disk."""
+    """The cost of the tree alone: matching 100,000 tokens, evicting from small and large trees, starting from disk."""
     from bough.bench.core import measure_core
 
     console = Console(stderr=as_json)
@@ -125,7 +125,7 @@ def restore(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Coming back to a long conversation: from the tree's snapshot, against computing it again."""
+    """Return to a long conversation: restore it from the tree, against computing it again."""
     from bough.bench.restore import measure_restore
     from bough.runner import load, load_shape
 
@@ -141,9 +141,9 @@ def restore(
         figures = measure_restore(runner, tokens)
     rows = {
         "first token, cold": figures.cold_first_token_ms,
-        "restoring the snapshot": figures.restore_ms,
+        "restoring from the tree": figures.restore_ms,
         "first token, restored": figures.restored_first_token_ms,
-        "first token, lane still rests there": figures.live_first_token_ms,
+        "first token, idle lane still holds it": figures.live_first_token_ms,
         "each further token": figures.decode_ms,
     }
     console.print(_milliseconds(f"{figures.tokens:,} tokens, medians", rows))
@@ -205,7 +205,7 @@ def paging(
     conversations: Annotated[int, typer.Option(min=2)] = 5,
     as_json: Json = False,
 ) -> None:
-    """Conversations that take turns on a GPU with room for three of them: page-in from pinned host memory."""
+    """Conversations take turns on a GPU with memory for three of them, and page in from pinned host memory."""
     from bough.bench.paging import measure_paging
 
     console = Console(stderr=as_json)
@@ -220,7 +220,7 @@ def paging(
     console.print(_milliseconds(f"{figures.conversations} conversations of {figures.tokens:,} tokens, medians", rows))
     console.print(
         f"{figures.conversation_bytes / 2**20:,.0f} MiB each · {figures.host_share:.0%} of it from the host · "
-        f"right to the bit: {figures.is_exact} · answer tokens as computed: {figures.agreement:.0%}"
+        f"equal to the bit: {figures.is_exact} · answer tokens as computed: {figures.agreement:.0%}"
     )
     if as_json:
         print(json.dumps(asdict(figures)))
@@ -230,14 +230,16 @@ def paging(
 def lanes(
     model: Model = None,
     shape: Annotated[str | None, typer.Option(help="Random weights instead of a model: llama-8b or tiny.")] = None,
-    counts: Annotated[str, typer.Option("--lanes", help="How many at once, separated by commas.")] = "1,2,4,8",
+    counts: Annotated[
+        str, typer.Option("--lanes", help="Numbers of conversations to decode together, separated by commas.")
+    ] = "1,2,4,8",
     context: Annotated[int, typer.Option(min=16, help="Tokens of each conversation.")] = 500,
     steps: Annotated[int, typer.Option(min=4)] = 24,
     engine: Engine = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the engine.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Tokens a second of several conversations at once, in one step of the engine, against one alone."""
+    """Tokens per second of several conversations that decode together, against one alone."""
     from bough.bench.lanes import measure_lanes
     from bough.runner import load, load_shape
 
@@ -272,7 +274,7 @@ def http(
     reply_tokens: Annotated[int, typer.Option(min=1)] = 16,
     as_json: Json = False,
 ) -> None:
-    """Conversations that take turns, as clients of a server see it: with the tree, and with a server that keeps nothing."""
+    """Conversations take turns over HTTP: a server with the tree, against a server without a cache."""
     from bough.bench.http import HttpFigures, run_http, serving
     from bough.config import load_settings
 
@@ -305,10 +307,10 @@ def http(
 @app.command()
 def hostile(
     model: Model = None,
-    only: Annotated[str | None, typer.Option(help="Only cases whose name has this in it.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What a well-behaved client of a server notices while another one sends what nobody should send."""
+    """How long a well-behaved client waits while another client sends hostile requests."""
     from bough.bench.hostile import CASES, measure_case, measure_quiet
     from bough.bench.http import serving
     from bough.config import load_settings
@@ -323,7 +325,7 @@ def hostile(
         for case in chosen:
             progress.update(task, description=case, advance=1)
             found.append(measure_case(url, name, case))
-    table = Table(title="the longest silence while somebody else sends", title_justify="left")
+    table = Table(title="the longest wait while another client sends", title_justify="left")
     for column in ("case", "answer", "after", "between two tokens", "of /health/live"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for each in found:
@@ -337,13 +339,13 @@ def hostile(
 def _numbers(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     if not numbers or min(numbers) < 1:
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,4,8")
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 1,4,8")
     return numbers
 
 
 @app.command()
 def demo(model: Model = None) -> None:
-    """A short tour: conversations that take turns, what each turn cost, and the tree that remembers them."""
+    """A short tour: conversations take turns, with the cost of each turn and the tree at the end."""
     from bough.bench.demo import show_demo
 
     show_demo(model)

@@ -61,7 +61,7 @@ class Client:
         try:
             return response.json()
         except ValueError as error:
-            raise BoughError(f"what answers at {self.url} is no server of Bough: {error}") from error
+            raise BoughError(f"the program at {self.url} is not a Bough server: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +85,7 @@ def _to_error(response: httpx.Response) -> BoughError:
     """What the server says is wrong."""
     text = _error_text(response)
     if response.status_code == 401:
-        return AccessDenied(f"{text}; the setting api_key (BOUGH_API_KEY) holds the key to show")
+        return AccessDenied(f"{text}; set api_key (BOUGH_API_KEY) to a key of the server")
     if response.status_code == 404:
         return ModelNotFound(text)
     return RequestError(text) if response.status_code < 500 else Unavailable(text)

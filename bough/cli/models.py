@@ -27,7 +27,7 @@ from bough.runner import make_engine
 def pull(
     name: Annotated[str, typer.Argument(help="A known name such as smollm2, or org/name on the Hugging Face hub.")],
 ) -> None:
-    """Fetch a model. What a broken-off download left is gone on from."""
+    """Fetch a model. An interrupted download continues where it stopped."""
     screen, settings = Screen(), load_settings()
     before = {model.name: model.created for model in Store(settings.models_folder).list()}
     with show_progress(screen.notes) as progress:
@@ -74,10 +74,12 @@ def _list_facts(model: ModelFiles) -> dict[str, Any]:
 
 def show(
     ctx: typer.Context,
-    model: Annotated[str | None, typer.Argument(help="A name, a folder or a GGUF file; none: the default model.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A name, a folder or a GGUF file; not given: the default model.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Load the model and tell what the engine's self-check found.")
+        bool, typer.Option("--check/--no-check", help="Load the model and show the result of the engine's self-check.")
     ] = True,
     engine: options.Engine = None,
     device: options.Device = None,
@@ -85,7 +87,7 @@ def show(
     attention: options.Attention = None,
     trust_remote_code: options.TrustRemoteCode = None,
 ) -> None:
-    """Tell what a model is and what the engine can do right with it."""
+    """Show the properties of a model, and what the engine can do with it."""
     screen = Screen()
     settings = load_settings(options.settings_of(ctx))
     with show_progress(screen.notes, stays=False) as progress:
@@ -180,9 +182,9 @@ def _yes_or_no(value: bool) -> str:
 
 def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names as `bough list` shows them.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete models for good, and what is kept on disk for them. Nothing is deleted if one of the names is unknown."""
+    """Delete models and their trees on disk. If one of the names is unknown, nothing is deleted."""
     settings = load_settings()
     screen, store = Screen(), Store(settings.models_folder)
     found = {model.name: model for model in (_find(store, name) for name in names)}
@@ -201,7 +203,7 @@ def _remove_tree(screen: Screen, tree: TreeInfo) -> None:
     try:
         screen.write_line(f"deleted its tree {tree.name} ({filesize.decimal(remove_tree(tree.folder))})")
     except DiskError as error:
-        screen.write_line(f"its tree stays: {error}")
+        screen.write_line(f"its tree was not deleted: {error}")
 
 
 def _find(store: Store, name: str) -> ModelFiles:

@@ -22,12 +22,12 @@ def replay(
     traces: Annotated[
         list[Path], typer.Argument(metavar="TRACE...", help="Mooncake lines or message lists, also gzipped.")
     ],
-    budget: Annotated[str, typer.Option(help="Shares of all distinct blocks, with commas between.")] = "1%,3%,10%,30%",
-    policy: Annotated[str, typer.Option(help=f"Some of {', '.join(POLICIES)}, with commas between, or all.")] = "duel",
+    budget: Annotated[str, typer.Option(help="Shares of all distinct blocks, separated by commas.")] = "1%,3%,10%,30%",
+    policy: Annotated[str, typer.Option(help=f"Some of {', '.join(POLICIES)}, separated by commas, or all.")] = "duel",
     png: Annotated[Path | None, typer.Option(help="Where to write a plot.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON for each trace.")] = False,
 ) -> None:
-    """Drive the cache with recorded requests, without a model: how much each policy reuses under each budget."""
+    """Replay recorded requests against the cache, without a model: what each policy reuses at each budget."""
     budgets, policies = read_budgets(budget), read_policies(policy)
     console = Console(stderr=as_json)
     reports = []

@@ -23,7 +23,6 @@ from bough.errors import ModelNotFound, RequestError
 from bough.runner import Runner, load
 from bough.types import Prompt, SamplingParams
 
-_SAMPLING = "Sampling"
 _INTERRUPTED = 130
 
 
@@ -48,28 +47,24 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="PROMPT",
-            help="What to ask, with - for standard input; not given: what is piped in, or a chat.",
+            help="The prompt, with - for standard input; not given: piped input, or a chat.",
             show_default=False,
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; all words are then the prompt.")] = None,
-    system: Annotated[str, typer.Option(help="The system text.", show_default=False)] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it stands, without chat template.")] = False,
+    model: options.Model = None,
+    system: Annotated[str, typer.Option(help="The system prompt.", show_default=False)] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell counts and times after each answer.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="The most to generate.", rich_help_panel=_SAMPLING)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest.", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(help="Of the k likeliest; 0: all.", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Of the likeliest with this share.", rich_help_panel=_SAMPLING)
-    ] = None,
-    min_p: Annotated[float | None, typer.Option(help="At least this part of the best.", rich_help_panel=_SAMPLING)] = None,
-    repeat_penalty: Annotated[float, typer.Option(help="Above 1: repeat less; 1: off.", rich_help_panel=_SAMPLING)] = 1.1,
-    seed: Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text.", rich_help_panel=_SAMPLING)] = None,
-    format: Annotated[
-        str | None, typer.Option(help='"json", or a file with a JSON schema.', rich_help_panel=_SAMPLING)
-    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show counts and times after each answer.")] = False,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = 1.1,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    format: options.Format = None,
     context: options.Context = None,
     threads: options.Threads = None,
     engine: options.Engine = None,
@@ -125,7 +120,7 @@ def _read_params(**given: Any) -> SamplingParams:
 
 def _check_usage(args: PromptArgs, run_options: RunOptions) -> None:
     if run_options.is_raw and run_options.system:
-        raise typer.BadParameter("--system needs the chat template, and --raw goes without it")
+        raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     if args.prompt == "":
         raise typer.BadParameter(f"the prompt for {args.model or 'the default model'} is empty")
     if args.prompt is None and (run_options.is_json or run_options.is_raw):
@@ -140,12 +135,12 @@ def _load(args: PromptArgs, settings: dict[str, Any], screen: Screen) -> Runner:
     except ModelNotFound as error:
         if not args.is_guess:
             raise
-        raise ModelNotFound(f"{error}; if {args.model!r} is a part of the prompt, name the model by --model") from error
+        raise ModelNotFound(f"{error}; if {args.model!r} is part of the prompt, give the model with --model") from error
 
 
 def _require_template(runner: Runner, run_options: RunOptions) -> None:
     if not run_options.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
-        raise RequestError("the model has no chat template: give a prompt and --raw to continue a text")
+        raise RequestError("the model has no chat template: use --raw with a prompt to continue a text")
 
 
 def _answer(runner: Runner, text: str, run_options: RunOptions, screen: Screen, load_s: float) -> None:
@@ -174,7 +169,7 @@ def _chat(runner: Runner, run_options: RunOptions, screen: Screen, load_s: float
     about = runner.engine.describe()
     name = runner.files.name if runner.files else about.get("model", "")
     place = f"{about['engine']} ({about.get('device', 'unknown')})"
-    screen.note(f"{name} on {place} · /help lists what you can say, /bye leaves")
+    screen.note(f"{name} on {place} · /help lists the commands, /bye leaves")
     chat = TerminalChat(
         runner,
         screen,

@@ -65,7 +65,7 @@ def serve(
     cache: options.Cache = None,
     trust_remote_code: options.TrustRemoteCode = None,
 ) -> None:
-    """Serve models over HTTP, by the APIs of Ollama, OpenAI and Anthropic, until Ctrl-C."""
+    """Serve models over HTTP, with the APIs of Ollama, OpenAI and Anthropic, until Ctrl-C."""
     run_server(load_settings(options.settings_of(ctx)), Screen())
 
 
@@ -83,7 +83,9 @@ def run_server(settings: Settings, screen: Screen) -> None:
         service = make_service(settings, files)
         url = url_of(bound)
         if not is_loopback(bound) and settings.keys_file is None:
-            screen.note(f"warning: whoever reaches {url} can use this server; --keys-file lets in only who has a key")
+            screen.note(
+                f"warning: anyone who can reach {url} can use this server; --keys-file admits only clients with a key"
+            )
         ready = f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends"
         host(make_app(service.settings, service), service.settings, service, bound, lambda: screen.note(ready))
 
@@ -151,12 +153,12 @@ def _ps_row(facts: dict[str, Any]) -> tuple[str, ...]:
 
 def stop(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names as `bough ps` shows them; none: all.")
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names as `bough ps` shows them; not given: all.")
     ] = None,
     as_json: options.AsJson = False,
     url: options.Url = None,
 ) -> None:
-    """Unload models from the server; one that is in use goes when its last answer ends."""
+    """Unload models from the server. A model in use is unloaded when its last answer ends."""
     screen = Screen()
     with Client(load_settings(), url) as client:
         names = models or [str(each["name"]) for each in client.get("/api/ps")["models"]]
@@ -170,12 +172,12 @@ def stop(
 
 
 def tree(
-    model: Annotated[str | None, typer.Argument(help="A model; not given: the server's own.")] = None,
+    model: Annotated[str | None, typer.Argument(help="A model; not given: the server's default.")] = None,
     salt: Annotated[str | None, typer.Option(help="Only the tree of this salt.")] = None,
     as_json: options.AsJson = False,
     url: options.Url = None,
 ) -> None:
-    """Draw the tree: every edge with its text, where it lies, what is kept and what is in use."""
+    """Draw the tree: each edge with its text and its tier, what is kept and what is in use."""
     screen = Screen()
     with Client(load_settings(), url) as client:
         if as_json:
@@ -185,23 +187,23 @@ def tree(
 
 
 def explain(
-    first: Annotated[str | None, typer.Argument(metavar="MODEL", help="A model; not given: the server's own.")] = None,
+    first: Annotated[str | None, typer.Argument(metavar="MODEL", help="A model; not given: the server's default.")] = None,
     rest: Annotated[
         list[str] | None,
         typer.Argument(metavar="PROMPT", help="The prompt, with - for standard input.", show_default=False),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; all words are then the prompt.")] = None,
-    system: Annotated[str | None, typer.Option(help="The system text before the prompt.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it stands, without chat template.")] = False,
+    model: options.Model = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
     url: options.Url = None,
 ) -> None:
-    """Tell how much of a prompt is known, and where it leaves what is known."""
+    """Show how much of a prompt is cached, and where it diverges from the tree."""
     args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
     if not args.prompt:
         raise typer.BadParameter("there is no prompt to explain")
     if raw and system is not None:
-        raise typer.BadParameter("--system needs the chat template, and --raw goes without it")
+        raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     screen = Screen()
     with Client(load_settings(), url) as client:
         found = client.post("/api/cache/explain", model=args.model, prompt=args.prompt, system=system, raw=raw)
@@ -217,7 +219,7 @@ def _explain_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['model']}: {found['reason']}"
     facts = {name: f"{found[f'{name}_tokens']:,} tokens" for name in ("prompt", "matched", "cached")}
     if found["prompt_goes_on"]:
-        facts["the prompt goes on"] = repr(found["prompt_goes_on"])
+        facts["the prompt continues"] = repr(found["prompt_goes_on"])
     for number, text in enumerate(found["tree_goes_on"][:_SHOWN_BRANCHES], start=1):
-        facts[f"the tree goes on ({number})"] = repr(text)
+        facts[f"the tree continues ({number})"] = repr(text)
     yield from describe(facts)

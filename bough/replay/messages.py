@@ -53,7 +53,7 @@ def read_runs(name: str, text: str) -> Trace:
     try:
         runs = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RequestError(f"{name}, line {error.lineno}: no JSON: {error.msg} at column {error.colno}") from error
+        raise RequestError(f"{name}, line {error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
     chats = [_messages(name, number, run) for number, run in enumerate(runs, start=1)]
     blocks = _Blocks()
     return Trace(name, BLOCK_TOKENS, [_request(at, chats[at.run], blocks) for at in sorted(_arrivals(chats))])

@@ -69,17 +69,17 @@ def _row(fields: Any) -> _Row:
         raise TypeError(f"a request is a JSON object, not {type(fields).__name__}")
     ids = fields["hash_ids"]
     if not isinstance(ids, list) or not all(type(id_) is int for id_ in ids):
-        raise TypeError("hash_ids is a list of whole numbers")
+        raise TypeError("hash_ids must be a list of integers")
     row = _Row(float(fields["timestamp"]), int(fields["input_length"]), int(fields["output_length"]), ids)
     if min(row.input_length, row.output_length) < 0:
-        raise ValueError(f"lengths of {row.input_length} and {row.output_length} tokens; they are at least 0")
+        raise ValueError(f"lengths of {row.input_length} and {row.output_length} tokens; they must be at least 0")
     return row
 
 
 def _describe(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"no JSON: {error.msg} at column {error.colno}"
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return f"not JSON: {error.msg} at column {error.colno}"
+    return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _requests(rows: Sequence[_Row]) -> Iterator[TraceRequest]:

@@ -22,7 +22,7 @@ def read_trace(file: Path) -> Trace:
     read = read_runs if text.lstrip().startswith("[") else read_rows
     trace = read(file.name, text)
     if not trace.num_blocks:
-        raise RequestError(f"{file.name}: the trace has {len(trace.requests)} requests and not one full block")
+        raise RequestError(f"{file.name}: the trace has {len(trace.requests)} requests and no full block")
     return trace
 
 

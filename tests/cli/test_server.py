@@ -98,7 +98,7 @@ def test_explain_tells_where_a_prompt_leaves_the_tree(invoke, answered):
     result = invoke("explain", "--url", answered.url, "hello there, you")
 
     assert result.exit_code == 0
-    assert "the prompt goes its own way" in result.stdout and "the tree goes on (1)" in result.stdout
+    assert "the prompt goes its own way" in result.stdout and "the tree continues (1)" in result.stdout
 
 
 def test_explain_as_json_counts_tokens(invoke, answered):
@@ -143,7 +143,7 @@ def test_another_server_at_that_address_is_told_apart(invoke):
         strange = invoke("stop", "--url", site.url)
         silent = invoke("ps", "--url", site.url)
 
-    assert strange.stderr.startswith(f"error: what answers at {site.url} is no server of Bough")
+    assert strange.stderr.startswith(f"error: the program at {site.url} is not a Bough server")
     assert silent.stderr == f"error: {site.url}/api/cache answered with status 404\n"
 
 

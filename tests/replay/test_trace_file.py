@@ -138,11 +138,11 @@ def test_renumbering_keeps_what_is_equal_and_counts_from_0() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: no JSON"),
+        ("{", "line 2: not JSON"),
         ("7", "line 2: a request is a JSON object, not int"),
-        ('{"timestamp": 1}', "line 2: 'hash_ids' is missing"),
+        ('{"timestamp": 1}', "line 2: the field 'hash_ids' is missing"),
         (row(0, -1, 5, []), "line 2: lengths of -1 and 5 tokens"),
-        (row(0, 1, 5, []).replace("[]", '["a"]'), "line 2: hash_ids is a list of whole numbers"),
+        (row(0, 1, 5, []).replace("[]", '["a"]'), "line 2: hash_ids must be a list of integers"),
         (row(0, 1, 5, []).replace("5", "null"), "line 2: "),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str, message:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1", "line 1: no JSON"),
+        ("[1", "line 1: not JSON"),
         ('[{"traj": []}, 3]', "run 2: no list of messages"),
         ('[{"traj": [{"content": "who?"}]}]', "run 1: no list of messages"),
         ("[]", "the trace has 0 requests"),

@@ -26,9 +26,9 @@ from bough.cli.terminal.screen import Screen, confirm_or_exit
 from bough.config import load_settings
 from bough.models import Progress
 
-app = typer.Typer(help="Show, check, delete and carry the trees on disk.", no_args_is_help=True)
+app = typer.Typer(help="Show, check, delete, export and import the trees on disk.", no_args_is_help=True)
 
-Model = Annotated[str | None, typer.Argument(help="A model, or one of its trees by name; none: all.")]
+Model = Annotated[str | None, typer.Argument(help="A model, or the name of one of its trees; not given: all.")]
 
 _DAMAGED, _REFUSED = 1, 3  # exit codes of `verify`; 2 is that of a command line that is wrong
 _HEADER = ("TREE", "MODEL", "FINGERPRINT", "PAGES", "STATES", "SIZE", "INDEX", "LAST USED", "IN USE BY")
@@ -57,7 +57,7 @@ class Check:
 
 @app.command()
 def info(as_json: options.AsJsonObject = False) -> None:
-    """Show the trees on disk, what they take and what they may take."""
+    """Show the trees on disk, their sizes and their budget."""
     screen, settings = Screen(), load_settings()
     trees = list_trees(settings.trees_folder)
     use = measure_use(trees, settings)
@@ -77,8 +77,8 @@ def info(as_json: options.AsJsonObject = False) -> None:
 def _describe_use(use: DiskUse, num_trees: int) -> dict[str, str]:
     return {
         "trees": f"{num_trees:,}, {filesize.decimal(use.held_bytes)}",
-        "budget": filesize.decimal(use.budget_bytes) if use.budget_bytes else "none: nothing is written to the disk",
-        "free": f"{filesize.decimal(use.free_bytes)}, of which {filesize.decimal(use.disk_free_bytes)} are left alone",
+        "budget": filesize.decimal(use.budget_bytes) if use.budget_bytes else "0: nothing is written to disk",
+        "free": f"{filesize.decimal(use.free_bytes)}, of which {filesize.decimal(use.disk_free_bytes)} always stay free",
         "folder": use.folder,
     }
 
@@ -104,13 +104,12 @@ def _facts(tree: TreeInfo) -> dict[str, Any]:
 @app.command()
 def verify(
     model: Model = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove damaged pages and states.")] = False,
     as_json: options.AsJsonObject = False,
 ) -> None:
-    """Read everything on disk and name each problem. The exit code is 1 if there was any, repaired or not.
+    """Read every file of the trees and name each problem. The exit code is 1 if there is one, repaired or not.
 
-    A tree that is in use is not read, which is no problem. With --repair it is refused: if nothing else is wrong, the
-    exit code is 3.
+    A tree that is in use is skipped. With --repair this is an error: if nothing else is wrong, the exit code is 3.
     """
     screen = Screen()
     trees = choose_trees(load_settings(), model, screen)
@@ -159,10 +158,10 @@ def _describe_check(check: Check) -> list[str]:
 @app.command()
 def clear(
     model: Model = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: options.AsJsonObject = False,
 ) -> None:
-    """Delete trees for good. One that is in use stays, and the exit code is 1."""
+    """Delete trees. A tree that is in use is not deleted, and the exit code is 1."""
     screen = Screen()
     trees = choose_trees(load_settings(), model, screen)
     question = f"delete {', '.join(tree.name for tree in trees)} ({filesize.decimal(sum(map(size_bytes, trees)))})?"

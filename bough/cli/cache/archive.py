@@ -23,16 +23,16 @@ from bough.config import Settings, load_settings
 from bough.errors import SettingsError
 from bough.models.fingerprint import tree_folder
 
-Salt = Annotated[str, typer.Option(help="The salt whose prefixes are meant.", show_default=False)]
+Salt = Annotated[str, typer.Option(help="The salt to export, or to import into.", show_default=False)]
 
 
 def export_file(
-    model: Annotated[str, typer.Argument(help="A model, or one of its trees by name.")],
-    file: Annotated[Path, typer.Argument(help="The file to write; one that exists is not overwritten.")],
+    model: Annotated[str, typer.Argument(help="A model, or the name of one of its trees.")],
+    file: Annotated[Path, typer.Argument(help="The file to write; an existing file is not overwritten.")],
     salt: Salt = "",
     as_json: options.AsJsonObject = False,
 ) -> None:
-    """Write what one salt has in a tree to a file, which `bough cache import` reads, here or elsewhere."""
+    """Write the prefixes of one salt in a tree to a file, for `bough cache import` here or on another machine."""
     screen, settings = Screen(), load_settings()
     tree = choose_tree(settings, model)
     if file.exists():
@@ -43,21 +43,25 @@ def export_file(
     if as_json:
         return screen.write_line(json.dumps(asdict(done) | {"tree": tree.name, "file": str(file)}, indent=2))
     if done.num_skipped:
-        screen.note(f"{done.num_skipped:,} pages and states could not be read, or what comes before them is gone")
+        screen.note(
+            f"skipped {done.num_skipped:,} pages and states: they cannot be read, or the pages before them are missing"
+        )
     return screen.write_line(
         f"{done.num_items:,} pages and states of {tree.name} ({filesize.decimal(done.nbytes)}) in {file}"
     )
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(help="What `bough cache export` wrote.")],
-    model: Annotated[str | None, typer.Argument(help="The model it is for; none: the one that it is of.")] = None,
+    file: Annotated[Path, typer.Argument(help="A file that `bough cache export` wrote.")],
+    model: Annotated[
+        str | None, typer.Argument(help="The model to import it for; not given: the model that it was exported from.")
+    ] = None,
     salt: Salt = "",
     disk: options.Disk = None,
     disk_free: options.DiskFree = None,
     as_json: options.AsJsonObject = False,
 ) -> None:
-    """Add what a file holds to the tree of the same fingerprint, which is made if it is not there."""
+    """Add the content of a file to the tree with the same fingerprint, or to a new tree."""
     screen, settings = Screen(), load_settings({"disk_bytes": disk, "disk_free_bytes": disk_free})
     if settings.disk_bytes == 0:
         raise SettingsError("disk_bytes is 0: the disk is turned off")
@@ -71,7 +75,7 @@ def import_file(
     if as_json:
         screen.write_line(json.dumps(asdict(done) | {"tree": tree.name}, indent=2))
     else:
-        skipped = f"; {done.num_skipped:,} were there already or not taken" if done.num_skipped else ""
+        skipped = f"; skipped {done.num_skipped:,} that were there already or were refused" if done.num_skipped else ""
         added = f"{done.num_items:,} pages and states ({filesize.decimal(done.nbytes)})"
         screen.write_line(f"added {added} to {tree.name}{skipped}")
     for problem in done.problems:
@@ -96,12 +100,12 @@ def _require_no_other(manifest: Manifest, model: str | None, trees: Sequence[Tre
     """Raise DiskError if the named model has trees of other fingerprints only, or another tree is where it would go."""
     for tree in trees:
         if tree.folder == folder:
-            raise DiskError(f"{tree.name} cannot take the file: {tree.problem or 'it is of another fingerprint'}")
+            raise DiskError(f"the file cannot be imported into {tree.name}: {tree.problem or 'it has another fingerprint'}")
     others = [tree.fingerprint[:12] for tree in trees if model is not None and is_of(tree, model)]
     if others:
         raise DiskError(
-            f"the file has fingerprint {manifest.fingerprint[:12]}, and what {model!r} has on disk {', '.join(others)}: it "
-            "was made with other weights or settings; without MODEL it gets a tree of its own"
+            f"the file has fingerprint {manifest.fingerprint[:12]}, but the trees of {model!r} have {', '.join(others)}: "
+            "it was made with other weights or settings; leave out MODEL to import it into a tree of its own"
         )
 
 

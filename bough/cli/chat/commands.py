@@ -28,7 +28,7 @@ def run_command(chat: TerminalChat, message: str) -> None:
     name, _, rest = message.partition(" ")
     command = COMMANDS.get({"/?": "/help", "/exit": "/bye", "/quit": "/bye"}.get(name, name))
     if command is None:
-        raise RequestError(f"there is no command {name}; there are {', '.join(COMMANDS)}")
+        raise RequestError(f"unknown command {name}; the commands are {', '.join(COMMANDS)}")
     command.run(chat, rest.strip())
 
 
@@ -42,15 +42,15 @@ def _set(chat: TerminalChat, rest: str) -> None:
     elif name and value:
         chat.params = set_parameter(chat.params, name, value)
     else:
-        raise RequestError(f"say /set NAME VALUE; there are system, verbose, quiet, {', '.join(NAMES)}")
+        raise RequestError(f"usage: /set NAME VALUE; the names are system, verbose, quiet, {', '.join(NAMES)}")
     chat.screen.note(_say_setting(chat, name))
 
 
 def _say_setting(chat: TerminalChat, name: str) -> str:
     if name in ("verbose", "quiet"):
-        return "counts and times follow each answer" if chat.is_verbose else "answers only"
+        return "showing counts and times after each answer" if chat.is_verbose else "showing answers only"
     if name == "system":
-        return f"the system text is {chat.conversation.system!r}" if chat.conversation.system else "no system text"
+        return f"the system prompt is {chat.conversation.system!r}" if chat.conversation.system else "no system prompt"
     return f"{name} is {getattr(chat.params, name)!r}"
 
 
@@ -75,15 +75,15 @@ def _tree(chat: TerminalChat, rest: str) -> None:
 
 def _explain(chat: TerminalChat, rest: str) -> None:
     if not rest:
-        raise RequestError("say /explain TEXT: what of the conversation with that text is cached?")
+        raise RequestError("usage: /explain TEXT; shows what would be cached if TEXT were the next message")
     found = chat.runner.cache.explain(chat.conversation.messages(rest))
     facts = {
         "prompt": f"{found.prompt_tokens:,} tokens",
         "matched": f"{found.matched_tokens:,} tokens",
         "cached": f"{found.cached_tokens:,} tokens",
         "because": found.reason,
-        "the prompt goes on": repr(found.prompt_goes_on) if found.prompt_goes_on else "",
-        "the tree goes on": ", ".join(map(repr, found.tree_goes_on)),
+        "the prompt continues": repr(found.prompt_goes_on) if found.prompt_goes_on else "",
+        "the tree continues": ", ".join(map(repr, found.tree_goes_on)),
     }
     _write(chat, describe(facts))
 
@@ -96,19 +96,19 @@ def _undo(chat: TerminalChat, rest: str) -> None:
     if not chat.conversation.exchanges:
         return chat.screen.note("there is nothing to undo")
     gone = chat.conversation.exchanges.pop()
-    return chat.screen.note(f"forgot {_shorten(gone.question)!r} and its answer")
+    return chat.screen.note(f"removed {_shorten(gone.question)!r} and its answer")
 
 
 def _clear(chat: TerminalChat, rest: str) -> None:
     chat.conversation.exchanges.clear()
-    chat.screen.note("a new conversation; the tree stays")
+    chat.screen.note("started a new conversation; the tree is kept")
 
 
 def _help(chat: TerminalChat, rest: str) -> None:
     rows = [(each.usage, each.purpose) for each in COMMANDS.values()]
     keys = [
         ('"""', "begins and ends a message of many lines"),
-        ("Ctrl-C", "stops an answer; at the prompt, drops the message, and the second time leaves"),
+        ("Ctrl-C", "stops an answer; at the prompt, drops the message, and leaves when pressed twice"),
         ("Ctrl-D", "leaves"),
     ]
     names = textwrap.wrap(f"The parameters are {', '.join(NAMES)}.", width=80)
@@ -129,13 +129,15 @@ def _shorten(text: str, length: int = 40) -> str:
 
 
 COMMANDS = {
-    "/set": Command("/set NAME VALUE", "set a parameter, the system text, verbose or quiet", _set),
-    "/show": Command("/show", "the model, the settings and the memory in use", _show),
-    "/tree": Command("/tree", "draw the tree of all prefixes that are kept", _tree),
-    "/explain": Command("/explain TEXT", "what would be cached if TEXT were said next, and why not more", _explain),
+    "/set": Command("/set NAME VALUE", "set a parameter, the system prompt, verbose or quiet", _set),
+    "/show": Command("/show", "show the model, the settings and the memory in use", _show),
+    "/tree": Command("/tree", "draw the tree of all cached prefixes", _tree),
+    "/explain": Command(
+        "/explain TEXT", "show what would be cached if TEXT were the next message, and why not more", _explain
+    ),
     "/retry": Command("/retry", "answer the last message again", _retry),
-    "/undo": Command("/undo", "forget the last message and its answer", _undo),
-    "/clear": Command("/clear", "begin a new conversation; the tree stays", _clear),
-    "/help": Command("/help", "this list", _help),
+    "/undo": Command("/undo", "remove the last message and its answer", _undo),
+    "/clear": Command("/clear", "start a new conversation; the tree is kept", _clear),
+    "/help": Command("/help", "show this list", _help),
     "/bye": Command("/bye", "leave", _bye),
 }

@@ -9,7 +9,7 @@ from bough.cli.chat.commands import run_command
 from bough.cli.terminal.answer import Interruption
 from bough.errors import BoughError
 
-HOW_TO_LEAVE = "Ctrl-C again, or /bye, leaves"
+HOW_TO_LEAVE = "press Ctrl-C again or type /bye to leave"
 
 
 def run_chat(chat: TerminalChat, read_message: Callable[[], str]) -> None:

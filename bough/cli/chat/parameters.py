@@ -26,9 +26,9 @@ def read_format(text: str) -> str | dict[str, Any]:
             f'format is {text!r}, and must be "json" or a file with a JSON schema: {error.strerror}'
         ) from error
     except ValueError as error:
-        raise RequestError(f"{text} holds no JSON: {error}") from error
+        raise RequestError(f"{text} is not JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise RequestError(f"{text} holds a {type(schema).__name__}, and a JSON schema is an object")
+        raise RequestError(f"{text} contains a {type(schema).__name__}, but a JSON schema is an object")
     return schema
 
 
@@ -42,7 +42,7 @@ _READERS: dict[str, tuple[_Reader, str]] = {
     "int | None": (int, "a whole number, or none"),
     "float": (float, "a number"),
     "bool": (_read_switch, "on or off"),
-    "tuple[str, ...]": (shlex.split, "one or more texts, in quotes where they have blanks"),
+    "tuple[str, ...]": (shlex.split, "one or more texts, in quotes if they contain spaces"),
     "str | dict[str, Any] | None": (read_format, 'none, "json" or a file with a JSON schema'),
 }
 _FIELDS: dict[str, Field[Any]] = {
@@ -54,7 +54,7 @@ NAMES = tuple(_FIELDS)
 def set_parameter(params: SamplingParams, name: str, text: str) -> SamplingParams:
     """The parameters with one of them read from text; "none" and "default" are its default. Raises RequestError."""
     if name not in _FIELDS:
-        raise RequestError(f"there is no parameter {name!r}; there are {', '.join(NAMES)}")
+        raise RequestError(f"unknown parameter {name!r}; the parameters are {', '.join(NAMES)}")
     if text.lower() in _NOTHING:
         return replace(params, **{name: getattr(SamplingParams, name)})
     read, wanted = _READERS[str(_FIELDS[name].type)]

@@ -17,7 +17,7 @@ def test_info_without_trees_tells_the_budget_and_the_free_space(invoke, monkeypa
     assert result.exit_code == 0
     assert facts["trees"].strip() == "0, 0 bytes"
     assert facts["budget"].strip() == "5.4 GB"
-    assert "2.1 GB are left alone" in facts["free"]
+    assert "2.1 GB always stay free" in facts["free"]
 
 
 def test_info_shows_each_tree_in_columns(invoke, grow):
@@ -55,7 +55,7 @@ def test_info_as_json_has_exact_numbers(invoke, grow, trees):
 def test_info_says_that_the_disk_is_off(invoke, monkeypatch):
     monkeypatch.setenv("BOUGH_DISK_BYTES", "0")
 
-    assert "none: nothing is written" in invoke("cache", "info").stdout
+    assert "0: nothing is written" in invoke("cache", "info").stdout
 
 
 def test_info_tells_of_a_tree_that_cannot_be_read(invoke, grow):

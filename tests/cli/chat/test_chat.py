@@ -71,7 +71,7 @@ def test_one_ctrl_c_at_the_prompt_keeps_the_conversation_and_says_how_to_leave(r
     chat = talk(runner, "Hello", CTRL_C, "one")
 
     assert questions(chat) == ["Hello", "one"]
-    assert capsys.readouterr().err.count("Ctrl-C again, or /bye, leaves") == 1
+    assert capsys.readouterr().err.count("press Ctrl-C again or type /bye to leave") == 1
 
 
 def test_ctrl_c_twice_at_the_prompt_leaves(runner):
@@ -151,13 +151,13 @@ def test_set_to_none_is_the_default_again(runner):
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("/set temprature 1", "there is no parameter 'temprature'; there are max_tokens, temperature"),
+        ("/set temprature 1", "unknown parameter 'temprature'; the parameters are max_tokens, temperature"),
         ("/set temperature hot", "temperature is 'hot', and must be a number"),
         ("/set temperature -1", "temperature is -1.0, and must be at least 0"),
         ("/set ignore_eos maybe", "must be on or off"),
         ('/set stop "open', "must be one or more texts"),
-        ("/set", "say /set NAME VALUE"),
-        ("/dance", "there is no command /dance; there are /set"),
+        ("/set", "usage: /set NAME VALUE"),
+        ("/dance", "unknown command /dance; the commands are /set"),
     ],
 )
 def test_a_bad_command_is_told_and_changes_nothing(runner, capsys, command, complaint):
