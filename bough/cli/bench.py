@@ -1,4 +1,4 @@
-"""`bough bench`: measure on this machine, as ratios within one run."""
+"""`bough bench`: the benchmarks. They compare figures within one run, because machines differ."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def switch(
     _print_ratios(console, report)
     if as_json:
         print(json.dumps(report), flush=True)
-    if png is not None:  # last: a plot that fails takes nothing else with it
+    if png is not None:  # last: if the plot fails, the figures are already printed
         plot(results, png)
         console.print(f"plot: {png}")
 
@@ -320,7 +320,7 @@ def hostile(
     chosen = [case for case in CASES if only is None or only in case]
     with make_counter(console) as progress, serving(model) as url:
         task = progress.add_task("nothing else", total=len(chosen) + 1)
-        measure_quiet(url, name, 2.0)  # what is only slow the first time
+        measure_quiet(url, name, 2.0)  # the first requests are slower
         found = [measure_quiet(url, name)]
         for case in chosen:
             progress.update(task, description=case, advance=1)

@@ -105,7 +105,7 @@ def show(
 
 
 def _check(files: ModelFiles, settings: Settings, screen: Screen) -> dict[str, Any]:
-    """What there is to tell about the engine with this model, as plain data."""
+    """Load the model and describe the engine with it, as plain data."""
     with show_progress(screen.notes, stays=False) as progress:
         engine = make_engine(files, settings, progress)
     try:

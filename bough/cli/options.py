@@ -1,4 +1,4 @@
-"""Flags that several commands share. One that is not given is None, and leaves the setting as it is."""
+"""Flags that several commands share. A flag that is not given is None and does not change its setting."""
 
 from __future__ import annotations
 
@@ -154,6 +154,6 @@ AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.
 
 
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
-    """The settings among the flags of a command, by their own names; those that were not given are None."""
+    """The flags of a command that are settings, by the names of the settings. Flags that were not given are None."""
     named = {_SETTING_OF_FLAG.get(flag, flag): value for flag, value in ctx.params.items()}
     return {name: value for name, value in named.items() if name in _SETTINGS_NAMES}

@@ -1,4 +1,4 @@
-"""`bough replay`: recorded requests against the real cache, policies and budgets side by side."""
+"""`bough replay`: replay recorded requests against the real cache, and compare policies and budgets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def replay(
         for report in reports:
             print(json.dumps(report.as_dict()), flush=True)
     if png is not None:
-        plot(reports, png)  # last: a plot that fails must not lose the figures
+        plot(reports, png)  # last: if the plot fails, the figures are already printed
         console.print(f"plot: {png}")
 
 
@@ -60,7 +60,7 @@ def _read_budget(text: str) -> float:
 
 
 def read_policies(text: str) -> list[str]:
-    """Names of policies with commas between, or `all` of them."""
+    """Names of policies, separated by commas; `all` stands for all of them."""
     names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in POLICIES:

@@ -1,4 +1,4 @@
-"""`bough run`: one answer, or a chat."""
+"""`bough run`: answer one prompt, or chat."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the answer is wanted."""
+    """The options of one run of the command, apart from the settings."""
 
     params: SamplingParams
     system: str
@@ -97,7 +97,7 @@ def run(
     _check_usage(args, run_options)
     screen, started_s = Screen(), time.perf_counter()
     settings = options.settings_of(ctx)
-    del settings["model"]  # the words may have named it, too
+    del settings["model"]  # the arguments may name it, too: PromptArgs has it
     with _load(args, settings, screen) as runner:
         load_s = time.perf_counter() - started_s
         _require_template(runner, run_options)
@@ -108,7 +108,7 @@ def run(
 
 
 def _read_params(**given: Any) -> SamplingParams:
-    """The parameters that were given, checked before a model is loaded for nothing."""
+    """The parameters that were given. They are checked here, before a model is loaded."""
     values = {name: value for name, value in given.items() if value is not None}
     try:
         if "format" in values:
@@ -168,8 +168,8 @@ def _prompt(text: str, run_options: RunOptions) -> Prompt:
 def _chat(runner: Runner, run_options: RunOptions, screen: Screen, load_s: float) -> None:
     about = runner.engine.describe()
     name = runner.files.name if runner.files else about.get("model", "")
-    place = f"{about['engine']} ({about.get('device', 'unknown')})"
-    screen.note(f"{name} on {place} · /help lists the commands, /bye leaves")
+    engine = f"{about['engine']} ({about.get('device', 'unknown')})"
+    screen.note(f"{name} on {engine} · /help lists the commands, /bye leaves")
     chat = TerminalChat(
         runner,
         screen,

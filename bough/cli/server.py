@@ -70,7 +70,7 @@ def serve(
 
 
 def run_server(settings: Settings, screen: Screen) -> None:
-    """Serve until a signal comes. Raises BoughError if that cannot begin."""
+    """Serve until a signal ends the process. Raises BoughError if the server cannot start."""
     _require_extras()
     from bough.server.app import make_app, make_service
     from bough.server.http.listening import bind, host, is_loopback, url_of
@@ -91,7 +91,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
 
 
 def _require_extras() -> None:
-    """Say how to install what a server needs besides, if it is not here."""
+    """Raise BoughError, with the command to install it, if a package of the server is missing."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -118,7 +118,7 @@ def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:
 
 
 def read_loaded(client: Client) -> list[dict[str, Any]]:
-    """What the server tells of each loaded model: what it is, and what its tree holds."""
+    """The loaded models of the server, each with the size of its tree."""
     trees = {each["model"]: each for each in client.get("/api/cache")["models"]}
     return [_ps_facts(each, trees.get(each["name"], {})) for each in client.get("/api/ps")["models"]]
 
@@ -215,7 +215,7 @@ def explain(
 
 
 def _explain_lines(found: dict[str, Any]) -> Iterator[str]:
-    """An explanation for people."""
+    """The explanation as lines of text."""
     yield f"{found['model']}: {found['reason']}"
     facts = {name: f"{found[f'{name}_tokens']:,} tokens" for name in ("prompt", "matched", "cached")}
     if found["prompt_goes_on"]:

@@ -1,8 +1,4 @@
-"""`bough cache`: the trees on disk. Shows them, checks them, deletes them, and carries them to another machine.
-
-No model is loaded: a tree's folder says itself what it is of. Trees are chosen by their model, or by their own name, which
-is the model's with the beginning of the fingerprint.
-"""
+"""`bough cache`: commands that show, check and delete the trees on disk. No model is loaded."""
 
 from __future__ import annotations
 
@@ -30,15 +26,15 @@ app = typer.Typer(help="Show, check, delete, export and import the trees on disk
 
 Model = Annotated[str | None, typer.Argument(help="A model, or the name of one of its trees; not given: all.")]
 
-_DAMAGED, _REFUSED = 1, 3  # exit codes of `verify`; 2 is that of a command line that is wrong
+_DAMAGED, _REFUSED = 1, 3  # exit codes of `verify`; 2 means wrong usage
 _HEADER = ("TREE", "MODEL", "FINGERPRINT", "PAGES", "STATES", "SIZE", "INDEX", "LAST USED", "IN USE BY")
 
 
 @dataclass(frozen=True)
 class Check:
-    """What reading one tree came to. `orphans` are files that the index does not know; they are no problem.
+    """The result of reading one tree. `orphans` are files that are missing from the index; they are not a problem.
 
-    A tree that is in use was not read: `owner_pid` is the process that has it, if its lock file tells.
+    A tree that is in use was not read: `owner_pid` is the process that uses it, if the lock file names it.
     """
 
     name: str
@@ -133,7 +129,7 @@ def verify(
 
 
 def _check(tree: TreeInfo, repair: bool, progress: Progress) -> Check:
-    """Read one tree, unless it is in use. That it cannot be opened is a problem like any other: the next is still read."""
+    """Read one tree, unless it is in use. A tree that cannot be opened counts as a problem, and the next is still read."""
     progress.start(f"reading {tree.name}", tree.nbytes or None)
     try:
         found = verify_tree(tree.folder, on_file=progress.advance, repair=repair)
@@ -181,7 +177,7 @@ def clear(
 
 
 def _remove(trees: Sequence[TreeInfo]) -> tuple[dict[str, int], dict[str, str]]:
-    """The bytes that each deleted tree freed, and why the others were not deleted."""
+    """Delete the trees. Returns the bytes that each deletion freed, and the reasons for those that failed."""
     freed: dict[str, int] = {}
     refused: dict[str, str] = {}
     for tree in trees:

@@ -1,4 +1,4 @@
-"""`bough cache export` and `import`: carry a tree in a file to another machine."""
+"""`bough cache export` and `import`: copy a tree to a file and back, for example to another machine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def import_file(
 
 
 def _find_target(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo], settings: Settings) -> TreeInfo:
-    """The tree that a file goes to: of the same fingerprint, and of the model if one is named; or one still to be made."""
+    """The tree to import into: one with the same fingerprint, and of the model if one is named; or a tree to be made."""
     name = model.removesuffix(":latest") if model else manifest.model
     same = [tree for tree in trees if not tree.problem and tree.fingerprint == manifest.fingerprint]
     named = [tree for tree in same if is_of(tree, name)]
@@ -97,7 +97,7 @@ def _find_target(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo
 
 
 def _require_no_other(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo], folder: Path) -> None:
-    """Raise DiskError if the named model has trees of other fingerprints only, or another tree is where it would go."""
+    """Raise DiskError if the named model has only trees with other fingerprints, or if `folder` holds another tree."""
     for tree in trees:
         if tree.folder == folder:
             raise DiskError(f"the file cannot be imported into {tree.name}: {tree.problem or 'it has another fingerprint'}")

@@ -21,7 +21,7 @@ _NO_TREES = "there are no trees on disk yet"
 
 @dataclass(frozen=True)
 class DiskUse:
-    """What all trees take together, and what they may take."""
+    """The disk space that all trees use together, their budget, and the free space."""
 
     folder: str
     held_bytes: int
@@ -43,7 +43,7 @@ def size_bytes(tree: TreeInfo) -> int:
 
 
 def choose_trees(settings: Settings, model: str | None, screen: Screen) -> list[TreeInfo]:
-    """The trees of a model, or all. Raises DiskError if a model has none; that there are none at all is only said."""
+    """The trees of a model, or all trees. Raises DiskError if the model has none; notes it if there are no trees at all."""
     trees = list_trees(settings.trees_folder)
     found = [tree for tree in trees if model is None or is_of(tree, model)]
     if model is not None and not found:
@@ -54,7 +54,7 @@ def choose_trees(settings: Settings, model: str | None, screen: Screen) -> list[
 
 
 def choose_tree(settings: Settings, model: str) -> TreeInfo:
-    """The only tree of a model that can be used."""
+    """The one usable tree of a model. Raises DiskError if there is none or more than one."""
     trees = list_trees(settings.trees_folder)
     found = [tree for tree in trees if is_of(tree, model) and not tree.problem]
     if not found:
@@ -69,7 +69,7 @@ def _describe_trees(trees: Sequence[TreeInfo]) -> str:
 
 
 def is_of(tree: TreeInfo, name: str) -> bool:
-    """Whether a tree is meant by a name. One that cannot tell its model any more is known by its folder."""
+    """Whether a name stands for this tree. If a damaged tree no longer names its model, its folder's name decides."""
     plain = name.removesuffix(":latest")
     if plain in (tree.name, tree.model):
         return True

@@ -1,4 +1,4 @@
-"""Sampling parameters as people type them, in flags and after `/set`."""
+"""Sampling parameters from text: the arguments of `/set`, and the flag --format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING = ("none", "default")
 
 
 def read_format(text: str) -> str | dict[str, Any]:
-    """ "json", or the JSON schema in a file of that name. Raises RequestError if there is none."""
+    """Return "json" unchanged, or the JSON schema in the file of that name. Raises RequestError if it cannot be read."""
     if text == "json":
         return text
     try:
@@ -47,12 +47,12 @@ _READERS: dict[str, tuple[_Reader, str]] = {
 }
 _FIELDS: dict[str, Field[Any]] = {
     each.name: each for each in fields(SamplingParams) if each.name != "logprobs"
-}  # a chat cannot show those
+}  # a chat cannot show them
 NAMES = tuple(_FIELDS)
 
 
 def set_parameter(params: SamplingParams, name: str, text: str) -> SamplingParams:
-    """The parameters with one of them read from text; "none" and "default" are its default. Raises RequestError."""
+    """Set one parameter from text; "none" and "default" reset it. Raises RequestError for a wrong name or value."""
     if name not in _FIELDS:
         raise RequestError(f"unknown parameter {name!r}; the parameters are {', '.join(NAMES)}")
     if text.lower() in _NOTHING:
@@ -66,7 +66,7 @@ def set_parameter(params: SamplingParams, name: str, text: str) -> SamplingParam
 
 
 def changed(params: SamplingParams) -> dict[str, str]:
-    """The parameters that are not at their defaults, as text."""
+    """The parameters that differ from their defaults, as text."""
     values = {name: getattr(params, name) for name in NAMES}
     return {name: _show(value) for name, value in values.items() if value != _FIELDS[name].default}
 

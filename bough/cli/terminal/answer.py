@@ -1,6 +1,6 @@
-"""One answer: the prefill's progress, then the text as it comes, then what it cost.
+"""One answer: the progress of the prefill, the text as it is generated, and a summary of tokens and times.
 
-Ctrl-C asks the answer to stop between two steps, so that what was computed is kept; a second one does not wait.
+Ctrl-C stops the answer between two steps, so that the computed state is kept. A second Ctrl-C raises at once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bough.types import Chunk, Completion, Prompt, SamplingParams
 def stream_answer(
     runner: Runner, prompt: Prompt, params: SamplingParams, screen: Screen, *, is_silent: bool = False, choice: int = 0
 ) -> Completion:
-    """Answer messages, or continue a text as it stands, writing each piece unless `is_silent`.
+    """Answer messages, or continue a text, and write each piece unless `is_silent`.
 
-    Stopped by Ctrl-C, it returns what has come so far.
+    After Ctrl-C it returns the answer so far.
     """
     with Interruption() as interruption, PrefillLine(screen.notes) as line:
         pieces = runner.stream(
@@ -50,7 +50,7 @@ def _write(piece: Chunk, line: PrefillLine, screen: Screen) -> None:
 
 
 class Interruption:
-    """Ctrl-C inside this context is noted; a second time it raises KeyboardInterrupt as ever."""
+    """Inside this context the first Ctrl-C is only recorded; the second raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._has_come = False
@@ -66,7 +66,7 @@ class Interruption:
 
     def __enter__(self) -> Self:
         self._before = signal.getsignal(signal.SIGINT)
-        if self._before != signal.SIG_IGN:  # a job in the background is not to hear of Ctrl-C
+        if self._before != signal.SIG_IGN:  # a background job ignores Ctrl-C
             signal.signal(signal.SIGINT, self._note)
         return self
 
@@ -75,7 +75,7 @@ class Interruption:
 
 
 class PrefillLine:
-    """How far the prompt is computed, on one line that goes when the answer begins. Only on a terminal."""
+    """The progress of the prefill, on one line that is erased when the answer begins. Only shown on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -83,7 +83,7 @@ class PrefillLine:
         self._cached: int | None = None
 
     def report(self, done: int, total: int) -> None:
-        """So many of the prompt's tokens are there. What is there at the first report was cached."""
+        """`done` of the prompt's tokens are computed or cached. Those of the first report are the cached ones."""
         if self._cached is None:
             self._cached = done
         if not self._console.is_terminal or done >= total:
@@ -117,7 +117,7 @@ def describe_prefill(cached: int, done: int, total: int) -> str:
 
 
 def summarise(completion: Completion, load_s: float) -> list[str]:
-    """Lines with the counts, times and rates of one answer."""
+    """The counts, times and rates of one answer, as lines of text."""
     usage, timings = completion.usage, completion.timings
     share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
     facts = {
@@ -134,7 +134,7 @@ def summarise(completion: Completion, load_s: float) -> list[str]:
 
 
 def _rate(num_tokens: int, num_timed: int, seconds: float) -> str:
-    """`num_timed` of the tokens took so many seconds: the first generated token comes from the prefill."""
+    """`num_timed` of the tokens took `seconds`; the first generated token is not among them: the prefill computes it."""
     rate = f" ({num_timed / seconds:,.1f} tokens/s)" if num_timed > 0 and seconds > 0 else ""
     return f"{num_tokens:,} tokens in {seconds:.2f} s{rate}"
 

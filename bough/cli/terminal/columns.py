@@ -1,4 +1,4 @@
-"""Text in columns, the same on a terminal and in a pipe: nothing is cut or wrapped."""
+"""Text in columns and short forms of numbers and times. The output is the same on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from datetime import UTC, datetime
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the cells of each column under each other."""
+    """One line for each row, with the cells of each column aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def describe(facts: Mapping[str, str], indent: str = "  ") -> list[str]:
-    """A line for each fact, its name first; facts without a value are left out."""
+    """One line for each fact that has a value, with its name first."""
     return [indent + line for line in align([(name, value) for name, value in facts.items() if value])]
 
 
 def count(number: int) -> str:
-    """A large number in short: 134.5M."""
+    """A large number in short form: 134.5M."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"

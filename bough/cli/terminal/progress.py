@@ -1,6 +1,6 @@
-"""Long work on the way: bars on a terminal, a few lines elsewhere. Both go to standard error.
+"""Progress of long work: bars on a terminal, a few lines otherwise. Both go to standard error.
 
-A piece of work that starts while another is open ends that one.
+Only one piece of work is shown at a time: starting the next ends the one before.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LINE_EVERY_S = 5.0
 
 @contextmanager
 def show_progress(console: Console, *, stays: bool = True) -> Iterator[Work]:
-    """A progress to hand to long work. With `stays` what was done can be read afterwards; else only downloads are told of,
-    and a terminal is left as it was."""
+    """A progress object for long work. With `stays` the output remains on the terminal, and all work is reported; without,
+    it is erased, and outside a terminal only work with a known size is reported."""
     if not console.is_terminal:
         yield Lines(lambda line: console.print(line, markup=False, soft_wrap=True), tells_all=stays)
         return
@@ -45,13 +45,13 @@ def show_progress(console: Console, *, stays: bool = True) -> Iterator[Work]:
 
 
 def make_counter(console: Console) -> Progress:
-    """A live line on a terminal: what is running, how many steps of it are done, and since when."""
+    """A live line on a terminal: the running task, its finished steps, and the elapsed time."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class Bars:
-    """A bar for work whose size is known, a spinner for other work; one of them at a time."""
+    """A bar for work of known size, a spinner for other work; one of them at a time."""
 
     def __init__(self, console: Console, stays: bool) -> None:
         self._console = console
@@ -80,7 +80,7 @@ class Bars:
             self._spinner.update(f"{self._label} · {filesize.decimal(self._done_bytes)}")
 
     def finish(self) -> None:
-        """Leave the terminal to others."""
+        """Stop drawing, so that others can write to the terminal."""
         for shown in (self._bar, self._spinner):
             if shown:
                 shown.stop()
@@ -101,7 +101,7 @@ def _make_bar(console: Console, stays: bool) -> Progress:
 
 
 class Lines:
-    """A line when work starts and every few seconds from then on. Without `tells_all` only of work that counts bytes."""
+    """A line when work starts and every few seconds after. Without `tells_all`, work of unknown size gets no first line."""
 
     def __init__(
         self, print_line: Callable[[str], None], *, tells_all: bool = True, clock: Callable[[], float] = time.monotonic

@@ -1,7 +1,7 @@
-"""What a person sees: answers on standard output as they are, everything else on standard error.
+"""Output: answers go to standard output unchanged, everything else goes to standard error.
 
-The text of a model is never read as markup, and on a terminal it cannot steer the terminal: control characters are shown
-as pictures of themselves.
+The text of a model is never interpreted as markup. On a terminal its control characters are replaced by visible symbols, so
+that a model cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _PICTURES = _C0_AND_DELETE | _C1
 
 
 def neutralise(text: str) -> str:
-    """The text with every control character but line breaks and tabs made visible. Works piece by piece."""
+    """Replace every control character except line breaks and tabs by a visible symbol. Works on partial texts, too."""
     return text.translate(_PICTURES)
 
 
 class Screen:
-    """Standard output and standard error, as they are when it is made."""
+    """Standard output and standard error of the moment when the object is made."""
 
     def __init__(self) -> None:
         self.out = sys.stdout
@@ -37,7 +37,7 @@ class Screen:
         return self.out.isatty()
 
     def write(self, text: str) -> None:
-        """Put out a piece of text at once."""
+        """Write a piece of text and flush it."""
         if text:
             self._is_at_line_start = text.endswith("\n")
             self.out.write(neutralise(text) if self.is_terminal else text)
@@ -47,19 +47,19 @@ class Screen:
         self.write(text + "\n")
 
     def end_line(self) -> None:
-        """Begin a new line, unless one has just begun."""
+        """End the current line, unless it is empty."""
         if not self._is_at_line_start:
             self.write("\n")
 
     def note(self, text: str) -> None:
-        """Say something that is no part of the answer."""
+        """Write a message to standard error."""
         self._note(neutralise(text), "dim")
 
     def error(self, text: str) -> None:
         self._note(f"error: {neutralise(text)}", "red")
 
     def _note(self, text: str, style: str) -> None:
-        """Wrapped between words on a terminal, one line anywhere else."""
+        """Write one line; a terminal wraps it between words."""
         self.notes.print(Text(text, style=style), soft_wrap=not self.notes.is_terminal)
 
 
