@@ -1,4 +1,4 @@
-"""The tour that `make demo` runs: conversations take turns on the default model, live, then the table and the tree."""
+"""`bough bench demo`: conversations take turns on a model, shown live; then a table of the turns, and the tree."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ TOPICS: tuple[tuple[str, ...], ...] = (
 
 
 def show_demo(model: str | None = None, progress: DownloadProgress | None = None) -> None:
-    """Run the tour under three ways of remembering and print what each turn cost, then the tree."""
+    """Run the tour with three strategies, then print the cost of each turn, and the tree."""
     console = Console()
     if warning := load_warning():
         console.print(f"[yellow]{warning}[/yellow]")
     with console.status("loading the model (the first time it is fetched and converted)"):
-        runner = load(model, progress=progress, disk_bytes=0)  # each run computes everything itself
+        runner = load(model, progress=progress, disk_bytes=0)  # without a disk each run computes everything itself
     with runner:
         engine = runner.engine.describe()
         threads = f", {engine['threads']} threads" if "threads" in engine else ""
@@ -95,7 +95,7 @@ def _say(said: Text, text: str) -> None:
 
 
 class Tour:
-    """The conversations, turn by turn, round-robin, under one strategy."""
+    """The conversations with one strategy. They take turns, one question each."""
 
     num_turns = sum(len(topic) for topic in TOPICS)
 
@@ -106,7 +106,7 @@ class Tour:
         self._chats: list[list[Message]] = [[{"role": "system", "content": SYSTEM}] for _ in TOPICS]
 
     def run(self, name: str, on_text: Callable[[str], None]) -> Iterator[Turn]:
-        """Ask every question, yielding after each answer; `on_text` hears question and answer as they come."""
+        """Ask every question and yield after each answer. `on_text` receives the question with the answer so far."""
         self.result.name = name
         for turn in range(len(TOPICS[0])):
             for number, topic in enumerate(TOPICS):
@@ -127,6 +127,6 @@ class Tour:
     def _note(self, number: int, turn: int, ids: list[int], answer: Completion) -> Turn:
         self._chats[number].append({"role": "assistant", "content": answer.text})
         done = make_turn(number, turn, self._oracle.possible(ids), answer)
-        self._oracle.remember([*ids, *fed_tokens(answer)])
+        self._oracle.add([*ids, *fed_tokens(answer)])
         self.result.turns.append(done)
         return done

@@ -1,4 +1,4 @@
-"""Conversations that page in from pinned host memory, on a device with room for three of them."""
+"""`bough bench paging`: conversations page in from pinned host memory, on a device with room for three of them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ANSWER_TOKENS = 4
 
 @dataclass(frozen=True)
 class PagingFigures:
-    """Conversations that take turns on a device with room for three of them. Medians in milliseconds."""
+    """Times are medians in milliseconds."""
 
     tokens: int
     conversations: int
     conversation_bytes: int
     device_bytes: int
     computed_first_token_ms: float
-    page_in_ms: float  # begin, until every row is in the lane
+    page_in_ms: float  # from `begin` until every row is in the lane
     slowest_page_in_ms: float
     first_token_ms: float
-    host_share: float  # of the bytes that were paged in: the rest was still on the device
-    is_exact: bool  # every bit of every row, each time
-    agreement: float  # share of answer tokens that are those of the first, computed time; bf16 rounds differently there
+    host_share: float  # of the restored bytes: the others were still on the device
+    is_exact: bool  # every row is equal to the computed one, bit by bit, each time
+    agreement: float  # share of answer tokens equal to those of the computed run, where bf16 rounds differently
     setup: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,11 +46,11 @@ def _agreement(answers: Sequence[Completion], computed: Sequence[Completion]) ->
 class _Visit:
     seconds: float
     host_bytes: int
-    mark: bytes
+    rows_hash: bytes
 
 
 class Paging:
-    """Conversations that are longer together than the device has room for, each coming back in turn."""
+    """Conversations that take turns and together need more memory than the device has."""
 
     def __init__(self, runner: Runner, num_tokens: int, conversations: int) -> None:
         self._runner = runner
@@ -62,10 +62,10 @@ class Paging:
         prompts = self._prompts
         answer(self._runner, prompts[0][: len(prompts[0]) // 2], ANSWER_TOKENS)
         computed = []
-        marks = []
+        hashes = []
         for prompt in prompts:
             computed.append(answer(self._runner, prompt, ANSWER_TOKENS))
-            marks.append(self._mark_lane(prompt))
+            hashes.append(self._hash_lane(prompt))
         answers = [answer(self._runner, prompt, ANSWER_TOKENS) for _ in range(rounds) for prompt in prompts]
         visits = [self._page_in(prompt) for _ in range(rounds) for prompt in prompts]
         assert all(each.usage.cached_tokens == len(prompts[0]) - 1 for each in answers)
@@ -80,36 +80,36 @@ class Paging:
             slowest_page_in_ms=round(1000 * max(visit.seconds for visit in visits), 3),
             first_token_ms=first_token_ms(answers),
             host_share=round(statistics.mean(visit.host_bytes for visit in visits) / moved, 3),
-            is_exact=[visit.mark for visit in visits] == marks * rounds,
+            is_exact=[visit.rows_hash for visit in visits] == hashes * rounds,
             agreement=_agreement(answers, computed * rounds),
             setup=self._runner.engine.describe(),
         )
 
     def _page_in(self, prompt: list[int]) -> _Visit:
         with timed_begin(self._runner, prompt, ANSWER_TOKENS) as begun:
-            return _Visit(begun.seconds, begun.session.loading.host_bytes, self._mark(begun.session))
+            return _Visit(begun.seconds, begun.session.loading.host_bytes, self._hash_rows(begun.session))
 
-    def _mark_lane(self, prompt: list[int]) -> bytes:
-        """The mark of the rows that the lane computed itself, and still holds."""
+    def _hash_lane(self, prompt: list[int]) -> bytes:
+        """The hash of the rows that the lane computed itself and still holds."""
         session = self._cache.begin(prompt, max_new_tokens=ANSWER_TOKENS)
         assert not session.loading.host_bytes
-        mark = self._mark(session)
+        found = self._hash_rows(session)
         session.close()
-        return mark
+        return found
 
-    def _mark(self, session: Session) -> bytes:
+    def _hash_rows(self, session: Session) -> bytes:
         """A hash over every bit of every row that the lane holds."""
-        engine, mark = self._runner.engine, blake2b(digest_size=16)
+        engine, digest = self._runner.engine, blake2b(digest_size=16)
         for group in [group for group in engine.groups if group.kind is Kind.FULL]:
             for start, end in page_ranges(0, session.lane.offset, PAGE_TOKENS):
                 page = session.lane.publish(group, start, end)
-                mark.update(engine.pack(page) or b"")
+                digest.update(engine.pack(page) or b"")
                 engine.release(page)
-        return mark.digest()
+        return digest.digest()
 
 
 def measure_paging(shape: dict[str, Any], num_tokens: int, conversations: int) -> PagingFigures:
-    """Measure on a model of random weights whose device budget holds three such conversations, one of them in the lane."""
+    """Measure with random weights and a device budget for three conversations, one of them in the lane."""
     whole_pages = -(-num_tokens // PAGE_TOKENS) + 1
     with load_shape(shape, engine="torch", device="cuda", dtype="bfloat16", lanes=1) as runner:
         row_bytes = sum(group.bytes_per_token for group in runner.engine.groups)

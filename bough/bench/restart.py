@@ -1,4 +1,4 @@
-"""The first token of a conversation after a restart: its state read back from disk, against computing it again."""
+"""`bough bench restart`: the first token after a restart, with state read from disk, against computing it again."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RestartFigures:
     computed_ms: float  # without a disk
     computed_while_writing_ms: float
     restarted_ms: float
-    reading_ms: float  # of it
+    reading_ms: float  # part of restarted_ms
     read_bytes: int
     start_ms: float  # loading the model and the tree
-    slow_disk_ms: float  # the slowest request, with a disk that reads SLOW_BYTES_S
-    slow_disk_computed_ms: float  # computing as much in the same run
+    slow_disk_ms: float  # the slowest request with a disk that reads SLOW_BYTES_S
+    slow_disk_computed_ms: float  # computing as many tokens in the same run
     answers_equal: bool
     setup: dict[str, str] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ class RestartFigures:
 
 
 def measure_restart(model: str | None, num_tokens: int, rounds: int = 3, **settings: Any) -> RestartFigures:
-    """Compute prompts, end the process's use of the model, load it again, and ask for the same prompts."""
+    """Compute prompts, close the model, load it again, and answer the same prompts."""
     with tempfile.TemporaryDirectory(prefix="bough-restart-") as folder:
         with load(model, cache_folder=folder, disk_bytes=0, **settings) as runner:
             warm_up(runner)
@@ -76,7 +76,7 @@ def measure_restart(model: str | None, num_tokens: int, rounds: int = 3, **setti
 
 @contextmanager
 def _slow_disk() -> Iterator[None]:
-    """Let every read take as long as a disk needs that gives SLOW_BYTES_S."""
+    """Slow every read down to SLOW_BYTES_S."""
     before = files.read_into
 
     def read_into(descriptor: int, view: memoryview) -> int:

@@ -1,4 +1,4 @@
-"""Coming back to a long conversation: from the tree, against computing it again."""
+"""`bough bench restore`: return to a long conversation by restoring it from the tree, against computing it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANSWER_TOKENS = 9
 
 @dataclass(frozen=True)
 class RestoreFigures:
-    """Medians in milliseconds. The snapshot lies on the device; the lane that adopts it was cleared before."""
+    """Medians in milliseconds. The tree's pages are on the device; the lane is cleared before it adopts them."""
 
     tokens: int
     cold_first_token_ms: float
@@ -27,9 +27,9 @@ class RestoreFigures:
 
 
 def measure_restore(runner: Runner, num_tokens: int, rounds: int = 5) -> RestoreFigures:
-    """The first token of a prompt: cold, from the tree's snapshot, and with a lane that still rests on it."""
+    """Measure the first token of a prompt: computed, restored from the tree, and with an idle lane that still holds it."""
     (prompt,) = random_prompts(range(runner.engine.vocab_size), num_tokens, 1)
-    answer(runner, prompt[: num_tokens // 2], ANSWER_TOKENS)  # kernels are chosen and memory is taken on first use
+    answer(runner, prompt[: num_tokens // 2], ANSWER_TOKENS)  # the first run chooses kernels and allocates memory
     cold = []
     for _ in range(rounds):
         runner.cache.clear()

@@ -49,7 +49,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def words(count: int, seed: int | str) -> str:
-    """So many words with some punctuation, chosen by the seed."""
+    """A text of `count` words with some punctuation, chosen by the seed."""
     chance = random.Random(f"bough {seed}")
     chosen = [chance.choice(_WORDS) for _ in range(count)]
     for at in range(7, count, 8):
@@ -58,14 +58,14 @@ def words(count: int, seed: int | str) -> str:
 
 
 def random_prompts(ids: range, num_tokens: int, count: int, seed: int = 0) -> list[list[int]]:
-    """Prompts of so many ids drawn from a range. They share nothing."""
+    """`count` prompts of `num_tokens` ids each, drawn from a range."""
     chance = random.Random(seed)
     return [[chance.randrange(ids.start, ids.stop) for _ in range(num_tokens)] for _ in range(count)]
 
 
 @dataclass(frozen=True)
 class SwitchSetup:
-    """The shape of the switching workload: conversations that take turns over one system prompt."""
+    """The size of the switching workload: conversations that take turns over one system prompt."""
 
     conversations: int = 6
     turns: int = 8
@@ -76,7 +76,7 @@ class SwitchSetup:
 
 @dataclass
 class ScriptedChat:
-    """One chat: the shared system prompt, what the user says, and what the model answered."""
+    """One chat: the shared system prompt, the user's messages, and the model's answers."""
 
     number: int
     setup: SwitchSetup
@@ -90,5 +90,5 @@ class ScriptedChat:
         self.messages.append({"role": "user", "content": content})
         return list(self.messages)
 
-    def hear(self, reply: str) -> None:
+    def add_reply(self, reply: str) -> None:
         self.messages.append({"role": "assistant", "content": reply})
