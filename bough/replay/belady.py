@@ -1,4 +1,4 @@
-"""The offline reference: the leaf that is needed last goes first, known from the rest of the trace."""
+"""The offline reference: Belady's rule evicts the leaf whose next use is farthest in the future, known from the trace."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from bough.replay.trace import Trace, TraceRequest
 
 
 class Future:
-    """In which requests each block will be asked for."""
+    """The requests in which each block will be used."""
 
     def __init__(self, trace: Trace) -> None:
-        self.now = -1  # the request that is being served
+        self.now = -1  # the number of the current request
         self._uses: dict[int, list[int]] = {}
         for number, request in enumerate(trace.requests):
             for block in request.prompt:
                 self._uses.setdefault(block, []).append(number)
 
     def next_use(self, block: int) -> float:
-        """The number of the next request that asks for a block."""
+        """The number of the next request that uses a block; infinite if there is none."""
         uses = self._uses.get(block, [])
         at = bisect_right(uses, self.now)
         return uses[at] if at < len(uses) else float("inf")
 
     def leaf_belady(self, node: Node) -> Key:
-        """The one whose last block is needed last goes first; of equals the deepest."""
+        """Evict the leaf whose last block has the latest next use; of equals the deepest."""
         (last,) = unpack(cut(node.edge, -1))
         return (-self.next_use(last), -node.end)
 
 
 class BeladyTree:
-    """The real cache, evicting by what the trace still holds."""
+    """The real cache with Belady's rule."""
 
     state_costs = None
 

@@ -1,7 +1,7 @@
-"""Traces of message lists: a JSON list of runs, each with its messages under `traj`. One request per assistant message.
+"""Traces of message lists: a JSON list of runs, each with its messages under `traj`. Each assistant message is a request.
 
-Such runs have no times and no token ids. Arrivals are drawn from a fixed seed, a token is taken to be four characters, and
-a stand-in for the tools' schemas, which all runs share, comes before the first message.
+Such runs have no times and no token ids. Arrival times are drawn from a fixed seed, a token is four characters, and every
+prompt begins with the same text, which stands for the schemas of the tools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOLS = "".join(chr(ord("a") + number * 7919 % 26) for number in range(9000))
 
 @dataclass(frozen=True)
 class TraceMessage:
-    """Who says what; tool calls are part of the text."""
+    """A role and a text, which includes the tool calls."""
 
     role: str
     text: str
@@ -41,7 +41,7 @@ class TraceMessage:
 
 @dataclass(frozen=True, order=True)
 class _Arrival:
-    """When the assistant is asked for message `index` of a run; of equals the first run's comes first."""
+    """The time at which a run requests its message `index`. At equal times the earlier run comes first."""
 
     time_s: float
     run: int
@@ -49,7 +49,7 @@ class _Arrival:
 
 
 def read_runs(name: str, text: str) -> Trace:
-    """The trace in this JSON list; RequestError names the run that cannot be read."""
+    """Read the trace in this JSON list. Raises RequestError, which names the run, if one cannot be read."""
     try:
         runs = json.loads(text)
     except json.JSONDecodeError as error:
@@ -72,7 +72,7 @@ def _tool_calls(message: dict[str, Any]) -> str:
 
 
 def _arrivals(chats: Sequence[Sequence[TraceMessage]]) -> Iterator[_Arrival]:
-    """Runs begin at random; people think longer than tools work, and a reply takes as long as it is."""
+    """Draw the arrival times: runs start at random, users take longer than tools, and a reply takes time by its length."""
     chance, start_s = random.Random(SEED), 0.0
     for number, chat in enumerate(chats):
         start_s += chance.expovariate(1 / SECONDS_BETWEEN_RUNS)
@@ -88,7 +88,7 @@ def _arrivals(chats: Sequence[Sequence[TraceMessage]]) -> Iterator[_Arrival]:
 
 
 class _Blocks:
-    """Ids for blocks of text, by all the text up to their end."""
+    """Gives blocks of text their ids. Two blocks have the same id if all text up to their ends is equal."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}
@@ -110,7 +110,7 @@ def _request(at: _Arrival, chat: Sequence[TraceMessage], blocks: _Blocks) -> Tra
 
 
 def _boundaries(chat: Sequence[TraceMessage]) -> tuple[Boundary, ...]:
-    """Where the system part ends, the last user message begins, and messages of users and tools end, in blocks."""
+    """The ends of the system part and of user and tool messages, and the start of the last user message, in blocks."""
     ends = list(accumulate((len(message.rendered) for message in chat), initial=len(TOOLS)))
     first = next((i for i, message in enumerate(chat) if message.role != "system"), len(chat))
     users = [i for i, message in enumerate(chat) if message.role == "user"]

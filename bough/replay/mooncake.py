@@ -17,14 +17,14 @@ from bough.replay.trace import Trace, TraceRequest
 
 BLOCK_TOKENS = 512
 FIRST_FRESH_ID = 10**12
-"""Reply blocks that no later prompt shows get ids from here on."""
+"""Reply blocks that appear in no later prompt get ids from here on."""
 
 NUM_NEXT_TURNS = 4
-"""A reply is looked for in so many later prompts that begin with its prompt."""
+"""The number of later prompts with the same beginning in which a reply is searched."""
 
 
 def read_rows(name: str, text: str) -> Trace:
-    """The trace in these lines; RequestError names the line that cannot be read."""
+    """Read the trace in these lines. Raises RequestError, which names the line, if one cannot be read."""
     return Trace(name, BLOCK_TOKENS, list(_requests(list(_rows(name, text)))))
 
 
@@ -83,7 +83,7 @@ def _describe(error: Exception) -> str:
 
 
 def _requests(rows: Sequence[_Row]) -> Iterator[TraceRequest]:
-    """A reply's blocks have the ids that the next turn shows for them, if there is one; otherwise ids of their own."""
+    """Make the requests. A reply's blocks get their ids from the prompt of the next turn, or new ids if there is none."""
     fresh = count(FIRST_FRESH_ID)
     users: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
@@ -99,6 +99,6 @@ def _requests(rows: Sequence[_Row]) -> Iterator[TraceRequest]:
 
 
 def _shown_reply(row: _Row, later: Iterable[_Row]) -> list[int] | None:
-    """The blocks of a reply as the first later prompt shows them that is long enough to hold it."""
+    """The ids of a reply's blocks, from the first later prompt that is long enough to contain the reply."""
     shown = (other.hash_ids[row.num_prompt_blocks : row.num_blocks] for other in later if other.input_length >= row.total)
     return next(shown, None)

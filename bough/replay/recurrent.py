@@ -1,7 +1,7 @@
-"""Placing the states of recurrent layers: as the library does, and at fixed distances, at equal bytes.
+"""Where to capture the states of recurrent layers: as the library does, or at fixed distances, with the same budget.
 
 The model has full attention, whose rows can be cut anywhere, and recurrent layers, which can be restored only where a state
-was captured. A state is worth 1,536 tokens of rows; rows and states share one budget.
+was captured. A state takes the bytes of 1,536 tokens of rows; rows and states share one budget.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ STATE_TOKENS = 1536
 
 
 class PlacedTree(ReplayTree):
-    """States where the library places them: at the end, where paths part, at boundaries, and far apart in long prompts.
+    """Captures states where the library does: at the end, at branches, at boundaries, and far apart in long prompts.
 
-    Of the boundaries that a trace tells, those with the given marks are passed on.
+    The cache gets those boundaries of the trace that have one of the given marks.
     """
 
     def __init__(self, trace: Trace, budget: int, marks: Collection[Mark] = (Mark.SYSTEM_END,)) -> None:
@@ -46,9 +46,9 @@ class PlacedTree(ReplayTree):
 
 
 class SpacedTree(PlacedTree):
-    """A state at every multiple of so many tokens and nowhere else; none of them is redundant.
+    """Captures a state at every multiple of `spacing_tokens` and nowhere else; none of them is redundant.
 
-    Rows beyond the last multiple could never be reused. They are not stored, which is the best that can be made of spacing.
+    Rows beyond the last multiple could never be reused, so they are not stored: this is the best case of fixed spacing.
     """
 
     def __init__(self, trace: Trace, budget: int, spacing_tokens: int) -> None:
@@ -56,7 +56,7 @@ class SpacedTree(PlacedTree):
         self._spacing = max(1, spacing_tokens // trace.block_tokens)
 
     def feed(self, session: Session, request: TraceRequest) -> None:
-        """Evaluate up to each multiple in turn. The cache captures a session's end by itself: here that is one, too."""
+        """Evaluate up to each multiple in turn. The session ends at a multiple, where the cache captures its last state."""
         session.captures.clear()
         first = session.offset // self._spacing * self._spacing + self._spacing
         for end in range(first, len(request.stored) + 1, self._spacing):

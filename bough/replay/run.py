@@ -1,4 +1,4 @@
-"""Replaying: one trace, one policy, one budget; and the policies by name."""
+"""Replays one trace with one policy and one budget. Lists the policies by name."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ POLICIES: dict[str, Callable[[Trace, int], ReplayStrategy]] = {
     "spaced-2048": lambda trace, budget: SpacedTree(trace, budget, 2048),
     "spaced-8192": lambda trace, budget: SpacedTree(trace, budget, 8192),
 }
-"""How to make each strategy for a trace and a budget in blocks. The first is what the library does.
+"""Makes each strategy for a trace and a budget in blocks. The library uses the first.
 
-From `placed` on the model has recurrent layers beside full attention. For those the library does what `placed` does when it
-is given ids, and what `placed-chat` does when it is given messages.
+From `placed` on, the model has recurrent layers besides full attention. For such models the library works like `placed` for
+prompts of ids, and like `placed-chat` for messages.
 """
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one replay came to: the share of all prompt tokens that was reused, and how many blocks were let go.
+    """The result of one replay: the share of all prompt tokens that was reused, and the number of evicted blocks.
 
-    For a model with recurrent layers also how many states were made, and which share of the held bytes they were.
+    For a model with recurrent layers also the number of states that were captured, and their share of the held bytes.
     """
 
     policy: str
@@ -49,7 +49,7 @@ class Result:
 
 
 def replay(trace: Trace, policy: str, budget: float, on_request: Callable[[], object] = lambda: None) -> Result:
-    """Serve a renumbered trace with a budget that is a share of its distinct blocks."""
+    """Replay a renumbered trace with a budget that is a share of its distinct blocks."""
     strategy = POLICIES[policy](trace, max(1, int(budget * trace.num_blocks)))
     reused = 0
     for request in trace.requests:

@@ -1,7 +1,7 @@
-"""Recorded requests, in the one form that all trace formats are read into.
+"""Recorded requests, in the form into which all trace formats are read.
 
-A request is lists of block ids; equal ids mean equal prefixes up to there. Only full blocks count: the partial last one
-of a prompt always misses.
+A request has lists of block ids. Equal ids mean that the prefixes up to there are equal. Only full blocks count: the
+partial last block of a prompt is never reused.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from bough.types import Boundary
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """One request: the ids of the prompt's full blocks, and of those that are stored when the reply is there.
+    """One request: the ids of the prompt's full blocks, and of all full blocks with the reply.
 
-    `boundaries` are in blocks, each before the block that holds it; there are none where the trace does not tell.
+    `boundaries` are in blocks, rounded down to the start of a block. They are empty if the trace has none.
     """
 
     time_s: float
@@ -28,7 +28,7 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in the order in which they came."""
+    """Requests in the order of their arrival."""
 
     name: str
     block_tokens: int
@@ -40,11 +40,11 @@ class Trace:
 
     @property
     def num_blocks(self) -> int:
-        """Distinct blocks that are ever stored."""
+        """The number of distinct blocks."""
         return len({block for request in self.requests for block in request.stored})
 
     def unlimited_share(self) -> float:
-        """The share of all prompt tokens that a cache which never lets anything go would serve."""
+        """The share of all prompt tokens that a cache without a limit would reuse."""
         held: set[int] = set()
         served = 0
         for request in self.requests:
@@ -53,7 +53,7 @@ class Trace:
         return served * self.block_tokens / max(1, self.prompt_tokens)
 
     def renumbered(self) -> Trace:
-        """The same trace with ids that count from 0, as they first appear."""
+        """The same trace with ids from 0, in the order of their first appearance."""
         ids: dict[int, int] = {}
         requests = [
             replace(each, prompt=_renumber(each.prompt, ids), stored=_renumber(each.stored, ids)) for each in self.requests

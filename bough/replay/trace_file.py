@@ -1,4 +1,4 @@
-"""Reading a trace file: which format it has, and what becomes of one that cannot be read.
+"""Reads a trace file of either format.
 
 A file that begins with `[` is a JSON list of runs with messages; any other has a Mooncake request on each line. Both may be
 gzipped.
@@ -17,7 +17,7 @@ from bough.replay.trace import Trace
 
 
 def read_trace(file: Path) -> Trace:
-    """The requests of a trace file; RequestError says what is wrong with it, and where."""
+    """Read the requests of a trace file. Raises RequestError, with the position, if it cannot be read."""
     text = _read_text(file)
     read = read_runs if text.lstrip().startswith("[") else read_rows
     trace = read(file.name, text)

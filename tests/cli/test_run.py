@@ -141,13 +141,13 @@ def test_a_chat_begins_by_saying_which_engine_answers(invoke, loads, monkeypatch
     assert "tiny on fake (unknown) · /help lists" in result.stderr
 
 
-def test_flags_of_the_places_reach_the_settings(invoke, loads):
+def test_flags_of_the_tiers_reach_the_settings(invoke, loads):
     flags = ["--host-memory", "auto", "--disk", "0", "--disk-free", "5GB", "--disk-ttl", "7d", "--salt-share", "0.5"]
 
     invoke("run", "-m", "tiny", "Hello", "--max-tokens", "1", *flags)
 
-    places = {"host_bytes": "auto", "disk_bytes": "0", "disk_free_bytes": "5GB", "disk_ttl_s": "7d", "salt_share": 0.5}
-    assert loads == [{"name": "tiny", **places}]
+    tiers = {"host_bytes": "auto", "disk_bytes": "0", "disk_free_bytes": "5GB", "disk_ttl_s": "7d", "salt_share": 0.5}
+    assert loads == [{"name": "tiny", **tiers}]
 
 
 def test_sampling_flags_reach_the_request(invoke, loads, tmp_path):
