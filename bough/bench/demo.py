@@ -11,13 +11,12 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from bough.bench.report import load_warning, strategy_table, turn_table
+from bough.bench.report import strategy_table, turn_table
 from bough.bench.strategies import make_strategy, using
 from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_turn
 from bough.bench.timing import warm_up
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.models.fetching.progress import Progress as DownloadProgress
 from bough.runner import Runner, load
 from bough.types import Completion, Message
 
@@ -50,13 +49,10 @@ TOPICS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def show_demo(model: str | None = None, progress: DownloadProgress | None = None) -> None:
+def show_demo(console: Console, model: str | None = None) -> None:
     """Run the tour with three strategies, then print the cost of each turn, and the tree."""
-    console = Console()
-    if warning := load_warning():
-        console.print(f"[yellow]{warning}[/yellow]")
     with console.status("loading the model (the first time it is fetched and converted)"):
-        runner = load(model, progress=progress, disk_bytes=0)  # without a disk each run computes everything itself
+        runner = load(model, disk_bytes=0)  # without a disk each run computes everything itself
     with runner:
         engine = runner.engine.describe()
         threads = f", {engine['threads']} threads" if "threads" in engine else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bough.bench.hostile import CASES, Waits, measure_case, measure_quiet
 from bough.bench.workload import SHAPES, SwitchSetup
 from bough.cli.terminal.progress import make_counter
+from bough.runner import Runner
 
 app = typer.Typer(help="Measure Bough on this machine, next to simpler caching strategies.", no_args_is_help=True)
 
@@ -26,6 +29,22 @@ def _warn_if_busy(console: Console) -> None:
 
     if warning := load_warning():
         console.print(f"[yellow]{warning}[/yellow]")
+
+
+def _load(model: str | None, shape: str | None, **settings: Any) -> Runner:
+    """A model without a tree on disk, or random weights of a named shape."""
+    from bough.runner import load, load_shape
+
+    return load_shape(_shape(shape), **settings) if shape else load(model, disk_bytes=0, **settings)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 @app.command()
@@ -101,16 +120,12 @@ def core(as_json: Json = False) -> None:
     console = Console(stderr=as_json)
     with console.status("building trees"):
         figures = measure_core()
-    table = Table(title="the core, medians", title_justify="left")
-    for column in ("operation", "size", "time"):
-        table.add_column(column, justify="right")
-    for edges, milliseconds in figures.match_ms.items():
-        table.add_row("match 100,000 tokens", f"{edges:,} edges", f"{milliseconds:.3f} ms")
-    for nodes, microseconds in figures.evict_us.items():
-        table.add_row("evict one page", f"{nodes:,} nodes", f"{microseconds:.1f} µs")
-    for pages, milliseconds in figures.start_ms.items():
-        table.add_row("start with a tree on disk", f"{pages:,} pages", f"{milliseconds:,.0f} ms")
-    console.print(table)
+    rows = [
+        *(("match 100,000 tokens", f"{edges:,} edges", f"{ms:.3f} ms") for edges, ms in figures.match_ms.items()),
+        *(("evict one page", f"{nodes:,} nodes", f"{us:.1f} µs") for nodes, us in figures.evict_us.items()),
+        *(("start with a tree on disk", f"{pages:,} pages", f"{ms:,.0f} ms") for pages, ms in figures.start_ms.items()),
+    ]
+    console.print(_table("the core, medians", ("operation", "size", "time"), rows))
     if as_json:
         print(json.dumps(asdict(figures)))
 
@@ -127,17 +142,9 @@ def restore(
 ) -> None:
     """Return to a long conversation: restore it from the tree, against computing it again."""
     from bough.bench.restore import measure_restore
-    from bough.runner import load, load_shape
 
     console = Console(stderr=as_json)
-    with (
-        console.status("measuring"),
-        (
-            load_shape(_shape(shape), engine=engine, device=device, dtype=dtype)
-            if shape
-            else load(model, engine=engine, device=device, dtype=dtype, disk_bytes=0)
-        ) as runner,
-    ):
+    with console.status("measuring"), _load(model, shape, engine=engine, device=device, dtype=dtype) as runner:
         figures = measure_restore(runner, tokens)
     rows = {
         "first token, cold": figures.cold_first_token_ms,
@@ -190,11 +197,8 @@ def _shape(name: str) -> dict[str, Any]:
 
 
 def _milliseconds(title: str, rows: dict[str, float]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    table.add_column("ms", justify="right")
-    for label, value in rows.items():
-        table.add_row(label, f"{value:,.2f}")
+    table = _table(title, ("", "ms"), [(label, f"{value:,.2f}") for label, value in rows.items()])
+    table.columns[0].justify = "left"
     return table
 
 
@@ -241,24 +245,21 @@ def lanes(
 ) -> None:
     """Tokens per second of several conversations that decode together, against one alone."""
     from bough.bench.lanes import measure_lanes
-    from bough.runner import load, load_shape
 
     console = Console(stderr=as_json)
     wanted = _numbers(counts)
     _warn_if_busy(console)
-    settings: dict[str, Any] = {"engine": engine, "lanes": max(wanted), "threads": threads}
     with (
         console.status("measuring"),
-        load_shape(_shape(shape), **settings) if shape else load(model, disk_bytes=0, **settings) as runner,
+        _load(model, shape, engine=engine, lanes=max(wanted), threads=threads) as runner,
     ):
         figures = measure_lanes(runner, wanted, context, steps)
-    table = Table(title=f"decoding at {figures.context_tokens:,} tokens of context, medians", title_justify="left")
-    for column in ("lanes", "step", "together", "against one"):
-        table.add_column(column, justify="right")
-    for count, milliseconds in figures.step_ms.items():
-        rate, ratio = figures.tokens_per_s[count], figures.ratio[count]
-        table.add_row(str(count), f"{milliseconds:,.1f} ms", f"{rate:,.1f} tokens/s", f"{ratio:.2f}×")
-    console.print(table)
+    rows = [
+        (str(n), f"{ms:,.1f} ms", f"{figures.tokens_per_s[n]:,.1f} tokens/s", f"{figures.ratio[n]:.2f}×")
+        for n, ms in figures.step_ms.items()
+    ]
+    title = f"decoding at {figures.context_tokens:,} tokens of context, medians"
+    console.print(_table(title, ("lanes", "step", "together", "against one"), rows))
     console.print(f"tokens as when run one by one: {figures.agreement:.1%}")
     if as_json:
         print(json.dumps(asdict(figures)))
@@ -291,17 +292,21 @@ def http(
                     figures.turns[label].append(turn)
                     progress.advance(task)
     report = figures.as_dict()
-    table = Table(title="later turns over HTTP", title_justify="left")
-    for column in ("server", "first token, median", "mean", "cached", "all turns"):
-        table.add_column(column, justify="right")
-    for label in figures.turns:
-        each = report[label]
-        times = (f"{each['later_first_token_ms']:,.0f} ms", f"{each['later_first_token_mean_ms']:,.0f} ms")
-        table.add_row(label, *times, f"{each['later_cached_share']:.1%}", f"{each['total_s']:.1f} s")
-    console.print(table)
+    columns = ("server", "first token, median", "mean", "cached", "all turns")
+    console.print(_table("later turns over HTTP", columns, [_http_row(label, report[label]) for label in figures.turns]))
     console.print(f"answers equal: {report['answers_equal']}")
     if as_json:
         print(json.dumps(report | {"setup": asdict(setup) | {"model": name}}))
+
+
+def _http_row(label: str, figures: dict[str, float]) -> tuple[str, ...]:
+    return (
+        label,
+        f"{figures['later_first_token_ms']:,.0f} ms",
+        f"{figures['later_first_token_mean_ms']:,.0f} ms",
+        f"{figures['later_cached_share']:.1%}",
+        f"{figures['total_s']:.1f} s",
+    )
 
 
 @app.command()
@@ -311,7 +316,6 @@ def hostile(
     as_json: Json = False,
 ) -> None:
     """How long a well-behaved client waits while another client sends hostile requests."""
-    from bough.bench.hostile import CASES, measure_case, measure_quiet
     from bough.bench.http import serving
     from bough.config import load_settings
 
@@ -325,15 +329,17 @@ def hostile(
         for case in chosen:
             progress.update(task, description=case, advance=1)
             found.append(measure_case(url, name, case))
-    table = Table(title="the longest wait while another client sends", title_justify="left")
-    for column in ("case", "answer", "after", "between two tokens", "of /health/live"):
-        table.add_column(column, justify="left" if column == "case" else "right")
-    for each in found:
-        gaps = (f"{1000 * each.token_gap_s:,.0f} ms", f"{1000 * each.health_gap_s:,.0f} ms")
-        table.add_row(each.case, each.status, f"{each.took_s:.2f} s", *gaps)
+    columns = ("case", "answer", "after", "between two tokens", "of /health/live")
+    table = _table("the longest wait while another client sends", columns, map(_hostile_row, found))
+    table.columns[0].justify = "left"
     console.print(table)
     if as_json:
         print(json.dumps([asdict(each) for each in found]))
+
+
+def _hostile_row(waits: Waits) -> tuple[str, ...]:
+    gaps = (f"{1000 * waits.token_gap_s:,.0f} ms", f"{1000 * waits.health_gap_s:,.0f} ms")
+    return (waits.case, waits.status, f"{waits.took_s:.2f} s", *gaps)
 
 
 def _numbers(text: str) -> list[int]:
@@ -348,4 +354,6 @@ def demo(model: Model = None) -> None:
     """A short tour: conversations take turns, with the cost of each turn and the tree at the end."""
     from bough.bench.demo import show_demo
 
-    show_demo(model)
+    console = Console()
+    _warn_if_busy(console)
+    show_demo(console, model)
