@@ -1,1 +1,1 @@
-"""Benchmarks: the tree side by side with simpler ways of remembering, as ratios within one run."""
+"""Benchmarks of the tree against simpler caching strategies. Each compares figures of one run on one machine."""

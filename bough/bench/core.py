@@ -1,6 +1,6 @@
-"""The cost of the core alone: matching long prompts, evicting from small and large trees, starting with one on disk.
+"""`bough bench core`: the cost of matching long prompts, evicting from small and large trees, and starting from disk.
 
-No engine is involved: pages are bytes that a counting store hands out.
+There is no engine: a page has a size and no content.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class CountingStore:
 
 @dataclass(frozen=True)
 class CoreFigures:
-    """Medians. `match_ms` is by the number of edges on the matched path, `evict_us` by the number of nodes.
+    """Medians: `match_ms` for each number of edges on the matched path, `evict_us` for each number of nodes.
 
-    `start_ms` is by the number of pages that the index on disk knows: opening it, and building the tree.
+    `start_ms`, for each number of pages in the index on disk, is the time to open the index and to build the tree.
     """
 
     match_ms: dict[int, float]
@@ -62,7 +62,7 @@ class CoreFigures:
 
 
 def measure_core() -> CoreFigures:
-    """Match 100,000 packed tokens over paths of 1 to 10,000 edges; evict from trees of 1,000 to 100,000 nodes; start."""
+    """Match 100,000 packed tokens on paths of 1 to 10,000 edges; evict from trees of 1,000 to 100,000 nodes; start."""
     return CoreFigures(
         match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in (1, 10, 100, 1000, 10_000)},
         evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
@@ -71,7 +71,7 @@ def measure_core() -> CoreFigures:
 
 
 def _match(num_edges: int) -> Callable[[], object]:
-    """A trie of at least 10,000 nodes in which the prompt's path has so many edges; returns a call that matches it."""
+    """Build a trie of at least 10,000 nodes in which the prompt's path has `num_edges`. Returns a call that matches it."""
     chance = random.Random(1)
     prompt = [chance.randrange(50_000) for _ in range(PROMPT_TOKENS)]
     trie, node = Trie(NoMemory()), None
@@ -96,7 +96,7 @@ def _median_s(call: Callable[[], object], times: int = 51) -> float:
 
 
 def _evict_s(num_nodes: int, evictions: int = 900) -> float:
-    """Seconds for one eviction from a tree of so many nodes, the median over batches of 100."""
+    """Seconds for one eviction from a tree of `num_nodes`: the median over batches of 100."""
     memory, chance = Memory(CountingStore()), random.Random(2)
     forest: SaltForest = Forest(memory, page_tokens=16)
     evictor, trie = Evictor(memory, forest, page_tokens=16), forest.open("")
@@ -116,15 +116,15 @@ def _evict_s(num_nodes: int, evictions: int = 900) -> float:
 
 
 def _start_s(num_pages: int, pages_each: int = 100) -> float:
-    """Seconds from opening an index with so many pages, of 100 a conversation, to the tree; the median of 3."""
+    """Seconds from opening an index of `num_pages` to the finished tree: the median of 3."""
     with TemporaryDirectory(prefix="bough-core-") as folder:
-        place = Path(folder) / "tree"
-        _open(place).close()
-        _fill(place, num_pages, pages_each)
+        tree = Path(folder) / "tree"
+        _open(tree).close()
+        _fill(tree, num_pages, pages_each)
         taken = []
         for _ in range(3):
             started = time.perf_counter()
-            disk = _open(place)
+            disk = _open(tree)
             store: Any = CountingStore()
             cache = PrefixCache(store, [], tiers=Tiers(store, disk=disk))
             cache.restore()
@@ -139,13 +139,13 @@ def _open(folder: Path) -> Disk:
 
 
 def _fill(folder: Path, num_pages: int, pages_each: int) -> None:
-    """Write an index as if so many pages had been saved; their files are not there, and nobody asks for them."""
+    """Write an index of `num_pages` pages. Their files do not exist: starting does not read them."""
     chance, rows = random.Random(3), []
     with _open(folder) as disk:
         root, keys, identity = disk.root(""), disk.keys, disk.identity
     for conversation in range(num_pages // pages_each):
         words = memoryview(chance.randbytes(2 * pages_each * PAGE_TOKENS)).cast("H").tolist()
-        tokens = pack([conversation, *words[1:]])  # no two begin alike, so that no page is cut
+        tokens = pack([conversation, *words[1:]])  # no two conversations begin alike, so that no page is cut
         for number, before in enumerate(keys.digests(root, tokens)[:-1]):
             page = tokens[number * PAGE_TOKENS * TOKEN_BYTES : (number + 1) * PAGE_TOKENS * TOKEN_BYTES]
             address = Address(root, before, page, 0, number * PAGE_TOKENS, (number + 1) * PAGE_TOKENS)

@@ -1,7 +1,8 @@
-"""The tour that `make demo` runs: conversations take turns on the default model, live, then the table and the tree."""
+"""`bough bench demo`: conversations take turns on a model, shown live; then a table of the turns, and the tree."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from rich.console import Console, Group
@@ -11,24 +12,48 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from bough.bench.report import load_warning, strategy_table, turn_table
-from bough.bench.switch import StrategyResult, make_strategy
-from bough.bench.tour import SYSTEM, TOPICS, Tour
+from bough.bench.report import strategy_table, turn_table
+from bough.bench.strategies import make_strategy, using
+from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_turn
+from bough.bench.timing import warm_up
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
 from bough.runner import Runner, load
-from bough.types import Progress as DownloadProgress
+from bough.types import Completion, Message
 
 STRATEGIES = ("tree", "single", "none")
+REPLY_TOKENS = 24
+
+SYSTEM = """You are a patient assistant for a small town library. You answer in plain words and short sentences. \
+You know where the books stand: novels on the ground floor by the door, history and travel on the first floor, science \
+and cooking on the second floor, children's books in the round room behind the stairs, newspapers beside the window. \
+The library opens at nine in the morning and closes at seven in the evening, on Saturdays at one, and it is closed on \
+Sundays and in the first week of August. A library card is free for everyone who lives in the town; visitors pay five \
+coins a year. A reader may take six books home for four weeks, and may keep them four weeks longer if nobody else waits \
+for them. A book that comes back late costs ten cents a day, never more than two coins. Whoever loses a book brings a \
+used copy or pays half its price. Films may be taken for one week, two at a time. There are eight desks with lamps, four \
+of them quiet, and two rooms for groups that can be booked for two hours a day. The printer takes cards, ten cents a \
+page, in colour thirty. Dogs wait outside, where there is a bowl of water; coffee is welcome on the terrace. On Tuesdays \
+there is a reading hour for children at four, on Thursdays a circle for people who learn the language, and on the last \
+Friday of the month a writer comes to read. If somebody asks for a book that the library does not have, offer to order \
+it from the county library, which takes about five days. If somebody asks for legal or medical advice, name the shelf \
+where books about it stand and say that a book does not replace a visit. If you do not know something, say so, and say \
+who does. Never invent a title. When you recommend a book, say in one sentence why. Keep every answer below four \
+sentences unless you are asked for more. Be kind to people who are in a hurry, to those who have all day, and to those \
+who only came in because of the rain."""
+
+TOPICS: tuple[tuple[str, ...], ...] = (
+    ("When do you open on Saturday?", "And how long may I keep a book?", "What if I am a week late?"),
+    ("Where are the cook books?", "Can I print a recipe here?", "What does colour cost?"),
+    ("My son is six. Is there something for him?", "Which day is the reading hour?", "May we bring the dog?"),
+    ("I need a quiet desk for tomorrow.", "Can our group book a room?", "For how many hours?"),
+)
 
 
-def show_demo(model: str | None = None, progress: DownloadProgress | None = None) -> None:
-    """Run the tour under three ways of remembering and print what each turn cost, then the tree."""
-    console = Console()
-    if warning := load_warning():
-        console.print(f"[yellow]{warning}[/yellow]")
+def show_demo(console: Console, model: str | None = None) -> None:
+    """Run the tour with three strategies, then print the cost of each turn, and the tree."""
     with console.status("loading the model (the first time it is fetched and converted)"):
-        runner = load(model, progress=progress, disk_bytes=0)  # each run computes everything itself
+        runner = load(model, disk_bytes=0)  # without a disk each run computes everything itself
     with runner:
         engine, threads = runner.engine.info, runner.engine.describe().get("threads")
         threads = f", {threads} threads" if threads else ""
@@ -37,12 +62,12 @@ def show_demo(model: str | None = None, progress: DownloadProgress | None = None
         results, tree = _run_all(console, runner)
     console.print(turn_table(results))
     console.print(strategy_table(results))
-    console.print("\n[bold]the tree[/bold]: what is shared is kept once; each conversation is one branch")
+    console.print("\n[bold]the tree[/bold]: shared prefixes are stored once; each conversation is one branch")
     console.print(escape(tree), soft_wrap=True, highlight=False)
 
 
 def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult], str]:
-    runner.generate(list(range(3, 35)), max_tokens=2)  # the first forward pass of a process is slow
+    warm_up(runner)
     results, drawing = {}, ""
     bars = Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     said = Text()
@@ -51,7 +76,7 @@ def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult
             tour = Tour(runner)
             task = bars.add_task({"tree": "tree", "single": "single entry", "none": "no cache"}[name], total=tour.num_turns)
             strategy = make_strategy(name, runner)
-            with runner.remembering(strategy):
+            with using(strategy, runner):
                 for _ in tour.run(name, lambda text: _say(said, text)):
                     bars.advance(task)
             results[name] = tour.result
@@ -65,3 +90,41 @@ def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult
 
 def _say(said: Text, text: str) -> None:
     said.plain = text[-400:]
+
+
+class Tour:
+    """The conversations with one strategy. They take turns, one question each."""
+
+    num_turns = sum(len(topic) for topic in TOPICS)
+
+    def __init__(self, runner: Runner) -> None:
+        self.result = StrategyResult("")
+        self._runner = runner
+        self._oracle = Oracle()
+        self._chats: list[list[Message]] = [[{"role": "system", "content": SYSTEM}] for _ in TOPICS]
+
+    def run(self, name: str, on_text: Callable[[str], None]) -> Iterator[Turn]:
+        """Ask every question and yield after each answer. `on_text` receives the question with the answer so far."""
+        self.result.name = name
+        for turn in range(len(TOPICS[0])):
+            for number, topic in enumerate(TOPICS):
+                yield self._ask(number, turn, topic[turn], on_text)
+
+    def _ask(self, number: int, turn: int, question: str, on_text: Callable[[str], None]) -> Turn:
+        chat = self._chats[number]
+        chat.append({"role": "user", "content": question})
+        ids = list(self._runner.encode(chat).ids)
+        text = ""
+        for piece in self._runner.stream(chat, max_tokens=REPLY_TOKENS):
+            if isinstance(piece, Completion):
+                return self._note(number, turn, ids, piece)
+            text += piece.text
+            on_text(f"chat {'ABCDEFGH'[number]}\n> {question}\n{text}")
+        raise AssertionError("a stream ends with its completion")
+
+    def _note(self, number: int, turn: int, ids: list[int], answer: Completion) -> Turn:
+        self._chats[number].append({"role": "assistant", "content": answer.text})
+        done = make_turn(number, turn, self._oracle.possible(ids), answer)
+        self._oracle.add([*ids, *fed_tokens(answer)])
+        self.result.turns.append(done)
+        return done

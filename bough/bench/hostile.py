@@ -1,7 +1,7 @@
-"""What a well-behaved client notices while another one misbehaves.
+"""`bough bench hostile`: how long well-behaved clients wait while another client sends hostile requests.
 
-One client streams an answer and one asks for `/health/live` again and again. A third, in a process of its own, sends what
-nobody should send. For each case the longest silences of both are told, beside those without it.
+One client streams an answer, and one polls `/health/live`. A third client, in its own process, sends a hostile request. For
+each case we measure the longest wait of the first two, and once without the third.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 import httpx
 
 ATTACK_S = 120.0
-"""So long a case may take at the most."""
+"""The longest time that a case may take."""
 
-_LEAST_S = 6.0  # so long both clients are watched at the least
-_AFTER_S = 1.0  # and so long after the last answer
+_LEAST_S = 6.0  # the shortest time for which both clients are watched
+_AFTER_S = 1.0  # how long they are watched after the last answer
 _POLL_S = 0.02
 _WORDS = "the quick brown fox jumps over the lazy dog and runs away from the bear "
 
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile request: where it goes, what it has, and after how long its client hangs up."""
+    """One hostile request: its path, its body, and the time after which its client hangs up."""
 
     path: str
     make_body: Callable[[str], bytes]
@@ -36,8 +36,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Silence:
-    """One case: what was answered and when, the longest gap between two tokens, and between two answers of health."""
+class Waits:
+    """The result of a case: the answer's status and time, and the longest waits for a token and for a health check."""
 
     case: str
     status: str
@@ -67,7 +67,7 @@ def _turns(number: int) -> Callable[[str], bytes]:
 
 
 def _small(**more: Any) -> Callable[[str], bytes]:
-    """A short chat with something large beside it."""
+    """A short chat with another, large field."""
     return lambda model: _chat(20, **more)(model)
 
 
@@ -128,9 +128,9 @@ CASES: dict[str, Case] = {
 }
 
 
-def measure_case(url: str, model: str, name: str) -> Silence:
-    """The silences while one case is sent, and until a second after its answer."""
-    context = multiprocessing.get_context("spawn")  # its own interpreter: what it does must not slow the watching down
+def measure_case(url: str, model: str, name: str) -> Waits:
+    """Measure the waits while a case is sent, and for a second after its answer."""
+    context = multiprocessing.get_context("spawn")  # in its own interpreter it does not slow down the watching clients
     is_ready, may_send, answers = context.Event(), context.Event(), context.SimpleQueue()
     sender = context.Process(target=_send, args=(url, model, name, is_ready, may_send, answers), daemon=True)
     sender.start()
@@ -141,18 +141,18 @@ def measure_case(url: str, model: str, name: str) -> Silence:
         status, took_s = ("no answer", ATTACK_S) if answers.empty() else answers.get()
         time.sleep(max(_AFTER_S, _LEAST_S - took_s))
     sender.terminate()
-    return Silence(name, status, took_s, watch.token_gap_s, watch.health_gap_s)
+    return Waits(name, status, took_s, watch.token_gap_s, watch.health_gap_s)
 
 
-def measure_quiet(url: str, model: str, seconds: float = 2 * _LEAST_S) -> Silence:
-    """The silences of both clients while nobody else asks."""
+def measure_quiet(url: str, model: str, seconds: float = 2 * _LEAST_S) -> Waits:
+    """Measure the waits of both clients without a hostile one."""
     with _Watch(url, model) as watch:
         time.sleep(seconds)
-    return Silence("nothing else", "", seconds, watch.token_gap_s, watch.health_gap_s)
+    return Waits("nothing else", "", seconds, watch.token_gap_s, watch.health_gap_s)
 
 
 def _send(url: str, model: str, name: str, is_ready: Event, may_send: Event, answers: Any) -> None:
-    """Make a body, wait for the word, send it, and tell what came of it; runs in a process of its own."""
+    """Make the body, wait for `may_send`, send it, and put status and time into `answers`. Runs in its own process."""
     case = CASES[name]
     body = case.make_body(model)
     is_ready.set()
@@ -169,7 +169,7 @@ def _send(url: str, model: str, name: str, is_ready: Event, may_send: Event, ans
 
 
 class _Watch:
-    """Two clients that listen for as long as the context lasts."""
+    """Two clients that measure their longest waits while the context lasts."""
 
     def __init__(self, url: str, model: str) -> None:
         self.token_gap_s = self.health_gap_s = 0.0

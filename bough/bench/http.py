@@ -1,4 +1,4 @@
-"""The switching workload as clients see it: over HTTP, against a server of its own, with the tree and without."""
+"""`bough bench http`: the switching workload over HTTP, against a server with the tree and one without a cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from bough.bench.workload import Conversation, SwitchSetup
+from bough.bench.workload import ScriptedChat, SwitchSetup
 from bough.errors import EngineError
 
 START_S = 300.0
@@ -25,7 +25,7 @@ START_S = 300.0
 
 @dataclass(frozen=True)
 class HttpTurn:
-    """One request as its client saw it."""
+    """One request, as its client measured it."""
 
     conversation: int
     turn: int
@@ -38,7 +38,7 @@ class HttpTurn:
 
 @dataclass
 class HttpFigures:
-    """All turns with the tree and all without; milliseconds are medians over the turns after each conversation's first."""
+    """The turns with each server. Times are medians over the turns after each conversation's first."""
 
     turns: dict[str, list[HttpTurn]] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ class HttpFigures:
 
 @contextmanager
 def serving(model: str | None, *flags: str) -> Iterator[str]:
-    """A server of its own on a free port; yields its address. Its tree is deleted afterwards."""
+    """Start a server on a free port and yield its address. Its tree on disk is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="bough-bench-") as folder:
         port = _free_port()
         command = [
@@ -105,12 +105,12 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.2)
-    raise EngineError(f"the server did not become ready within {START_S:.0f} s; `bough serve` tells why")
+    raise EngineError(f"the server did not become ready within {START_S:.0f} s; run `bough serve` to see why")
 
 
 def run_http(url: str, model: str, setup: SwitchSetup) -> Iterator[HttpTurn]:
-    """Conversations that take turns, each request streamed, yielding after each."""
-    conversations = [Conversation(number, setup) for number in range(setup.conversations)]
+    """Run the workload with streamed requests, and yield after each."""
+    conversations = [ScriptedChat(number, setup) for number in range(setup.conversations)]
     with httpx.Client(timeout=600) as client:
         for turn in range(setup.turns):
             for conversation in conversations:
@@ -123,7 +123,7 @@ def run_http(url: str, model: str, setup: SwitchSetup) -> Iterator[HttpTurn]:
                     "stream_options": {"include_usage": True},
                 }
                 done = _ask(client, url, body, conversation.number, turn)
-                conversation.hear(done.text)
+                conversation.add_reply(done.text)
                 yield done
 
 

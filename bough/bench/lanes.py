@@ -1,13 +1,13 @@
-"""Many conversations at once: what a decode step of several lanes together gives, against one lane alone."""
+"""`bough bench lanes`: the decode speed of several lanes together, against one lane alone."""
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bough.bench.workload import random_prompts
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize
 from bough.generate.job import Job
@@ -19,9 +19,9 @@ from bough.types import Chunk, Completion, SamplingParams, Usage
 
 @dataclass(frozen=True)
 class LaneFigures:
-    """One row for each number of lanes: milliseconds of a step (median), tokens a second, and that against one lane.
+    """For each number of lanes: the median time of a step, tokens per second, and its ratio to one lane.
 
-    `agreement` is the share of the tokens, generated greedily, that are those of the same conversations run one by one.
+    `agreement` is the share of greedily generated tokens that are equal when the conversations run one by one.
     """
 
     context_tokens: int
@@ -32,8 +32,8 @@ class LaneFigures:
     setup: dict[str, str] = field(default_factory=dict)
 
 
-class _Ear:
-    """Keeps the tokens of one request."""
+class _TokenListener:
+    """Collects the tokens of one request."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -52,11 +52,9 @@ class _Ear:
 
 
 def measure_lanes(runner: Runner, counts: Sequence[int], context_tokens: int, steps: int = 24) -> LaneFigures:
-    """Greedy answers of `steps` tokens to prompts that share nothing, so many at once as `counts` says."""
-    chance = random.Random(0)
-    vocab_size = runner.engine.vocab_size
-    prompts = [[chance.randrange(vocab_size) for _ in range(context_tokens)] for _ in range(max(counts))]
-    _run(runner, prompts[:1], steps)  # kernels are chosen and memory is taken on first use
+    """Generate `steps` tokens greedily for prompts that share nothing, with each number of lanes in `counts`."""
+    prompts = random_prompts(range(runner.engine.vocab_size), context_tokens, max(counts))
+    _run(runner, prompts[:1], steps)  # the first run chooses kernels and allocates memory
     times: dict[int, float] = {}
     answers: dict[int, list[list[int]]] = {}
     for count in sorted({1, *counts}):
@@ -74,23 +72,23 @@ def measure_lanes(runner: Runner, counts: Sequence[int], context_tokens: int, st
 
 
 def _run(runner: Runner, prompts: Sequence[Sequence[int]], steps: int) -> tuple[float, list[list[int]]]:
-    """The median time of a step in which all of these decode, and their tokens.
+    """The median time of a step in which all prompts decode, and the generated tokens.
 
-    The prompts are in the tree by then: a prompt still has one token to evaluate, one of them in each turn.
+    A first pass puts the prompts into the tree. In the second, each prompt has only one token left to evaluate.
     """
     size = ChunkSize(largest=runner.engine.max_chunk_tokens)
     scheduler = Scheduler(runner.engine, runner.prefix_cache, size, time.monotonic)
     for max_tokens in (0, steps + len(prompts)):
-        ears = [_Ear() for _ in prompts]
+        listeners = [_TokenListener() for _ in prompts]
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        for ids, ear in zip(prompts, ears, strict=True):
-            scheduler.add(Job(runner.prepare(Encoded(ids), params), ear))
+        for ids, listener in zip(prompts, listeners, strict=True):
+            scheduler.add(Job(runner.prepare(Encoded(ids), params), listener))
         times = list(_time_turns(scheduler, runner, len(prompts)))
-    return statistics.median(times), [ear.tokens[:steps] for ear in ears]
+    return statistics.median(times), [listener.tokens[:steps] for listener in listeners]
 
 
 def _time_turns(scheduler: Scheduler, runner: Runner, count: int) -> Iterator[float]:
-    """Turn until all is done; the seconds of each turn in which so many requests decode and nothing else happens."""
+    """Run the scheduler to the end. Yields the seconds of each turn in which exactly `count` requests decode."""
     while scheduler.has_work:
         is_full = len(scheduler.running) == count and all(job.is_decoding for job in scheduler.running)
         runner.engine.synchronize()

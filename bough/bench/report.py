@@ -1,4 +1,4 @@
-"""Benchmark results for people: a table, a plot, and the machine's load at the time."""
+"""Tables and a plot of the switching workload, and a warning about a busy machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {"tree": "tree", "copies": "copy per conversation", "single": "single e
 
 
 def load_warning() -> str | None:
-    """A warning if the machine is busy: on a loaded one the figures mean little."""
+    """A warning if the machine is busy, because the times are then unreliable."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return (
@@ -26,7 +26,7 @@ def load_warning() -> str | None:
 
 def strategy_table(results: dict[str, StrategyResult]) -> Table:
     """One row for each strategy: times to the first token, shares, seconds, bytes."""
-    table = Table(title="time to first token (median), by way of remembering", title_justify="left")
+    table = Table(title="time to first token (median), by strategy", title_justify="left")
     table.add_column("strategy")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
@@ -45,7 +45,7 @@ def strategy_table(results: dict[str, StrategyResult]) -> Table:
 
 
 def turn_table(results: dict[str, StrategyResult]) -> Table:
-    """One row for each turn of the tree, with the other strategies' times beside it."""
+    """One row for each turn: its counts with the tree, and the times of all strategies."""
     table = Table(title="turn by turn", title_justify="left")
     for column in ("turn", "chat", "prompt", "cached", "computed"):
         table.add_column(column, justify="right")
@@ -53,8 +53,8 @@ def turn_table(results: dict[str, StrategyResult]) -> Table:
     for name in ("tree", *others):
         table.add_column(f"first token, {_NAMES[name]}", justify="right")
     for number, turn in enumerate(results["tree"].turns):
-        rivals = [results[name].turns[number] for name in others]
-        table.add_row(*_turn_cells(turn), *(f"{1000 * each.first_token_s:,.0f} ms" for each in [turn, *rivals]))
+        others_turns = [results[name].turns[number] for name in others]
+        table.add_row(*_turn_cells(turn), *(f"{1000 * each.first_token_s:,.0f} ms" for each in [turn, *others_turns]))
     return table
 
 
@@ -64,7 +64,7 @@ def _turn_cells(turn: Turn) -> list[str]:
 
 
 def require_matplotlib() -> None:
-    """Raise RequestError, with what to install, if `plot` could not work."""
+    """Raise RequestError, with the command to install it, if matplotlib is missing."""
     try:
         importlib.import_module("matplotlib.backends.backend_agg")
     except ImportError as error:

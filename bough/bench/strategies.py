@@ -1,8 +1,8 @@
-"""The ways of remembering that the benchmarks compare with the tree, behind the same small interface.
+"""Caching strategies that the benchmarks compare: the tree, and two simpler ones behind the same interface.
 
-`SingleEntry` is what a plain runner does: one sequence, cut back to the common prefix. `CopyPerConversation` is what
-several servers do: up to ten whole sequences, least recently used out first, nothing shared. Both stand on the same lanes
-and pages as the tree, so that only the way of remembering differs.
+`SingleEntry` keeps one sequence and cuts it back to the common prefix, as a plain runner does. `CopyPerConversation` keeps
+up to ten whole sequences, shares nothing, and drops the least recently used first, as several servers do. All use the
+same lanes and pages, so that only the strategy differs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,40 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from bough.cache.prefix_cache import PrefixCache
 from bough.cache.record import page_ranges
+from bough.cache.session import Reuse
 from bough.cache.tree.plan import Live, plan
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
+from bough.runner import Runner
 from bough.types import Loading
 
 MAX_COPIES = 10
+STRATEGIES = ("tree", "copies", "single", "none")
+
+
+class Strategy(Reuse, Protocol):
+    """A caching strategy that tells how many bytes it holds for later requests, not counting lanes."""
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    def clear(self) -> None: ...
+
+
+class TreeStrategy(PrefixCache):
+    """The prefix cache itself, as a strategy."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.memory.tree_bytes
 
 
 class LaneSession:
-    """A request on one lane that nobody else uses. `on_close` keeps what the strategy wants to keep."""
+    """A request on a lane of its own. `on_close` lets the strategy store the lane's state."""
 
     def __init__(self, lane: Lane, ids: Sequence[int], cached: int, on_close: Callable[[LaneSession], None]) -> None:
         self.lane = lane
@@ -34,7 +56,7 @@ class LaneSession:
         self.is_whole = True
 
     def schedule(self, offset: int) -> None:
-        """Nothing to do: these strategies keep a lane as it is, not points of it."""
+        """Does nothing: these strategies store a lane at its end, without restore points."""
 
     def next_chunk(self, max_tokens: int) -> list[int]:
         return self._prompt[len(self.tokens) : len(self.tokens) + max_tokens]
@@ -47,7 +69,7 @@ class LaneSession:
         self.is_whole = True
 
     def publish(self) -> None:
-        """Nothing is shared before the end."""
+        """Does nothing: these strategies share nothing before the end."""
 
     def restart(self) -> None:
         raise AssertionError("the benchmarks use no model with a reuse limit")
@@ -57,7 +79,7 @@ class LaneSession:
         return True
 
     def note_prefill(self, seconds: float) -> None:
-        """There is nothing to choose between."""
+        """Does nothing: these strategies never choose between loading and computing."""
 
     def close(self) -> None:
         if self._on_close is not None:
@@ -66,9 +88,9 @@ class LaneSession:
 
 
 class SingleEntry:
-    """One sequence on one lane, cut back to what the next prompt shares with it."""
+    """One sequence on one lane, cut back to the prefix that it shares with the next prompt."""
 
-    kept_bytes = 0  # the lane is all there is
+    kept_bytes = 0  # it holds nothing but the lane
 
     def __init__(self, store: PageStore, lane: Lane) -> None:
         self._groups = tuple(store.groups)
@@ -107,7 +129,7 @@ class _Copy:
 
 
 class CopyPerConversation:
-    """Up to ten whole sequences, each a copy of its own; a continued one replaces the sequence that it continues."""
+    """Up to ten whole sequences, each a copy of its own. A longer sequence replaces the copy that it continues."""
 
     def __init__(self, store: PageStore, lane: Lane, max_copies: int = MAX_COPIES) -> None:
         self._store = store
@@ -135,7 +157,7 @@ class CopyPerConversation:
         shared = min(common_prefix(copy.tokens, prompt), num_tokens(prompt) - 1)
         if all(group.kind is Kind.FULL for group in self._groups):
             return shared
-        whole = num_tokens(copy.tokens)  # windows and recurrent states are kept as they were at the end
+        whole = num_tokens(copy.tokens)  # windows and recurrent states exist only at the end of a copy
         return whole if shared == whole else 0
 
     def _source(self, copy: _Copy | None, group: Group, cached: int) -> Source:
@@ -174,3 +196,25 @@ class CopyPerConversation:
         self._copies.remove(copy)
         for item in copy.items:
             self._store.release(item)
+
+
+def make_strategy(name: str, runner: Runner) -> Strategy:
+    """A new strategy with its own lanes on the runner's engine."""
+    engine = runner.engine
+    if name == "single":
+        return SingleEntry(engine, engine.make_lane())
+    if name == "copies":
+        return CopyPerConversation(engine, engine.make_lane())
+    lanes = [engine.make_lane() for _ in runner.prefix_cache.lanes.slots]
+    budget_bytes = runner.prefix_cache.residency.room.budget_bytes
+    return TreeStrategy(engine, lanes, budget_bytes=budget_bytes, is_enabled=name == "tree")
+
+
+@contextmanager
+def using(strategy: Strategy, runner: Runner) -> Iterator[None]:
+    """Let the strategy, instead of the runner's tree, serve the requests inside this context."""
+    before, runner.reuse = runner.reuse, strategy
+    try:
+        yield
+    finally:
+        runner.reuse = before

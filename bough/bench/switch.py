@@ -1,38 +1,26 @@
-"""The switching workload: several conversations take turns over one system prompt, under each way of remembering."""
+"""`bough bench switch`: several conversations take turns over one system prompt, with each strategy."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from bough.bench.strategies import CopyPerConversation, SingleEntry
-from bough.bench.workload import Conversation, SwitchSetup, words
-from bough.cache.prefix_cache import PrefixCache
-from bough.cache.session import Reuse
+from bough.bench.strategies import make_strategy, using
+from bough.bench.workload import ScriptedChat, SwitchSetup, words
 from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import NoMemory, Trie
 from bough.runner import Runner
 from bough.types import Completion
 
-STRATEGIES = ("tree", "copies", "single", "none")
 OVERHEAD_PROMPTS = 4
 OVERHEAD_WORDS = 350
 
 
-class Strategy(Reuse, Protocol):
-    """A way of remembering that tells how many bytes it keeps for later, lanes left out."""
-
-    @property
-    def kept_bytes(self) -> int: ...
-
-    def clear(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Turn:
-    """One request of the workload and what it cost."""
+    """One request of the workload: its counts and times. `possible_tokens` are those that an unlimited tree would reuse."""
 
     conversation: int
     turn: int
@@ -49,7 +37,7 @@ class Turn:
 
 @dataclass
 class StrategyResult:
-    """All turns under one strategy. `replies` are the generated ids, for comparison."""
+    """All turns with one strategy. `replies` are the generated ids, for comparison."""
 
     name: str
     turns: list[Turn] = field(default_factory=list)
@@ -79,7 +67,7 @@ def _median(values: list[float]) -> float:
 
 
 class Oracle:
-    """What an unlimited tree could have reused: a trie of ids alone."""
+    """Computes what an unlimited tree could reuse, with a trie of ids alone."""
 
     def __init__(self) -> None:
         self._trie = Trie(NoMemory())
@@ -87,7 +75,7 @@ class Oracle:
     def possible(self, prompt: list[int]) -> int:
         return min(self._trie.match(prompt).length, len(prompt) - 1)
 
-    def remember(self, tokens: list[int]) -> None:
+    def add(self, tokens: list[int]) -> None:
         found = self._trie.match(tokens)
         if found.length < len(tokens):
             node = found.node
@@ -96,53 +84,33 @@ class Oracle:
             self._trie.append(node, pack(tokens[found.length :]))
 
 
-class TreeStrategy(PrefixCache):
-    """The prefix cache itself, as a strategy."""
-
-    @property
-    def kept_bytes(self) -> int:
-        return self.memory.tree_bytes
-
-
-def make_strategy(name: str, runner: Runner) -> Strategy:
-    """A fresh strategy with lanes of its own on the runner's engine."""
-    engine = runner.engine
-    if name == "single":
-        return SingleEntry(engine, engine.make_lane())
-    if name == "copies":
-        return CopyPerConversation(engine, engine.make_lane())
-    lanes = [engine.make_lane() for _ in runner.prefix_cache.lanes.slots]
-    return TreeStrategy(
-        engine, lanes, budget_bytes=runner.prefix_cache.residency.room.budget_bytes, is_enabled=name == "tree"
-    )
-
-
 def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:
-    """Run the workload under one strategy, yielding after each turn."""
+    """Run the workload with one strategy, and yield after each turn."""
     strategy = make_strategy(name, runner)
     oracle, result = Oracle(), StrategyResult(name)
-    conversations = [Conversation(number, setup) for number in range(setup.conversations)]
+    conversations = [ScriptedChat(number, setup) for number in range(setup.conversations)]
     for turn in range(setup.turns):
         for conversation in conversations:
             ids = list(runner.encode(conversation.ask(turn)).ids)
-            with runner.remembering(strategy):
+            with using(strategy, runner):
                 answer = runner.generate(conversation.messages, max_tokens=setup.reply_tokens, ignore_eos=True)
-            conversation.hear(answer.text)
-            result.turns.append(_measure(conversation.number, turn, oracle.possible(ids), answer))
+            conversation.add_reply(answer.text)
+            result.turns.append(make_turn(conversation.number, turn, oracle.possible(ids), answer))
             result.replies.append(answer.token_ids)
             result.kept_bytes = strategy.kept_bytes
-            oracle.remember([*ids, *fed_tokens(answer)])
+            oracle.add([*ids, *fed_tokens(answer)])
             yield result, result.turns[-1]
     strategy.clear()
 
 
 def fed_tokens(answer: Completion) -> tuple[int, ...]:
-    """The generated tokens that the lane was fed: all if the model ended its answer itself, else all but the last."""
+    """The generated tokens that the lane evaluated: all if the model ended its answer itself, else all but the last."""
     ended_itself = answer.finish_reason == "stop" and answer.stop is None
     return answer.token_ids if ended_itself else answer.token_ids[:-1]
 
 
-def _measure(conversation: int, turn: int, possible: int, answer: Completion) -> Turn:
+def make_turn(conversation: int, turn: int, possible: int, answer: Completion) -> Turn:
+    """The counts and times of one answer."""
     usage, timings = answer.usage, answer.timings
     return Turn(
         conversation,
@@ -156,10 +124,10 @@ def _measure(conversation: int, turn: int, possible: int, answer: Completion) ->
 
 
 def measure_overhead(runner: Runner, on_step: Callable[[], None] = lambda: None, rounds: int = 3) -> float:
-    """The cost where the cache does not help: total time of prompts that share nothing, with the tree and without, − 1.
+    """The overhead of the tree for prompts that share nothing: total time with the tree, divided by without, − 1.
 
-    The two take turns prompt by prompt, so that a change in the machine's speed meets both; each keeps its fastest of
-    some rounds.
+    The two take turns prompt by prompt, so that a change in the machine's speed affects both. For each prompt the fastest
+    round counts.
     """
     best: dict[str, list[float]] = {"tree": [], "none": []}
     for number in range(OVERHEAD_PROMPTS):
@@ -177,7 +145,7 @@ def measure_overhead(runner: Runner, on_step: Callable[[], None] = lambda: None,
 def _time_alone(name: str, runner: Runner, number: int) -> float:
     prompt = f"{number} {words(OVERHEAD_WORDS, f'overhead {number}')}"
     strategy = make_strategy(name, runner)
-    with runner.remembering(strategy):
+    with using(strategy, runner):
         total_s = runner.generate(prompt, raw=True, max_tokens=16, ignore_eos=True).timings.total_s
     strategy.clear()
     return total_s

@@ -1,9 +1,13 @@
-"""Conversations made of plain words, the same ones every time."""
+"""What the benchmarks run: conversations of plain words, prompts of random ids, and models of random weights.
+
+The same seed always gives the same words and ids.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from bough.types import Message
 
@@ -18,9 +22,34 @@ shape shift sound stand start state store study supply support table thread tick
 """
 _WORDS = _TEXT.split()
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-8b": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+    },
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": 997,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 16_384,
+    },
+}
+"""Configurations of models with random weights, by name."""
+
 
 def words(count: int, seed: int | str) -> str:
-    """So many words with some punctuation, chosen by the seed."""
+    """A text of `count` words with some punctuation, chosen by the seed."""
     chance = random.Random(f"bough {seed}")
     chosen = [chance.choice(_WORDS) for _ in range(count)]
     for at in range(7, count, 8):
@@ -28,9 +57,15 @@ def words(count: int, seed: int | str) -> str:
     return " ".join(chosen)
 
 
+def random_prompts(ids: range, num_tokens: int, count: int, seed: int = 0) -> list[list[int]]:
+    """`count` prompts of `num_tokens` ids each, drawn from a range."""
+    chance = random.Random(seed)
+    return [[chance.randrange(ids.start, ids.stop) for _ in range(num_tokens)] for _ in range(count)]
+
+
 @dataclass(frozen=True)
 class SwitchSetup:
-    """The shape of the switching workload: conversations that take turns over one system prompt."""
+    """The size of the switching workload: conversations that take turns over one system prompt."""
 
     conversations: int = 6
     turns: int = 8
@@ -40,8 +75,8 @@ class SwitchSetup:
 
 
 @dataclass
-class Conversation:
-    """One chat: the shared system prompt, what the user says, and what the model answered."""
+class ScriptedChat:
+    """One chat: the shared system prompt, the user's messages, and the model's answers."""
 
     number: int
     setup: SwitchSetup
@@ -55,5 +90,5 @@ class Conversation:
         self.messages.append({"role": "user", "content": content})
         return list(self.messages)
 
-    def hear(self, reply: str) -> None:
+    def add_reply(self, reply: str) -> None:
         self.messages.append({"role": "assistant", "content": reply})

@@ -1,1 +1,1 @@
-"""The command `bough`: what a person types, and what they see. Nothing below this package prints."""
+"""The command `bough`: its arguments, its output and its exit codes. Only this package and the demo print."""

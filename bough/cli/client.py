@@ -1,4 +1,4 @@
-"""HTTP to a running server, for the commands that ask one. Whatever goes wrong is an error of ours, in a sentence."""
+"""The HTTP client of the commands that ask a running server. Every failure raises a BoughError with a readable message."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import httpx
 from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, ModelNotFound, RequestError, Unavailable
 
-_TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # a server may have to load a model before it answers
-_EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+_TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # the server may load a model before it answers
+_LOOPBACK_OF_WILDCARD = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def find_url(settings: Settings, url: str | None = None) -> str:
-    """Where the server is: the address that was given, or that of the settings."""
+    """The address of the server: `url` if it is given, else the one in the settings."""
     if url:
         return (url if "://" in url else f"http://{url}").rstrip("/")
-    host = _EVERYWHERE.get(settings.host, settings.host)
+    host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 class Client:
-    """Asks one server. Use it in a `with` statement."""
+    """Sends requests to one server. Use it in a `with` statement."""
 
     def __init__(self, settings: Settings, url: str | None = None) -> None:
         self.url = find_url(settings, url)
@@ -36,14 +36,14 @@ class Client:
             raise RequestError(f"{self.url} is not the address of a server: {error}") from error
 
     def get(self, path: str, **params: str | None) -> Any:
-        """The JSON that a path answers with; parameters that are None are left out."""
+        """Send a GET request and return the JSON of the response. Parameters that are None are left out."""
         return self._read(self._send("GET", path, params=_given(params)))
 
     def get_text(self, path: str, **params: str | None) -> str:
         return self._send("GET", path, params=_given(params)).text
 
     def post(self, path: str, **fields: Any) -> Any:
-        """The JSON that a path answers with to these fields; those that are None are left out."""
+        """Send the fields as JSON and return the JSON of the response. Fields that are None are left out."""
         return self._read(self._send("POST", path, json=_given(fields)))
 
     def _send(self, method: str, path: str, **parts: Any) -> httpx.Response:
@@ -61,7 +61,7 @@ class Client:
         try:
             return response.json()
         except ValueError as error:
-            raise BoughError(f"what answers at {self.url} is no server of Bough: {error}") from error
+            raise BoughError(f"the program at {self.url} is not a Bough server: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -82,10 +82,10 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_error(response: httpx.Response) -> BoughError:
-    """What the server says is wrong."""
+    """The exception for an error response."""
     text = _error_text(response)
     if response.status_code == 401:
-        return AccessDenied(f"{text}; the setting api_key (BOUGH_API_KEY) holds the key to show")
+        return AccessDenied(f"{text}; set api_key (BOUGH_API_KEY) to a key of the server")
     if response.status_code == 404:
         return ModelNotFound(text)
     return RequestError(text) if response.status_code < 500 else Unavailable(text)

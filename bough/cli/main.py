@@ -1,9 +1,10 @@
-"""The command's entry: its sub-commands, and what becomes of errors.
+"""The entry point of the command: registers the sub-commands and reports their errors.
 
-Exit codes: 0 well, 1 an error that Bough raises on purpose or the system reports (a full disk, a folder that may not be
-read), 2 bad usage, 130 stopped by Ctrl-C. A traceback is shown for mistakes of ours, and with `--debug`.
+Exit codes: 0 success, 1 a BoughError or an error of the system (a full disk, an unreadable folder), 2 wrong usage, 130
+stopped by Ctrl-C. Any other exception is a bug and shows its traceback; `--debug` shows the traceback of every error.
 
-Nothing imported here brings in torch or transformers: the runner loads them with a model, so that `bough list` is quick.
+No module imported here imports torch or transformers, so that `bough list` starts quickly. The runner imports them when it
+loads a model.
 """
 
 from __future__ import annotations
@@ -16,27 +17,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from bough.bench.command import app as bench_app
-from bough.cli.cache import app as cache_app
-from bough.cli.explain import explain
-from bough.cli.list import list_models
-from bough.cli.ps import ps
-from bough.cli.pull import pull
-from bough.cli.remove import remove
+from bough.cli.bench import app as bench_app
+from bough.cli.cache.app import app as cache_app
+from bough.cli.models import list_models, pull, remove, show
 from bough.cli.replay import replay
 from bough.cli.run import run
-from bough.cli.screen import Screen
-from bough.cli.serve import serve
-from bough.cli.show import show
-from bough.cli.stop import stop
-from bough.cli.tree import tree
+from bough.cli.server import explain, ps, serve, stop, tree
+from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
 
 INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """The group of all commands: errors end here."""
+    """The group of all commands. It turns exceptions into messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -46,18 +40,18 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
         except BrokenPipeError as error:
-            _let_output_go()
+            _discard_blocked_output()
             raise typer.Exit(1) from error
         except (BoughError, OSError) as error:
-            _let_output_go()
+            _discard_blocked_output()
             if ctx.params.get("debug"):
                 raise
             Screen().error(str(error))
             raise typer.Exit(1) from error
 
 
-def _let_output_go() -> None:
-    """If nobody takes our output any more, what Python still holds of it must not fail when it exits."""
+def _discard_blocked_output() -> None:
+    """Flush standard output; if that fails, discard it, so that Python does not fail again when it exits."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -108,7 +102,7 @@ app.command("replay")(replay)
 def main() -> None:
     """Run the command with this process's arguments."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that lacks a letter shows "?"
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # show "?" for characters that the terminal cannot encode
     app(prog_name="bough")
 
 

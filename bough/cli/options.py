@@ -1,4 +1,4 @@
-"""Flags that several commands share. One that is not given is None, and leaves the setting as it is."""
+"""Flags that several commands share. A flag that is not given is None and does not change its setting."""
 
 from __future__ import annotations
 
@@ -24,10 +24,29 @@ _SETTING_OF_FLAG = {
 }
 _SETTINGS_NAMES = {each.name for each in fields(Settings)}
 
+_SAMPLING = "Sampling"
+
+MaxTokens = Annotated[int | None, typer.Option(help="The largest number of tokens to generate.", rich_help_panel=_SAMPLING)]
+Temperature = Annotated[float | None, typer.Option(help="0: always take the most likely token.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: all.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Sample from the most likely tokens up to this total probability.", rich_help_panel=_SAMPLING),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(help="Drop tokens below this fraction of the best probability.", rich_help_panel=_SAMPLING),
+]
+RepeatPenalty = Annotated[float, typer.Option(help="Above 1: repeat less; 1: no penalty.", rich_help_panel=_SAMPLING)]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING)]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text.", rich_help_panel=_SAMPLING)]
+Format = Annotated[str | None, typer.Option(help='"json", or a file with a JSON schema.', rich_help_panel=_SAMPLING)]
+
 _SETTINGS = "Settings (also BOUGH_* variables and bough.toml)"
 
 Context = Annotated[
-    int | None, typer.Option(help="Tokens a conversation may have; 0: what the model allows.", rich_help_panel=_SETTINGS)
+    int | None,
+    typer.Option(help="Tokens that a conversation may have; 0: the model's own limit.", rich_help_panel=_SETTINGS),
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; 0: the engine chooses.", rich_help_panel=_SETTINGS)]
 Engine = Annotated[str | None, typer.Option(help="auto, torch or mlx.", rich_help_panel=_SETTINGS)]
@@ -45,44 +64,49 @@ Memory = Annotated[
 HostMemory = Annotated[
     str | None,
     typer.Option(
-        help="Memory of the host for pages that leave a GPU, such as 16GB, auto, or 0.", rich_help_panel=_SETTINGS
+        help="Host memory for pages that are demoted from a GPU, such as 16GB, auto, or 0.", rich_help_panel=_SETTINGS
     ),
 ]
 Disk = Annotated[
-    str | None, typer.Option(help="Disk for all trees together, such as 50GB, auto, or 0.", rich_help_panel=_SETTINGS)
+    str | None, typer.Option(help="Disk space for all trees together, such as 50GB, auto, or 0.", rich_help_panel=_SETTINGS)
 ]
-DiskFree = Annotated[
-    str | None, typer.Option(help="Never leave less than this free on the disk.", rich_help_panel=_SETTINGS)
-]
+DiskFree = Annotated[str | None, typer.Option(help="Disk space that Bough always leaves free.", rich_help_panel=_SETTINGS)]
 DiskTTL = Annotated[
     str | None,
-    typer.Option(help="Delete from the disk what was not used for so long: 7d, 12h, never.", rich_help_panel=_SETTINGS),
+    typer.Option(help="Delete pages on disk that were unused for this long: 7d, 12h, never.", rich_help_panel=_SETTINGS),
 ]
 SaltShare = Annotated[
-    float | None, typer.Option(help="The largest share of each place for one salt, up to 1.", rich_help_panel=_SETTINGS)
+    float | None,
+    typer.Option(help="The largest share of each tier that one salt may use, up to 1.", rich_help_panel=_SETTINGS),
 ]
 Cache = Annotated[
     bool | None, typer.Option("--cache/--no-cache", help="Reuse the state of known prefixes.", rich_help_panel=_SETTINGS)
 ]
 TrustRemoteCode = Annotated[
-    bool | None, typer.Option("--trust-remote-code", help="Run code that came with the model.", rich_help_panel=_SETTINGS)
+    bool | None,
+    typer.Option("--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=_SETTINGS),
 ]
 Lanes = Annotated[
-    int | None, typer.Option(help="Requests that run together; 0: as memory allows.", rich_help_panel=_SETTINGS)
+    int | None, typer.Option(help="Requests that run at the same time; 0: as memory allows.", rich_help_panel=_SETTINGS)
 ]
 
-_SERVER = "Server (settings, too)"
+_SERVER = "Server settings"
 
 Host = Annotated[str | None, typer.Option(help="The address to listen at.", rich_help_panel=_SERVER)]
-Port = Annotated[int | None, typer.Option(help="The port to listen at; 0: any free one.", rich_help_panel=_SERVER)]
+Port = Annotated[int | None, typer.Option(help="The port to listen at; 0: any free port.", rich_help_panel=_SERVER)]
 KeysFile = Annotated[
-    str | None, typer.Option(help="A file with a key a line: serve only who has one.", rich_help_panel=_SERVER)
+    str | None,
+    typer.Option(help="A file with one API key per line; only clients with a key are served.", rich_help_panel=_SERVER),
 ]
 Origins = Annotated[
-    str | None, typer.Option(help="Web pages that may ask besides local ones, with commas.", rich_help_panel=_SERVER)
+    str | None,
+    typer.Option(
+        help="Web origins that may send requests besides local ones, separated by commas.", rich_help_panel=_SERVER
+    ),
 ]
 AllowedHosts = Annotated[
-    str | None, typer.Option(help="Names of this machine besides local ones, with commas.", rich_help_panel=_SERVER)
+    str | None,
+    typer.Option(help="Host names of this server besides local ones, separated by commas.", rich_help_panel=_SERVER),
 ]
 KeepAlive = Annotated[
     str | None, typer.Option(help="How long unused models stay loaded: 5m, 1h, never.", rich_help_panel=_SERVER)
@@ -90,36 +114,46 @@ KeepAlive = Annotated[
 MaxModels = Annotated[
     int | None, typer.Option(help="Models loaded at the same time; 0: as memory allows.", rich_help_panel=_SERVER)
 ]
-Queue = Annotated[int | None, typer.Option(help="Requests that may wait.", rich_help_panel=_SERVER)]
+Queue = Annotated[int | None, typer.Option(help="Requests that may wait for a lane.", rich_help_panel=_SERVER)]
 RequestTimeout = Annotated[
-    str | None, typer.Option(help="The longest that a request may take: 10m, never.", rich_help_panel=_SERVER)
+    str | None, typer.Option(help="The longest time that a request may take: 10m, never.", rich_help_panel=_SERVER)
 ]
 Watchdog = Annotated[
-    str | None, typer.Option(help="Give up on a step of the engine after so long.", rich_help_panel=_SERVER)
+    str | None, typer.Option(help="Give up on a step of the engine after this time.", rich_help_panel=_SERVER)
 ]
 StopAfter = Annotated[
-    str | None, typer.Option(help="How long to wait for answers under way at the end.", rich_help_panel=_SERVER)
+    str | None, typer.Option(help="How long a stopping server waits for running answers.", rich_help_panel=_SERVER)
 ]
-MaxBody = Annotated[str | None, typer.Option(help="The largest request, such as 8MB.", rich_help_panel=_SERVER)]
-MaxImport = Annotated[str | None, typer.Option(help="The largest tree to import.", rich_help_panel=_SERVER)]
+MaxBody = Annotated[str | None, typer.Option(help="The largest request body, such as 8MB.", rich_help_panel=_SERVER)]
+MaxImport = Annotated[
+    str | None, typer.Option(help="The largest archive that a client may import.", rich_help_panel=_SERVER)
+]
 RateLimit = Annotated[
-    int | None, typer.Option(help="Requests a minute by one client; 0: any number.", rich_help_panel=_SERVER)
+    int | None, typer.Option(help="Requests per minute from one client; 0: no limit.", rich_help_panel=_SERVER)
 ]
 VerifyCache = Annotated[
-    float | None, typer.Option(help="The share of answers to compute again and compare.", rich_help_panel=_SERVER)
+    float | None,
+    typer.Option(help="The share of answers to compute again without the cache and compare.", rich_help_panel=_SERVER),
 ]
 SortTools = Annotated[
-    bool | None, typer.Option("--sort-tools/--keep-tools", help="Sort tools for more reuse.", rich_help_panel=_SERVER)
+    bool | None,
+    typer.Option(
+        "--sort-tools/--keep-tools",
+        help="Sort the tools of a request, so that more prefixes are equal.",
+        rich_help_panel=_SERVER,
+    ),
 ]
 LogJson = Annotated[
     bool | None, typer.Option("--log-json/--log-text", help="Log requests as JSON.", rich_help_panel=_SERVER)
 ]
 
-Url = Annotated[str | None, typer.Option("--url", help="The server; not given: that of the settings host and port.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="The model; all arguments are then the prompt.")]
+Url = Annotated[str | None, typer.Option("--url", help="The server's address; not given: the settings host and port.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 
 
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
-    """The settings among the flags of a command, by their own names; those that were not given are None."""
+    """The flags of a command that are settings, by the names of the settings. Flags that were not given are None."""
     named = {_SETTING_OF_FLAG.get(flag, flag): value for flag, value in ctx.params.items()}
     return {name: value for name, value in named.items() if name in _SETTINGS_NAMES}

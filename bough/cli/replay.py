@@ -1,4 +1,4 @@
-"""`bough replay`: recorded requests against the real cache, policies and budgets side by side."""
+"""`bough replay`: replay recorded requests against the real cache, and compare policies and budgets."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from bough.cli.terminal.progress import make_counter
 from bough.replay.report import Report, make_state_table, make_table, percent, plot
-from bough.replay.request import Trace
 from bough.replay.run import POLICIES
 from bough.replay.run import replay as replay_trace
-from bough.replay.trace import read_trace
+from bough.replay.trace import Trace
+from bough.replay.trace_file import read_trace
 
 
 def replay(
     traces: Annotated[
         list[Path], typer.Argument(metavar="TRACE...", help="Mooncake lines or message lists, also gzipped.")
     ],
-    budget: Annotated[str, typer.Option(help="Shares of all distinct blocks, with commas between.")] = "1%,3%,10%,30%",
-    policy: Annotated[str, typer.Option(help=f"Some of {', '.join(POLICIES)}, with commas between, or all.")] = "duel",
+    budget: Annotated[str, typer.Option(help="Shares of all distinct blocks, separated by commas.")] = "1%,3%,10%,30%",
+    policy: Annotated[str, typer.Option(help=f"Some of {', '.join(POLICIES)}, separated by commas, or all.")] = "duel",
     png: Annotated[Path | None, typer.Option(help="Where to write a plot.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON for each trace.")] = False,
 ) -> None:
-    """Drive the cache with recorded requests, without a model: how much each policy reuses under each budget."""
+    """Replay recorded requests against the cache, without a model: what each policy reuses at each budget."""
     budgets, policies = read_budgets(budget), read_policies(policy)
     console = Console(stderr=as_json)
     reports = []
@@ -40,7 +40,7 @@ def replay(
         for report in reports:
             print(json.dumps(report.as_dict()), flush=True)
     if png is not None:
-        plot(reports, png)  # last: a plot that fails must not lose the figures
+        plot(reports, png)  # last: if the plot fails, the figures are already printed
         console.print(f"plot: {png}")
 
 
@@ -60,7 +60,7 @@ def _read_budget(text: str) -> float:
 
 
 def read_policies(text: str) -> list[str]:
-    """Names of policies with commas between, or `all` of them."""
+    """Names of policies, separated by commas; `all` stands for all of them."""
     names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in POLICIES:
@@ -70,8 +70,7 @@ def read_policies(text: str) -> list[str]:
 
 def _replay_all(trace: Trace, policies: list[str], budgets: list[float], console: Console) -> Report:
     results = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with make_counter(console) as progress:
         for policy in policies:
             for budget in budgets:
                 task = progress.add_task(f"{policy}, {percent(budget)}", total=len(trace.requests))

@@ -1,4 +1,4 @@
-"""`bough run`: one answer, or a chat."""
+"""`bough run`: answer one prompt, or chat."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Annotated, Any
 
 import typer
 
-from bough.cli import options, work
-from bough.cli.answer import stream_answer
+from bough.cli import options
+from bough.cli.chat.chat import TerminalChat
 from bough.cli.chat.line_input import history, read_message
-from bough.cli.chat.loop import Chat
-from bough.cli.parameters import read_format
-from bough.cli.report import as_dict, summarise
-from bough.cli.screen import Screen
-from bough.cli.words import Words, read_words
+from bough.cli.chat.loop import run_chat
+from bough.cli.chat.parameters import read_format
+from bough.cli.prompt_args import PromptArgs, read_prompt_args
+from bough.cli.terminal.answer import as_dict, stream_answer, summarise
+from bough.cli.terminal.progress import show_progress
+from bough.cli.terminal.screen import Screen
 from bough.errors import ModelNotFound, RequestError
 from bough.runner import Runner, load
 from bough.types import Prompt, SamplingParams
 
-_SAMPLING = "Sampling"
 _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How the answer is wanted."""
+class RunOptions:
+    """The options of one run of the command, apart from the settings."""
 
     params: SamplingParams
     system: str
@@ -47,28 +47,24 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="PROMPT",
-            help="What to ask, with - for standard input; not given: what is piped in, or a chat.",
+            help="The prompt, with - for standard input; not given: piped input, or a chat.",
             show_default=False,
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; all words are then the prompt.")] = None,
-    system: Annotated[str, typer.Option(help="The system text.", show_default=False)] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it stands, without chat template.")] = False,
+    model: options.Model = None,
+    system: Annotated[str, typer.Option(help="The system prompt.", show_default=False)] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell counts and times after each answer.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="The most to generate.", rich_help_panel=_SAMPLING)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest.", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(help="Of the k likeliest; 0: all.", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Of the likeliest with this share.", rich_help_panel=_SAMPLING)
-    ] = None,
-    min_p: Annotated[float | None, typer.Option(help="At least this part of the best.", rich_help_panel=_SAMPLING)] = None,
-    repeat_penalty: Annotated[float, typer.Option(help="Above 1: repeat less; 1: off.", rich_help_panel=_SAMPLING)] = 1.1,
-    seed: Annotated[int | None, typer.Option(help="The same seed, the same text.", rich_help_panel=_SAMPLING)] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text.", rich_help_panel=_SAMPLING)] = None,
-    format: Annotated[
-        str | None, typer.Option(help='"json", or a file with a JSON schema.', rich_help_panel=_SAMPLING)
-    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show counts and times after each answer.")] = False,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = 1.1,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    format: options.Format = None,
     context: options.Context = None,
     threads: options.Threads = None,
     engine: options.Engine = None,
@@ -96,23 +92,23 @@ def run(
         stop=stop or None,
         format=format,
     )
-    manner = Manner(params, system, raw, as_json, verbose)
-    asked = read_words([word for word in (first, *(rest or ())) if word], model, sys.stdin)
-    _check_usage(asked, manner)
+    run_options = RunOptions(params, system, raw, as_json, verbose)
+    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
+    _check_usage(args, run_options)
     screen, started_s = Screen(), time.perf_counter()
     settings = options.settings_of(ctx)
-    del settings["model"]  # the words may have named it, too
-    with _load(asked, settings, screen) as runner:
+    del settings["model"]  # the arguments may name it, too: PromptArgs has it
+    with _load(args, settings, screen) as runner:
         load_s = time.perf_counter() - started_s
-        _require_template(runner, manner)
-        if asked.prompt is None:
-            _chat(runner, manner, screen, load_s)
+        _require_template(runner, run_options)
+        if args.prompt is None:
+            _chat(runner, run_options, screen, load_s)
         else:
-            _answer(runner, asked.prompt, manner, screen, load_s)
+            _answer(runner, args.prompt, run_options, screen, load_s)
 
 
 def _read_params(**given: Any) -> SamplingParams:
-    """The parameters that were given, checked before a model is loaded for nothing."""
+    """The parameters that were given. They are checked here, before a model is loaded."""
     values = {name: value for name, value in given.items() if value is not None}
     try:
         if "format" in values:
@@ -122,63 +118,64 @@ def _read_params(**given: Any) -> SamplingParams:
         raise typer.BadParameter(str(error)) from error
 
 
-def _check_usage(asked: Words, manner: Manner) -> None:
-    if manner.is_raw and manner.system:
-        raise typer.BadParameter("--system needs the chat template, and --raw goes without it")
-    if asked.prompt == "":
-        raise typer.BadParameter(f"the prompt for {asked.model or 'the default model'} is empty")
-    if asked.prompt is None and (manner.is_json or manner.is_raw):
-        raise typer.BadParameter(f"{'--json' if manner.is_json else '--raw'} needs a prompt")
+def _check_usage(args: PromptArgs, run_options: RunOptions) -> None:
+    if run_options.is_raw and run_options.system:
+        raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
+    if args.prompt == "":
+        raise typer.BadParameter(f"the prompt for {args.model or 'the default model'} is empty")
+    if args.prompt is None and (run_options.is_json or run_options.is_raw):
+        raise typer.BadParameter(f"{'--json' if run_options.is_json else '--raw'} needs a prompt")
 
 
-def _load(asked: Words, settings: dict[str, Any], screen: Screen) -> Runner:
+def _load(args: PromptArgs, settings: dict[str, Any], screen: Screen) -> Runner:
     try:
-        with work.shown(screen.notes, stays=False) as progress:
-            progress.start(f"loading {asked.model or 'the default model'}", None)
-            return load(asked.model, progress=progress, **settings)
+        with show_progress(screen.notes, stays=False) as progress:
+            progress.start(f"loading {args.model or 'the default model'}", None)
+            return load(args.model, progress=progress, **settings)
     except ModelNotFound as error:
-        if not asked.is_guess:
+        if not args.is_guess:
             raise
-        raise ModelNotFound(f"{error}; if {asked.model!r} is a part of the prompt, name the model by --model") from error
+        raise ModelNotFound(f"{error}; if {args.model!r} is part of the prompt, give the model with --model") from error
 
 
-def _require_template(runner: Runner, manner: Manner) -> None:
-    if not manner.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
-        raise RequestError("the model has no chat template: give a prompt and --raw to continue a text")
+def _require_template(runner: Runner, run_options: RunOptions) -> None:
+    if not run_options.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
+        raise RequestError("the model has no chat template: use --raw with a prompt to continue a text")
 
 
-def _answer(runner: Runner, text: str, manner: Manner, screen: Screen, load_s: float) -> None:
-    completion = stream_answer(runner, _prompt(text, manner), manner.params, screen, is_silent=manner.is_json)
-    if manner.is_json:
+def _answer(runner: Runner, text: str, run_options: RunOptions, screen: Screen, load_s: float) -> None:
+    completion = stream_answer(
+        runner, _prompt(text, run_options), run_options.params, screen, is_silent=run_options.is_json
+    )
+    if run_options.is_json:
         name = runner.files.name if runner.files else ""
         screen.write_line(json.dumps(as_dict(completion, name, load_s), ensure_ascii=False))
     screen.end_line()
-    if manner.is_verbose:
+    if run_options.is_verbose:
         for line in summarise(completion, load_s):
             screen.note(line)
     if completion.finish_reason == "cancelled":
         raise typer.Exit(_INTERRUPTED)
 
 
-def _prompt(text: str, manner: Manner) -> Prompt:
-    if manner.is_raw:
+def _prompt(text: str, run_options: RunOptions) -> Prompt:
+    if run_options.is_raw:
         return text
-    system = [{"role": "system", "content": manner.system}] if manner.system else []
+    system = [{"role": "system", "content": run_options.system}] if run_options.system else []
     return [*system, {"role": "user", "content": text}]
 
 
-def _chat(runner: Runner, manner: Manner, screen: Screen, load_s: float) -> None:
+def _chat(runner: Runner, run_options: RunOptions, screen: Screen, load_s: float) -> None:
     info = runner.engine.info
     name = runner.files.name if runner.files else info.model
-    screen.note(f"{name} on {info.name} ({info.device}) · /help lists what you can say, /bye leaves")
-    chat = Chat(
+    screen.note(f"{name} on {info.name} ({info.device}) · /help lists the commands, /bye leaves")
+    chat = TerminalChat(
         runner,
-        lambda: read_message(input),
         screen,
-        params=manner.params,
-        system=manner.system,
-        is_verbose=manner.is_verbose,
+        params=run_options.params,
+        system=run_options.system,
+        is_verbose=run_options.is_verbose,
         load_s=load_s,
     )
     with history(runner.settings.cache_folder / "history"):
-        chat.loop()
+        run_chat(chat, lambda: read_message(input))

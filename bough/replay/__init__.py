@@ -1,1 +1,1 @@
-"""Replaying a trace: the real cache over an engine that only counts, policies side by side."""
+"""Replays recorded requests against the real cache, with an engine that only counts, to compare eviction policies."""

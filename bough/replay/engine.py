@@ -1,8 +1,7 @@
-"""An engine for replays: its state is nothing but counts, so that only the cache's decisions matter.
+"""An engine for replays. It only counts, so that a replay measures nothing but the decisions of the cache.
 
-One token of the core stands for one block of the trace, and its rows cost one byte. A model with recurrent layers has
-states beside the rows, each worth the rows of so many blocks. Lanes cost nothing: what a running request holds is charged
-once, to the tree.
+One token stands for one block of the trace, and its rows take one byte. A model with recurrent layers also has states; a
+state takes `state_bytes`. Lanes take no bytes: the rows of a running request are counted once, in the tree.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ GROUP = Group(0, Kind.FULL, bytes_per_token=1)
 
 
 class CountingLane:
-    """A lane that knows only how far it is; it tells of every state that is captured."""
+    """A lane that has only an offset. It reports every captured state to the engine."""
 
     nbytes = 0
 
@@ -53,7 +52,7 @@ class CountingLane:
 
 
 class CountingEngine:
-    """Pages and states without content, and evaluation that only counts; without `state_bytes` no recurrent group."""
+    """Makes pages and states without content. There is a recurrent group only if `state_bytes` is not 0."""
 
     def __init__(self, state_bytes: int = 0) -> None:
         recurrent = Group(1, Kind.RECURRENT, state_bytes=state_bytes)

@@ -1,7 +1,7 @@
-"""Traces of message lists: a JSON list of runs, each with its messages under `traj`. One request per assistant message.
+"""Traces of message lists: a JSON list of runs, each with its messages under `traj`. Each assistant message is a request.
 
-Such runs have no times and no token ids. Arrivals are drawn from a fixed seed, a token is taken to be four characters, and
-a stand-in for the tools' schemas, which all runs share, comes before the first message.
+Such runs have no times and no token ids. Arrival times are drawn from a fixed seed, a token is four characters, and every
+prompt begins with the same text, which stands for the schemas of the tools.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from bough.errors import RequestError
-from bough.replay.request import Request, Trace
+from bough.replay.trace import Trace, TraceRequest
 from bough.types import Boundary, Mark
 
 BLOCK_TOKENS = 16
@@ -28,8 +28,8 @@ TOOLS = "".join(chr(ord("a") + number * 7919 % 26) for number in range(9000))
 
 
 @dataclass(frozen=True)
-class Message:
-    """Who says what; tool calls are part of the text."""
+class TraceMessage:
+    """A role and a text, which includes the tool calls."""
 
     role: str
     text: str
@@ -41,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True, order=True)
 class _Arrival:
-    """When the assistant is asked for message `index` of a run; of equals the first run's comes first."""
+    """The time at which a run requests its message `index`. At equal times the earlier run comes first."""
 
     time_s: float
     run: int
@@ -49,19 +49,19 @@ class _Arrival:
 
 
 def read_runs(name: str, text: str) -> Trace:
-    """The trace in this JSON list; RequestError names the run that cannot be read."""
+    """Read the trace in this JSON list. Raises RequestError, which names the run, if one cannot be read."""
     try:
         runs = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RequestError(f"{name}, line {error.lineno}: no JSON: {error.msg} at column {error.colno}") from error
+        raise RequestError(f"{name}, line {error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
     chats = [_messages(name, number, run) for number, run in enumerate(runs, start=1)]
     blocks = _Blocks()
     return Trace(name, BLOCK_TOKENS, [_request(at, chats[at.run], blocks) for at in sorted(_arrivals(chats))])
 
 
-def _messages(name: str, number: int, run: Any) -> list[Message]:
+def _messages(name: str, number: int, run: Any) -> list[TraceMessage]:
     try:
-        return [Message(each["role"], (each.get("content") or "") + _tool_calls(each)) for each in run["traj"]]
+        return [TraceMessage(each["role"], (each.get("content") or "") + _tool_calls(each)) for each in run["traj"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{name}, run {number}: no list of messages with role and content under 'traj'") from error
 
@@ -71,8 +71,8 @@ def _tool_calls(message: dict[str, Any]) -> str:
     return json.dumps(calls) if calls else ""
 
 
-def _arrivals(chats: Sequence[Sequence[Message]]) -> Iterator[_Arrival]:
-    """Runs begin at random; people think longer than tools work, and a reply takes as long as it is."""
+def _arrivals(chats: Sequence[Sequence[TraceMessage]]) -> Iterator[_Arrival]:
+    """Draw the arrival times: runs start at random, users take longer than tools, and a reply takes time by its length."""
     chance, start_s = random.Random(SEED), 0.0
     for number, chat in enumerate(chats):
         start_s += chance.expovariate(1 / SECONDS_BETWEEN_RUNS)
@@ -88,7 +88,7 @@ def _arrivals(chats: Sequence[Sequence[Message]]) -> Iterator[_Arrival]:
 
 
 class _Blocks:
-    """Ids for blocks of text, by all the text up to their end."""
+    """Gives blocks of text their ids. Two blocks have the same id if all text up to their ends is equal."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}
@@ -101,16 +101,16 @@ class _Blocks:
         return found
 
 
-def _request(at: _Arrival, chat: Sequence[Message], blocks: _Blocks) -> Request:
+def _request(at: _Arrival, chat: Sequence[TraceMessage], blocks: _Blocks) -> TraceRequest:
     asked = chat[: at.index]
     prompt = TOOLS + "".join(message.rendered for message in asked)
     stored = blocks.of(prompt + chat[at.index].rendered)
     tokens, num_blocks = len(prompt) // CHARS_PER_TOKEN, len(prompt) // BLOCK_CHARS
-    return Request(at.time_s, tokens, stored[:num_blocks], stored, _boundaries(asked))
+    return TraceRequest(at.time_s, tokens, stored[:num_blocks], stored, _boundaries(asked))
 
 
-def _boundaries(chat: Sequence[Message]) -> tuple[Boundary, ...]:
-    """Where the system part ends, the last user message begins, and messages of users and tools end, in blocks."""
+def _boundaries(chat: Sequence[TraceMessage]) -> tuple[Boundary, ...]:
+    """The ends of the system part and of user and tool messages, and the start of the last user message, in blocks."""
     ends = list(accumulate((len(message.rendered) for message in chat), initial=len(TOOLS)))
     first = next((i for i, message in enumerate(chat) if message.role != "system"), len(chat))
     users = [i for i, message in enumerate(chat) if message.role == "user"]

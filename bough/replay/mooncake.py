@@ -13,18 +13,18 @@ from itertools import count, islice
 from typing import Any
 
 from bough.errors import RequestError
-from bough.replay.request import Request, Trace
+from bough.replay.trace import Trace, TraceRequest
 
 BLOCK_TOKENS = 512
 FIRST_FRESH_ID = 10**12
-"""Reply blocks that no later prompt shows get ids from here on."""
+"""Reply blocks that appear in no later prompt get ids from here on."""
 
 NUM_NEXT_TURNS = 4
-"""A reply is looked for in so many later prompts that begin with its prompt."""
+"""The number of later prompts with the same beginning in which a reply is searched."""
 
 
 def read_rows(name: str, text: str) -> Trace:
-    """The trace in these lines; RequestError names the line that cannot be read."""
+    """Read the trace in these lines. Raises RequestError, which names the line, if one cannot be read."""
     return Trace(name, BLOCK_TOKENS, list(_requests(list(_rows(name, text)))))
 
 
@@ -69,21 +69,21 @@ def _row(fields: Any) -> _Row:
         raise TypeError(f"a request is a JSON object, not {type(fields).__name__}")
     ids = fields["hash_ids"]
     if not isinstance(ids, list) or not all(type(id_) is int for id_ in ids):
-        raise TypeError("hash_ids is a list of whole numbers")
+        raise TypeError("hash_ids must be a list of integers")
     row = _Row(float(fields["timestamp"]), int(fields["input_length"]), int(fields["output_length"]), ids)
     if min(row.input_length, row.output_length) < 0:
-        raise ValueError(f"lengths of {row.input_length} and {row.output_length} tokens; they are at least 0")
+        raise ValueError(f"lengths of {row.input_length} and {row.output_length} tokens; they must be at least 0")
     return row
 
 
 def _describe(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"no JSON: {error.msg} at column {error.colno}"
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return f"not JSON: {error.msg} at column {error.colno}"
+    return f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def _requests(rows: Sequence[_Row]) -> Iterator[Request]:
-    """A reply's blocks have the ids that the next turn shows for them, if there is one; otherwise ids of their own."""
+def _requests(rows: Sequence[_Row]) -> Iterator[TraceRequest]:
+    """Make the requests. A reply's blocks get their ids from the prompt of the next turn, or new ids if there is none."""
     fresh = count(FIRST_FRESH_ID)
     users: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
@@ -95,10 +95,10 @@ def _requests(rows: Sequence[_Row]) -> Iterator[Request]:
         reply = _shown_reply(row, [rows[other] for other in later[after : after + NUM_NEXT_TURNS]])
         if reply is None:
             reply = list(islice(fresh, row.num_blocks - row.num_prompt_blocks))
-        yield Request(row.time_ms / 1000, row.input_length, row.prompt, row.prompt + reply)
+        yield TraceRequest(row.time_ms / 1000, row.input_length, row.prompt, row.prompt + reply)
 
 
 def _shown_reply(row: _Row, later: Iterable[_Row]) -> list[int] | None:
-    """The blocks of a reply as the first later prompt shows them that is long enough to hold it."""
+    """The ids of a reply's blocks, from the first later prompt that is long enough to contain the reply."""
     shown = (other.hash_ids[row.num_prompt_blocks : row.num_blocks] for other in later if other.input_length >= row.total)
     return next(shown, None)

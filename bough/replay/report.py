@@ -1,4 +1,4 @@
-"""Replays for people: a table and a plot of the reused share, by policy and budget."""
+"""Tables and a plot of the reused share, by policy and budget."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from bough.errors import RequestError
-from bough.replay.request import Trace
 from bough.replay.run import Result
+from bough.replay.trace import Trace
 
 NAMES = {
     "duel": "LRU ⟷ LRU-2 duel, pages",
@@ -49,7 +49,7 @@ class Report:
 
 
 def _known_fields(result: Result) -> dict[str, Any]:
-    """The fields of a result, without those of states where the model has none."""
+    """The fields of a result, without those of states if the model has none."""
     return {name: value for name, value in asdict(result).items() if value is not None}
 
 
@@ -58,7 +58,7 @@ def percent(share: float) -> str:
 
 
 def make_table(report: Report) -> Table:
-    """One row for each policy, one column for each budget; and what a cache without a limit would reuse."""
+    """One row for each policy and one column for each budget; the last row is a cache without a limit."""
     trace, rows = report.trace, report.by_policy()
     caption = f"{len(trace.requests):,} requests, {trace.num_blocks:,} blocks of {trace.block_tokens} tokens"
     table = _table_by_budget(f"{trace.name}: prompt tokens reused, by budget", rows, caption)
@@ -70,7 +70,7 @@ def make_table(report: Report) -> Table:
 
 
 def make_state_table(report: Report) -> Table | None:
-    """What recurrent states cost, laid out as the reuse is; None if no policy has any."""
+    """The cost of recurrent states in the same layout; None if no policy has any."""
     rows = {policy: results for policy, results in report.by_policy().items() if results[0].states is not None}
     if not rows:
         return None
@@ -90,7 +90,7 @@ def _table_by_budget(title: str, rows: dict[str, list[Result]], caption: str | N
 
 
 def plot(reports: Sequence[Report], file: Path) -> None:
-    """Reused share over budget, a line for each policy and a panel for each trace, as a PNG."""
+    """Write a PNG: the reused share by budget, with a line for each policy and a panel for each trace."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

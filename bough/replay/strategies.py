@@ -1,6 +1,6 @@
-"""Ways of remembering, behind one small interface: the real cache with any policy, and two simpler ways for comparison.
+"""Caching strategies behind one interface: the real cache with any policy, and two simpler ones for comparison.
 
-All have the same budget, in blocks. What they let go is counted in blocks too: rows, not states of recurrent layers.
+All have the same budget, in blocks. Evictions are counted in blocks of rows; states of recurrent layers do not count.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from bough.cache.residency.policy import Policy
 from bough.cache.session import Session
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
 from bough.replay.engine import PAGE_TOKENS, CountingEngine
-from bough.replay.request import Request
+from bough.replay.trace import TraceRequest
 
 NEXT_TOKEN = -1
-"""Stands for what a prompt has beyond its full blocks. It is never stored: every full block of a prompt can be reused."""
+"""Stands for the rest of a prompt after its full blocks. It is never stored, so that every full block can be reused."""
 
 
 @dataclass(frozen=True)
 class StateCosts:
-    """What the states of recurrent layers cost: how many were made, and their share of the held bytes after each request.
+    """The cost of recurrent states: how many were captured, and their share of the held bytes.
 
-    The share is the mean over all requests.
+    The share is taken after each request; this is the mean over all requests.
     """
 
     num_made: int
     share: float
 
 
-class Strategy(Protocol):
-    """Something that serves requests and remembers."""
+class ReplayStrategy(Protocol):
+    """A caching strategy that serves the requests of a trace."""
 
     @property
     def num_evicted(self) -> int:
-        """Blocks that were let go so far."""
+        """The number of blocks evicted so far."""
         ...
 
     @property
     def state_costs(self) -> StateCosts | None:
-        """What recurrent states cost so far; None for a model that has none."""
+        """The cost of recurrent states so far; None for a model without recurrent layers."""
         ...
 
-    def serve(self, request: Request) -> int:
-        """Serve a request; returns how many blocks of its prompt were reused."""
+    def serve(self, request: TraceRequest) -> int:
+        """Serve a request. Returns the number of blocks of its prompt that were reused."""
         ...
 
 
-class Tree:
-    """The cache that the library runs, over an engine that only counts. Without a policy, the duel decides.
+class ReplayTree:
+    """The real cache with an engine that only counts. Without a policy, the cache chooses between LRU and LRU-2 by itself.
 
-    The engine is that of a model of full attention alone, unless another is given.
+    Unless another engine is given, the model has full attention only.
     """
 
     def __init__(
@@ -82,30 +82,30 @@ class Tree:
     def state_costs(self) -> StateCosts | None:
         return None
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         self._now = request.time_s
         prompt, num_new = [*request.prompt, NEXT_TOKEN], len(request.stored) - len(request.prompt)
         with self.cache.begin(prompt, boundaries=request.boundaries, max_new_tokens=num_new) as session:
             self.feed(session, request)
-        session.sequence.slot.clear()  # a lane that costs nothing must not remember anything
+        session.sequence.slot.clear()  # a lane takes no bytes here, so it must not keep any state
         return session.cached
 
-    def feed(self, session: Session, request: Request) -> None:
-        """Evaluate what is not reused, up to each capture that the cache has scheduled, and on to the end."""
+    def feed(self, session: Session, request: TraceRequest) -> None:
+        """Evaluate the blocks that are not reused: first up to each scheduled capture, then to the end."""
         for end in sorted(session.captures):
             self.evaluate(session, request, end)
             session.publish()
         self.evaluate(session, request, len(request.stored))
 
-    def evaluate(self, session: Session, request: Request, end: int) -> None:
-        """Let the session's lane go on to `end`."""
+    def evaluate(self, session: Session, request: TraceRequest, end: int) -> None:
+        """Advance the session's lane to `end`."""
         blocks = request.stored[session.offset : end]
         with session.feeding(blocks):
             self._engine.evaluate(session.lane, len(blocks))
 
 
-class SingleEntry:
-    """The last sequence alone, as far as the budget reaches: what a plain runner does."""
+class ReplaySingleEntry:
+    """Keeps only the last sequence, up to the budget, as a plain runner does."""
 
     state_costs = None
 
@@ -114,7 +114,7 @@ class SingleEntry:
         self._held = b""
         self.num_evicted = 0
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         reused = common_prefix(self._held, pack(request.prompt))
         stored = pack(request.stored[: self._budget])
         self.num_evicted += num_tokens(self._held) - common_prefix(self._held, stored)
@@ -122,21 +122,21 @@ class SingleEntry:
         return reused
 
 
-class Copies:
-    """Whole sequences, each a copy of its own, as many as fit; the least recently used goes first.
+class ReplayCopies:
+    """Keeps as many whole sequences as fit, each a copy of its own, and drops the least recently used first.
 
-    A sequence that continues a copy takes its place. One that is larger than the budget is cut.
+    A sequence that continues a copy replaces it. A sequence larger than the budget is cut.
     """
 
     state_costs = None
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._copies: dict[bytes, int] = {}  # how many blocks each has; least recently used first
+        self._copies: dict[bytes, int] = {}  # sequence → number of blocks; least recently used first
         self._num_held = 0
         self.num_evicted = 0
 
-    def serve(self, request: Request) -> int:
+    def serve(self, request: TraceRequest) -> int:
         prompt, stored = pack(request.prompt), pack(request.stored[: self._budget])
         best, reused = self._best(prompt)
         if reused:
@@ -150,7 +150,7 @@ class Copies:
         return reused
 
     def _best(self, prompt: bytes) -> tuple[bytes, int]:
-        """The copy that shares most with a prompt, and how much; of equals the most recent."""
+        """The copy with the longest common prefix, and its length; of equals the most recent."""
         best, most = b"", 0
         for copy in self._copies:
             shared = common_prefix(copy, prompt)

@@ -1,36 +1,65 @@
-"""Reading a trace file: which format it has, and what becomes of one that cannot be read.
+"""Recorded requests, in the form into which all trace formats are read.
 
-A file that begins with `[` is a JSON list of runs with messages; any other has a Mooncake request on each line. Both may be
-gzipped.
+A request has lists of block ids. Equal ids mean that the prefixes up to there are equal. Only full blocks count: the
+partial last block of a prompt is never reused.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from bough.errors import RequestError
-from bough.replay.messages import read_runs
-from bough.replay.mooncake import read_rows
-from bough.replay.request import Trace
+from bough.types import Boundary
 
 
-def read_trace(file: Path) -> Trace:
-    """The requests of a trace file; RequestError says what is wrong with it, and where."""
-    text = _read_text(file)
-    read = read_runs if text.lstrip().startswith("[") else read_rows
-    trace = read(file.name, text)
-    if not trace.num_blocks:
-        raise RequestError(f"{file.name}: the trace has {len(trace.requests)} requests and not one full block")
-    return trace
+@dataclass(frozen=True)
+class TraceRequest:
+    """One request: the ids of the prompt's full blocks, and of all full blocks with the reply.
+
+    `boundaries` are in blocks, rounded down to the start of a block. They are empty if the trace has none.
+    """
+
+    time_s: float
+    prompt_tokens: int
+    prompt: list[int]
+    stored: list[int]
+    boundaries: tuple[Boundary, ...] = ()
 
 
-def _read_text(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
-    except FileNotFoundError as error:
-        raise RequestError(f"there is no file {file}") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise RequestError(f"{file} cannot be read: {error}") from error
+@dataclass(frozen=True)
+class Trace:
+    """Requests in the order of their arrival."""
+
+    name: str
+    block_tokens: int
+    requests: list[TraceRequest]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(request.prompt_tokens for request in self.requests)
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of distinct blocks."""
+        return len({block for request in self.requests for block in request.stored})
+
+    def unlimited_share(self) -> float:
+        """The share of all prompt tokens that a cache without a limit would reuse."""
+        held: set[int] = set()
+        served = 0
+        for request in self.requests:
+            served += next((n for n, block in enumerate(request.prompt) if block not in held), len(request.prompt))
+            held.update(request.stored)
+        return served * self.block_tokens / max(1, self.prompt_tokens)
+
+    def renumbered(self) -> Trace:
+        """The same trace with ids from 0, in the order of their first appearance."""
+        ids: dict[int, int] = {}
+        requests = [
+            replace(each, prompt=_renumber(each.prompt, ids), stored=_renumber(each.stored, ids)) for each in self.requests
+        ]
+        return Trace(self.name, self.block_tokens, requests)
+
+
+def _renumber(blocks: Sequence[int], ids: dict[int, int]) -> list[int]:
+    return [ids.setdefault(block, len(ids)) for block in blocks]

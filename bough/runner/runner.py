@@ -9,7 +9,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self
@@ -260,15 +259,6 @@ class Runner:
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
             trim_heap()
-
-    @contextmanager
-    def remembering(self, reuse: Reuse) -> Iterator[None]:
-        """Use another cache strategy inside this context. Benchmarks compare strategies on the same code path by it."""
-        before, self.reuse = self.reuse, reuse
-        try:
-            yield
-        finally:
-            self.reuse = before
 
     def close(self) -> None:
         """End the running requests and release the model's memory. A second call does nothing."""

@@ -68,10 +68,10 @@ def test_at_most_ten_copies_are_kept() -> None:
 def test_the_oracle_knows_what_an_unlimited_tree_could_reuse() -> None:
     oracle = Oracle()
     assert oracle.possible([1, 2, 3]) == 0
-    oracle.remember([1, 2, 3, 4])
+    oracle.add([1, 2, 3, 4])
     assert oracle.possible([1, 2, 3]) == 2
     assert oracle.possible([1, 2, 9, 9]) == 2
-    oracle.remember([1, 2, 9])
+    oracle.add([1, 2, 9])
     assert oracle.possible([1, 2, 9, 5]) == 3
 
 

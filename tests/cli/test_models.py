@@ -79,7 +79,7 @@ def test_a_folder_that_may_not_be_read_is_one_line(invoke, store, monkeypatch, w
 
 def test_rm_asks_on_a_terminal(invoke, store, monkeypatch):
     add_model(store, "small")
-    monkeypatch.setattr("bough.cli.remove.is_interactive", lambda: True)
+    monkeypatch.setattr("bough.cli.terminal.screen.is_interactive", lambda: True)
 
     result = invoke("rm", "small", piped="n\n")
 
@@ -135,7 +135,7 @@ def test_show_tells_the_model_and_the_verdict(invoke, home, monkeypatch):
         wanted.append(settings.engine)
         return FakeEngine(MODELS["full+recurrent"])
 
-    monkeypatch.setattr("bough.cli.show.make_engine", make_engine)
+    monkeypatch.setattr("bough.cli.models.make_engine", make_engine)
 
     lines = [" ".join(line.split()) for line in invoke("show", str(folder), "--engine", "mlx").stdout.splitlines()]
 
@@ -150,7 +150,7 @@ def test_show_tells_the_model_and_the_verdict(invoke, home, monkeypatch):
 
 
 def test_show_as_json_without_the_check_loads_no_engine(invoke, home, monkeypatch):
-    monkeypatch.setattr("bough.cli.show.make_engine", lambda *args: 1 / 0)
+    monkeypatch.setattr("bough.cli.models.make_engine", lambda *args: 1 / 0)
     folder = make_folder("qwen3", home / "tiny")
 
     found = json.loads(invoke("show", str(folder), "--json", "--no-check").stdout)

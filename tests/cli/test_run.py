@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bough.cli.words import Words, read_words
+from bough.cli.prompt_args import PromptArgs, read_prompt_args
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import byte_level
@@ -30,34 +30,34 @@ class InterruptedEngine(FakeEngine):
 @pytest.mark.parametrize(
     ("words", "model", "piped", "expected"),
     [
-        ([], None, None, Words(None, None)),
-        (["smollm2"], None, None, Words("smollm2", None, is_guess=True)),
-        (["smollm2", "Hello", "you"], None, None, Words("smollm2", "Hello you", is_guess=True)),
-        (["org/name:latest", "Hello"], None, None, Words("org/name:latest", "Hello", is_guess=True)),
-        (["./my model"], None, None, Words(None, "./my model")),
-        (["./folder"], None, None, Words("./folder", None, is_guess=True)),
-        (["Hello there"], None, None, Words(None, "Hello there")),
-        (["What's", "up"], None, None, Words(None, "What's up")),
-        (["Hello", "you"], "smollm2", None, Words("smollm2", "Hello you")),
-        ([], None, "a text\n", Words(None, "a text")),
-        (["smollm2"], None, "a text", Words("smollm2", "a text", is_guess=True)),
-        (["smollm2", "Sum up:", "-"], None, "a text", Words("smollm2", "Sum up:\n\na text", is_guess=True)),
-        (["-", "Sum", "it up."], None, "a text", Words(None, "a text\n\nSum it up.")),
-        (["-"], "smollm2", "a text", Words("smollm2", "a text")),
-        ([], None, " \n", Words(None, "")),
-        (["a \udcff b"], None, None, Words(None, "a ? b")),
+        ([], None, None, PromptArgs(None, None)),
+        (["smollm2"], None, None, PromptArgs("smollm2", None, is_guess=True)),
+        (["smollm2", "Hello", "you"], None, None, PromptArgs("smollm2", "Hello you", is_guess=True)),
+        (["org/name:latest", "Hello"], None, None, PromptArgs("org/name:latest", "Hello", is_guess=True)),
+        (["./my model"], None, None, PromptArgs(None, "./my model")),
+        (["./folder"], None, None, PromptArgs("./folder", None, is_guess=True)),
+        (["Hello there"], None, None, PromptArgs(None, "Hello there")),
+        (["What's", "up"], None, None, PromptArgs(None, "What's up")),
+        (["Hello", "you"], "smollm2", None, PromptArgs("smollm2", "Hello you")),
+        ([], None, "a text\n", PromptArgs(None, "a text")),
+        (["smollm2"], None, "a text", PromptArgs("smollm2", "a text", is_guess=True)),
+        (["smollm2", "Sum up:", "-"], None, "a text", PromptArgs("smollm2", "Sum up:\n\na text", is_guess=True)),
+        (["-", "Sum", "it up."], None, "a text", PromptArgs(None, "a text\n\nSum it up.")),
+        (["-"], "smollm2", "a text", PromptArgs("smollm2", "a text")),
+        ([], None, " \n", PromptArgs(None, "")),
+        (["a \udcff b"], None, None, PromptArgs(None, "a ? b")),
     ],
 )
 def test_model_and_prompt_are_told_apart(words, model, piped, expected):
     stdin = None if piped is None else io.TextIOWrapper(io.BytesIO(piped.encode()))
 
-    assert read_words(words, model, stdin) == expected
+    assert read_prompt_args(words, model, stdin) == expected
 
 
 def test_standard_input_is_left_alone_where_the_prompt_is_in_the_words():
     stdin = io.TextIOWrapper(io.BytesIO(b"the next line of somebody else's file"))
 
-    assert read_words(["smollm2", "Hello"], None, stdin).prompt == "Hello"
+    assert read_prompt_args(["smollm2", "Hello"], None, stdin).prompt == "Hello"
     assert stdin.buffer.tell() == 0
 
 
@@ -66,8 +66,8 @@ def test_a_terminal_is_read_only_where_it_is_asked_for():
         def isatty(self) -> bool:
             return True
 
-    assert read_words([], None, Terminal(io.BytesIO(b"typed"))).prompt is None
-    assert read_words(["-"], None, Terminal(io.BytesIO(b"typed"))).prompt == "typed"
+    assert read_prompt_args([], None, Terminal(io.BytesIO(b"typed"))).prompt is None
+    assert read_prompt_args(["-"], None, Terminal(io.BytesIO(b"typed"))).prompt == "typed"
 
 
 def test_a_prompt_does_not_wait_for_a_standard_input_that_stays_open(home):
@@ -132,20 +132,22 @@ def test_flags_reach_the_settings(invoke, loads):
 
 
 def test_a_chat_begins_by_saying_which_engine_answers(invoke, loads, monkeypatch):
-    monkeypatch.setattr("bough.cli.run.read_words", lambda *_: Words("tiny", None))  # no prompt, as at a terminal
+    monkeypatch.setattr(
+        "bough.cli.run.read_prompt_args", lambda *_: PromptArgs("tiny", None)
+    )  # no prompt, as at a terminal
 
     result = invoke("run", "tiny", piped="/bye\n")
 
     assert "tiny on fake (unknown) · /help lists" in result.stderr
 
 
-def test_flags_of_the_places_reach_the_settings(invoke, loads):
+def test_flags_of_the_tiers_reach_the_settings(invoke, loads):
     flags = ["--host-memory", "auto", "--disk", "0", "--disk-free", "5GB", "--disk-ttl", "7d", "--salt-share", "0.5"]
 
     invoke("run", "-m", "tiny", "Hello", "--max-tokens", "1", *flags)
 
-    places = {"host_bytes": "auto", "disk_bytes": "0", "disk_free_bytes": "5GB", "disk_ttl_s": "7d", "salt_share": 0.5}
-    assert loads == [{"name": "tiny", **places}]
+    tiers = {"host_bytes": "auto", "disk_bytes": "0", "disk_free_bytes": "5GB", "disk_ttl_s": "7d", "salt_share": 0.5}
+    assert loads == [{"name": "tiny", **tiers}]
 
 
 def test_sampling_flags_reach_the_request(invoke, loads, tmp_path):

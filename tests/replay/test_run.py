@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from bough.replay.request import Request, Trace
 from bough.replay.run import POLICIES, Result, replay
-from bough.replay.strategies import Tree
+from bough.replay.strategies import ReplayTree
+from bough.replay.trace import Trace, TraceRequest
 
 SEVEN_BLOCKS = 7
 FOUR_OF_SEVEN = 4.01 / SEVEN_BLOCKS
@@ -18,7 +18,7 @@ def trace_of(*prompts: list[int], reply: int = 0, block_tokens: int = 4) -> Trac
     requests = []
     for number, prompt in enumerate(prompts):
         stored = prompt + [1000 * number + 100 + each for each in range(reply)]
-        requests.append(Request(float(number), block_tokens * len(prompt), prompt, stored))
+        requests.append(TraceRequest(float(number), block_tokens * len(prompt), prompt, stored))
     return Trace("by hand", block_tokens, requests).renumbered()
 
 
@@ -53,19 +53,19 @@ def test_with_room_for_all_every_tree_reuses_what_an_unlimited_cache_does(policy
 
 
 def test_all_full_blocks_of_a_prompt_can_be_reused_and_replies_are_stored() -> None:
-    tree = Tree(budget=10)
-    assert tree.serve(Request(0.0, 8, [1, 2], [1, 2, 3])) == 0
-    assert tree.serve(Request(1.0, 8, [1, 2], [1, 2])) == 2
-    assert tree.serve(Request(2.0, 12, [1, 2, 3], [1, 2, 3])) == 3
+    tree = ReplayTree(budget=10)
+    assert tree.serve(TraceRequest(0.0, 8, [1, 2], [1, 2, 3])) == 0
+    assert tree.serve(TraceRequest(1.0, 8, [1, 2], [1, 2])) == 2
+    assert tree.serve(TraceRequest(2.0, 12, [1, 2, 3], [1, 2, 3])) == 3
 
 
 def test_partial_blocks_count_as_asked_for_and_never_as_reused() -> None:
-    trace = Trace("partial", 4, [Request(0.0, 7, [0], [0]), Request(1.0, 7, [0], [0])])
+    trace = Trace("partial", 4, [TraceRequest(0.0, 7, [0], [0]), TraceRequest(1.0, 7, [0], [0])])
     assert replay(trace, "duel", 1.0).reused_share == 4 / 14
 
 
 def test_a_request_without_a_full_block_is_served() -> None:
-    trace = Trace("short", 4, [Request(0.0, 3, [], []), Request(1.0, 4, [0], [0])])
+    trace = Trace("short", 4, [TraceRequest(0.0, 3, [], []), TraceRequest(1.0, 4, [0], [0])])
     assert replay(trace, "duel", 1.0).reused_share == 0
 
 
@@ -103,7 +103,7 @@ def test_where_chats_come_back_slowly_the_duel_reuses_more_than_recency() -> Non
 
 
 def test_the_tree_stays_whole_and_within_its_budget() -> None:
-    trace, tree = drawn(), Tree(budget=25)
+    trace, tree = drawn(), ReplayTree(budget=25)
     for request in trace.requests:
         tree.serve(request)
         tree.cache.check()

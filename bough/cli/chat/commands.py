@@ -1,41 +1,38 @@
-"""The commands of the chat: what begins with a slash."""
+"""The commands of the chat: messages that begin with a slash."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from bough.cli.columns import align, describe, memory
-from bough.cli.parameters import NAMES, changed, set_parameter
+from bough.cli.chat.chat import TerminalChat
+from bough.cli.chat.parameters import NAMES, changed, set_parameter
+from bough.cli.terminal.columns import align, describe, memory
 from bough.errors import RequestError
-
-if TYPE_CHECKING:
-    from bough.cli.chat.loop import Chat
 
 _ENGINE_FACTS = ("engine", "device", "dtype", "attention")
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what to type, what it does in words, and what it does."""
+    """One command: what to type, what the help says, and the function that runs it."""
 
     usage: str
     purpose: str
-    obey: Callable[[Chat, str], None]
+    run: Callable[[TerminalChat, str], None]
 
 
-def obey(chat: Chat, message: str) -> None:
-    """Do what the message says. Raises RequestError, with what there is, for an unknown command."""
+def run_command(chat: TerminalChat, message: str) -> None:
+    """Run the command in the message. Raises RequestError, which lists all commands, if the command is unknown."""
     name, _, rest = message.partition(" ")
     command = COMMANDS.get({"/?": "/help", "/exit": "/bye", "/quit": "/bye"}.get(name, name))
     if command is None:
-        raise RequestError(f"there is no command {name}; there are {', '.join(COMMANDS)}")
-    command.obey(chat, rest.strip())
+        raise RequestError(f"unknown command {name}; the commands are {', '.join(COMMANDS)}")
+    command.run(chat, rest.strip())
 
 
-def _set(chat: Chat, rest: str) -> None:
+def _set(chat: TerminalChat, rest: str) -> None:
     name, _, value = rest.partition(" ")
     value = value.strip()
     if name in ("verbose", "quiet"):
@@ -45,19 +42,19 @@ def _set(chat: Chat, rest: str) -> None:
     elif name and value:
         chat.params = set_parameter(chat.params, name, value)
     else:
-        raise RequestError(f"say /set NAME VALUE; there are system, verbose, quiet, {', '.join(NAMES)}")
+        raise RequestError(f"usage: /set NAME VALUE; the names are system, verbose, quiet, {', '.join(NAMES)}")
     chat.screen.note(_say_setting(chat, name))
 
 
-def _say_setting(chat: Chat, name: str) -> str:
+def _say_setting(chat: TerminalChat, name: str) -> str:
     if name in ("verbose", "quiet"):
-        return "counts and times follow each answer" if chat.is_verbose else "answers only"
+        return "showing counts and times after each answer" if chat.is_verbose else "showing answers only"
     if name == "system":
-        return f"the system text is {chat.conversation.system!r}" if chat.conversation.system else "no system text"
+        return f"the system prompt is {chat.conversation.system!r}" if chat.conversation.system else "no system prompt"
     return f"{name} is {getattr(chat.params, name)!r}"
 
 
-def _show(chat: Chat, rest: str) -> None:
+def _show(chat: TerminalChat, rest: str) -> None:
     runner, stats = chat.runner, chat.runner.cache.stats()
     facts = {
         "model": runner.files.name if runner.files else "",
@@ -72,57 +69,57 @@ def _show(chat: Chat, rest: str) -> None:
     _write(chat, describe(facts))
 
 
-def _tree(chat: Chat, rest: str) -> None:
+def _tree(chat: TerminalChat, rest: str) -> None:
     _write(chat, str(chat.runner.cache.tree()).splitlines())
 
 
-def _explain(chat: Chat, rest: str) -> None:
+def _explain(chat: TerminalChat, rest: str) -> None:
     if not rest:
-        raise RequestError("say /explain TEXT: what of the conversation with that text is cached?")
+        raise RequestError("usage: /explain TEXT; shows what would be cached if TEXT were the next message")
     found = chat.runner.cache.explain(chat.conversation.messages(rest))
     facts = {
         "prompt": f"{found.prompt_tokens:,} tokens",
         "matched": f"{found.matched_tokens:,} tokens",
         "cached": f"{found.cached_tokens:,} tokens",
         "because": found.reason,
-        "the prompt goes on": repr(found.prompt_goes_on) if found.prompt_goes_on else "",
-        "the tree goes on": ", ".join(map(repr, found.tree_goes_on)),
+        "the prompt continues": repr(found.prompt_goes_on) if found.prompt_goes_on else "",
+        "the tree continues": ", ".join(map(repr, found.tree_goes_on)),
     }
     _write(chat, describe(facts))
 
 
-def _retry(chat: Chat, rest: str) -> None:
+def _retry(chat: TerminalChat, rest: str) -> None:
     chat.retry()
 
 
-def _undo(chat: Chat, rest: str) -> None:
+def _undo(chat: TerminalChat, rest: str) -> None:
     if not chat.conversation.exchanges:
         return chat.screen.note("there is nothing to undo")
     gone = chat.conversation.exchanges.pop()
-    return chat.screen.note(f"forgot {_shorten(gone.question)!r} and its answer")
+    return chat.screen.note(f"removed {_shorten(gone.question)!r} and its answer")
 
 
-def _clear(chat: Chat, rest: str) -> None:
+def _clear(chat: TerminalChat, rest: str) -> None:
     chat.conversation.exchanges.clear()
-    chat.screen.note("a new conversation; the tree stays")
+    chat.screen.note("started a new conversation; the tree is kept")
 
 
-def _help(chat: Chat, rest: str) -> None:
+def _help(chat: TerminalChat, rest: str) -> None:
     rows = [(each.usage, each.purpose) for each in COMMANDS.values()]
     keys = [
         ('"""', "begins and ends a message of many lines"),
-        ("Ctrl-C", "stops an answer; at the prompt, drops the message, and the second time leaves"),
+        ("Ctrl-C", "stops an answer; at the prompt, drops the message, and leaves when pressed twice"),
         ("Ctrl-D", "leaves"),
     ]
     names = textwrap.wrap(f"The parameters are {', '.join(NAMES)}.", width=80)
     _write(chat, [*align([*rows, *keys]), "", *names])
 
 
-def _bye(chat: Chat, rest: str) -> None:
+def _bye(chat: TerminalChat, rest: str) -> None:
     chat.is_over = True
 
 
-def _write(chat: Chat, lines: list[str]) -> None:
+def _write(chat: TerminalChat, lines: list[str]) -> None:
     for line in [*lines, ""]:
         chat.screen.write_line(line)
 
@@ -132,13 +129,15 @@ def _shorten(text: str, length: int = 40) -> str:
 
 
 COMMANDS = {
-    "/set": Command("/set NAME VALUE", "set a parameter, the system text, verbose or quiet", _set),
-    "/show": Command("/show", "the model, the settings and the memory in use", _show),
-    "/tree": Command("/tree", "draw the tree of all prefixes that are kept", _tree),
-    "/explain": Command("/explain TEXT", "what would be cached if TEXT were said next, and why not more", _explain),
+    "/set": Command("/set NAME VALUE", "set a parameter, the system prompt, verbose or quiet", _set),
+    "/show": Command("/show", "show the model, the settings and the memory in use", _show),
+    "/tree": Command("/tree", "draw the tree of all cached prefixes", _tree),
+    "/explain": Command(
+        "/explain TEXT", "show what would be cached if TEXT were the next message, and why not more", _explain
+    ),
     "/retry": Command("/retry", "answer the last message again", _retry),
-    "/undo": Command("/undo", "forget the last message and its answer", _undo),
-    "/clear": Command("/clear", "begin a new conversation; the tree stays", _clear),
-    "/help": Command("/help", "this list", _help),
+    "/undo": Command("/undo", "remove the last message and its answer", _undo),
+    "/clear": Command("/clear", "start a new conversation; the tree is kept", _clear),
+    "/help": Command("/help", "show this list", _help),
     "/bye": Command("/bye", "leave", _bye),
 }

@@ -1,6 +1,6 @@
-'''What a person types at the prompt: whole messages, with line editing and a history that outlives the chat.
+'''Input at the prompt of the chat: whole messages, with line editing and a history that is saved between chats.
 
-A message between """ and """ may have many lines. The history file is readable by its owner alone.
+A message between """ and """ may have many lines. Only its owner can read the history file.
 '''
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from bough.cli.words import clean
+from bough.cli.prompt_args import clean
 
 try:
     import readline as _readline
-except ModuleNotFoundError:  # Windows has none: input works there, without a history
+except ModuleNotFoundError:  # not on Windows: input works there without a history
     _readline = None  # type: ignore[assignment]
 
 PROMPT = ">>> "
@@ -37,14 +37,14 @@ def read_message(read_line: ReadLine) -> str:
 
 @contextlib.contextmanager
 def history(file: Path, readline: ModuleType | None = _readline) -> Iterator[None]:
-    """Lines typed inside this context can be recalled, now and in the next one. A file that cannot be used is no error."""
+    """Load the history from the file and save it at the end. A file that cannot be read or written is ignored."""
     if readline is None:
         yield
         return
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     readline.set_history_length(_HISTORY_LINES)
-    readline.parse_and_bind("set enable-bracketed-paste on")  # what is pasted is one message, with its line breaks
+    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted text is one message, including line breaks
     try:
         yield
     finally:
@@ -55,7 +55,7 @@ def history(file: Path, readline: ModuleType | None = _readline) -> Iterator[Non
 
 
 def _make_private(file: Path) -> None:
-    """Have the file there before anything is written to it, so that nobody else can read it in between."""
+    """Create the file with its permissions before anything is written to it, so that no other user can read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.chmod(0o600)

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from bough.cli.chat.conversation import Exchange
+from bough.cli.chat.chat import Exchange, TerminalChat
 from bough.cli.chat.line_input import read_message
-from bough.cli.chat.loop import Chat
-from bough.cli.screen import Screen
+from bough.cli.chat.loop import run_chat
+from bough.cli.terminal.screen import Screen
 from bough.errors import EngineError
 from bough.types import SamplingParams
 from tests.cli.conftest import make_runner
@@ -20,7 +20,7 @@ SHORT = SamplingParams(max_tokens=5)
 CTRL_C = "\x03"
 
 
-def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen | None = None, **options) -> Chat:
+def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen | None = None, **options) -> TerminalChat:
     """A chat that has heard these messages and then the end of the input."""
     coming = iter(messages)
 
@@ -30,8 +30,8 @@ def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen 
         except StopIteration:
             raise EOFError from None
 
-    chat = Chat(runner, read, screen or Screen(), params=params, **options)
-    chat.loop()
+    chat = TerminalChat(runner, screen or Screen(), params=params, **options)
+    run_chat(chat, read)
     return chat
 
 
@@ -41,7 +41,7 @@ def raising_ctrl_c(line: str) -> str:
     return line
 
 
-def questions(chat: Chat) -> list[str]:
+def questions(chat: TerminalChat) -> list[str]:
     return [each.question for each in chat.conversation.exchanges]
 
 
@@ -71,7 +71,7 @@ def test_one_ctrl_c_at_the_prompt_keeps_the_conversation_and_says_how_to_leave(r
     chat = talk(runner, "Hello", CTRL_C, "one")
 
     assert questions(chat) == ["Hello", "one"]
-    assert capsys.readouterr().err.count("Ctrl-C again, or /bye, leaves") == 1
+    assert capsys.readouterr().err.count("press Ctrl-C again or type /bye to leave") == 1
 
 
 def test_ctrl_c_twice_at_the_prompt_leaves(runner):
@@ -88,8 +88,8 @@ def test_ctrl_c_inside_a_message_of_many_lines_drops_the_message(runner):
     def read_line(prompt: str) -> str:
         return raising_ctrl_c(next(lines))
 
-    chat = Chat(runner, lambda: read_message(read_line), Screen(), params=SHORT)
-    chat.loop()
+    chat = TerminalChat(runner, Screen(), params=SHORT)
+    run_chat(chat, lambda: read_message(read_line))
 
     assert questions(chat) == ["Hello"]
 
@@ -151,13 +151,13 @@ def test_set_to_none_is_the_default_again(runner):
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("/set temprature 1", "there is no parameter 'temprature'; there are max_tokens, temperature"),
+        ("/set temprature 1", "unknown parameter 'temprature'; the parameters are max_tokens, temperature"),
         ("/set temperature hot", "temperature is 'hot', and must be a number"),
         ("/set temperature -1", "temperature is -1.0, and must be at least 0"),
         ("/set ignore_eos maybe", "must be on or off"),
         ('/set stop "open', "must be one or more texts"),
-        ("/set", "say /set NAME VALUE"),
-        ("/dance", "there is no command /dance; there are /set"),
+        ("/set", "usage: /set NAME VALUE"),
+        ("/dance", "unknown command /dance; the commands are /set"),
     ],
 )
 def test_a_bad_command_is_told_and_changes_nothing(runner, capsys, command, complaint):
@@ -254,7 +254,7 @@ def test_a_retry_that_is_stopped_before_its_first_word_keeps_the_old_answer(tmp_
     runner.cache.clear()
     runner.engine.interrupt_at = len(runner.engine.evaluated)
 
-    chat.take("/retry")
+    chat.retry()
 
     assert chat.conversation.exchanges == before
     assert "stopped before the first word" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""`bough cache`: commands on the trees on disk."""

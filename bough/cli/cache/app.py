@@ -1,0 +1,192 @@
+"""`bough cache`: commands that show, check and delete the trees on disk. No model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich import filesize
+
+from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree, verify_tree
+from bough.cache.disk import DiskBusy, DiskError
+from bough.cli import options
+from bough.cli.cache.archive import export_file, import_file
+from bough.cli.cache.trees import DiskUse, choose_trees, measure_use, size_bytes
+from bough.cli.terminal.columns import ago, align, describe
+from bough.cli.terminal.progress import show_progress
+from bough.cli.terminal.screen import Screen, confirm_or_exit
+from bough.config import load_settings
+from bough.models import Progress
+
+app = typer.Typer(help="Show, check, delete, export and import the trees on disk.", no_args_is_help=True)
+
+Model = Annotated[str | None, typer.Argument(help="A model, or the name of one of its trees; not given: all.")]
+
+_DAMAGED, _REFUSED = 1, 3  # exit codes of `verify`; 2 means wrong usage
+_HEADER = ("TREE", "MODEL", "FINGERPRINT", "PAGES", "STATES", "SIZE", "INDEX", "LAST USED", "IN USE BY")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of reading one tree. `orphans` are files that are missing from the index; they are not a problem.
+
+    A tree that is in use was not read: `owner_pid` is the process that uses it, if the lock file names it.
+    """
+
+    name: str
+    num_files: int = 0
+    nbytes: int = 0
+    orphans: int = 0
+    problems: tuple[str, ...] = ()
+    is_repaired: bool = False
+    is_in_use: bool = False
+    owner_pid: int | None = None
+
+    @property
+    def owner(self) -> str:
+        return f"process {self.owner_pid}" if self.owner_pid is not None else "another process"
+
+
+@app.command()
+def info(as_json: options.AsJsonObject = False) -> None:
+    """Show the trees on disk, their sizes and their budget."""
+    screen, settings = Screen(), load_settings()
+    trees = list_trees(settings.trees_folder)
+    use = measure_use(trees, settings)
+    if as_json:
+        return screen.write_line(json.dumps(asdict(use) | {"trees": [_facts(tree) for tree in trees]}, indent=2))
+    if trees:
+        for line in [*align([_HEADER, *map(_row, trees)]), ""]:
+            screen.write_line(line)
+    for line in describe(_describe_use(use, len(trees)), indent=""):
+        screen.write_line(line)
+    for tree in trees:
+        if tree.problem:
+            screen.note(f"{tree.name}: {tree.problem}")
+    return None
+
+
+def _describe_use(use: DiskUse, num_trees: int) -> dict[str, str]:
+    return {
+        "trees": f"{num_trees:,}, {filesize.decimal(use.held_bytes)}",
+        "budget": filesize.decimal(use.budget_bytes) if use.budget_bytes else "0: nothing is written to disk",
+        "free": f"{filesize.decimal(use.free_bytes)}, of which {filesize.decimal(use.disk_free_bytes)} always stay free",
+        "folder": use.folder,
+    }
+
+
+def _row(tree: TreeInfo) -> tuple[str, ...]:
+    return (
+        tree.name,
+        tree.model,
+        tree.fingerprint[:12],
+        f"{tree.num_pages:,}",
+        f"{tree.num_states:,}",
+        filesize.decimal(tree.nbytes),
+        filesize.decimal(tree.index_bytes),
+        ago(datetime.fromtimestamp(tree.last_used, UTC)) if tree.last_used else "never",
+        f"process {tree.owner_pid}" if tree.owner_pid is not None else "",
+    )
+
+
+def _facts(tree: TreeInfo) -> dict[str, Any]:
+    return asdict(tree) | {"folder": str(tree.folder)}
+
+
+@app.command()
+def verify(
+    model: Model = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove damaged pages and states.")] = False,
+    as_json: options.AsJsonObject = False,
+) -> None:
+    """Read every file of the trees and name each problem. The exit code is 1 if there is one, repaired or not.
+
+    A tree that is in use is skipped. With --repair this is an error: if nothing else is wrong, the exit code is 3.
+    """
+    screen = Screen()
+    trees = choose_trees(load_settings(), model, screen)
+    with show_progress(screen.notes, stays=False) as progress:
+        checks = [_check(tree, repair, progress) for tree in trees if not tree.is_set_aside]
+    for tree in trees:
+        if tree.is_set_aside:
+            screen.note(f"{tree.name} was set aside and is not read; `bough cache clear {tree.name}` deletes it")
+    if as_json:
+        screen.write_line(json.dumps({"trees": [asdict(check) for check in checks]}, indent=2))
+    else:
+        for line in (line for check in checks for line in _describe_check(check)):
+            screen.write_line(line)
+    refused = [check for check in checks if repair and check.is_in_use]
+    for check in refused:
+        screen.error(f"{check.name} was not repaired: it is in use by {check.owner}")
+    if any(check.problems for check in checks):
+        raise typer.Exit(_DAMAGED)
+    if refused:
+        raise typer.Exit(_REFUSED)
+
+
+def _check(tree: TreeInfo, repair: bool, progress: Progress) -> Check:
+    """Read one tree, unless it is in use. A tree that cannot be opened counts as a problem, and the next is still read."""
+    progress.start(f"reading {tree.name}", tree.nbytes or None)
+    try:
+        found = verify_tree(tree.folder, on_file=progress.advance, repair=repair)
+    except DiskBusy as busy:
+        return Check(tree.name, is_in_use=True, owner_pid=busy.pid)
+    except DiskError as error:
+        return Check(tree.name, problems=(str(error),))
+    finally:
+        progress.finish()
+    return Check(tree.name, found.num_files, found.nbytes, found.orphans, found.problems, found.is_repaired)
+
+
+def _describe_check(check: Check) -> list[str]:
+    if check.is_in_use:
+        return [f"{check.name}: in use by {check.owner}, not read"]
+    verdict = f"{len(check.problems):,} damaged" if check.problems else "sound"
+    removed = ", removed" if check.problems and check.is_repaired else ""
+    first = f"{check.name}: {check.num_files:,} files, {filesize.decimal(check.nbytes)}, {verdict}{removed}"
+    return [first, *(f"  {problem}" for problem in check.problems)]
+
+
+@app.command()
+def clear(
+    model: Model = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: options.AsJsonObject = False,
+) -> None:
+    """Delete trees. A tree that is in use is not deleted, and the exit code is 1."""
+    screen = Screen()
+    trees = choose_trees(load_settings(), model, screen)
+    question = f"delete {', '.join(tree.name for tree in trees)} ({filesize.decimal(sum(map(size_bytes, trees)))})?"
+    if trees and not yes:
+        confirm_or_exit(question)
+    freed, refused = _remove(trees)
+    if as_json:
+        facts = {"freed_bytes": sum(freed.values()), "trees": freed, "refused": refused}
+        screen.write_line(json.dumps(facts, indent=2))
+    else:
+        for name, freed_bytes in freed.items():
+            screen.write_line(f"deleted {name} ({filesize.decimal(freed_bytes)})")
+    for reason in refused.values():
+        screen.error(reason)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _remove(trees: Sequence[TreeInfo]) -> tuple[dict[str, int], dict[str, str]]:
+    """Delete the trees. Returns the bytes that each deletion freed, and the reasons for those that failed."""
+    freed: dict[str, int] = {}
+    refused: dict[str, str] = {}
+    for tree in trees:
+        try:
+            freed[tree.name] = remove_tree(tree.folder)
+        except DiskError as error:
+            refused[tree.name] = f"{tree.name} was not deleted: {error}"
+    return freed, refused
+
+
+app.command("export")(export_file)
+app.command("import")(import_file)

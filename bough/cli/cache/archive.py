@@ -1,0 +1,122 @@
+"""`bough cache export` and `import`: copy a tree to a file and back, for example to another machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import filesize
+
+from bough.cache.admin.archive import export_tree, import_tree, read_manifest
+from bough.cache.admin.manifest import Manifest
+from bough.cache.admin.trees import TreeInfo, list_trees
+from bough.cache.disk import Disk, DiskError
+from bough.cli import options
+from bough.cli.cache.trees import choose_tree, is_of, measure_use, size_bytes
+from bough.cli.terminal.progress import show_progress
+from bough.cli.terminal.screen import Screen
+from bough.config import Settings, load_settings
+from bough.errors import SettingsError
+from bough.models.fingerprint import tree_folder
+
+Salt = Annotated[str, typer.Option(help="The salt to export, or to import into.", show_default=False)]
+
+
+def export_file(
+    model: Annotated[str, typer.Argument(help="A model, or the name of one of its trees.")],
+    file: Annotated[Path, typer.Argument(help="The file to write; an existing file is not overwritten.")],
+    salt: Salt = "",
+    as_json: options.AsJsonObject = False,
+) -> None:
+    """Write the prefixes of one salt in a tree to a file, for `bough cache import` here or on another machine."""
+    screen, settings = Screen(), load_settings()
+    tree = choose_tree(settings, model)
+    if file.exists():
+        raise DiskError(f"{file} exists already")
+    with show_progress(screen.notes, stays=False) as progress, _open(tree, settings, 0, screen) as disk:
+        progress.start(f"writing {file}", None)
+        done = export_tree(disk, file, salt)
+    if as_json:
+        return screen.write_line(json.dumps(asdict(done) | {"tree": tree.name, "file": str(file)}, indent=2))
+    if done.num_skipped:
+        screen.note(
+            f"skipped {done.num_skipped:,} pages and states: they cannot be read, or the pages before them are missing"
+        )
+    return screen.write_line(
+        f"{done.num_items:,} pages and states of {tree.name} ({filesize.decimal(done.nbytes)}) in {file}"
+    )
+
+
+def import_file(
+    file: Annotated[Path, typer.Argument(help="A file that `bough cache export` wrote.")],
+    model: Annotated[
+        str | None, typer.Argument(help="The model to import it for; not given: the model that it was exported from.")
+    ] = None,
+    salt: Salt = "",
+    disk: options.Disk = None,
+    disk_free: options.DiskFree = None,
+    as_json: options.AsJsonObject = False,
+) -> None:
+    """Add the content of a file to the tree with the same fingerprint, or to a new tree."""
+    screen, settings = Screen(), load_settings({"disk_bytes": disk, "disk_free_bytes": disk_free})
+    if settings.disk_bytes == 0:
+        raise SettingsError("disk_bytes is 0: the disk is turned off")
+    trees = list_trees(settings.trees_folder)
+    tree = _find_target(read_manifest(file), model, trees, settings)
+    others_bytes = sum(size_bytes(other) for other in trees if other.folder != tree.folder)
+    budget_bytes = max(0, measure_use(trees, settings).budget_bytes - others_bytes)
+    with show_progress(screen.notes, stays=False) as progress, _open(tree, settings, budget_bytes, screen) as store:
+        progress.start(f"reading {file}", None)
+        done = import_tree(store, file, salt)
+    if as_json:
+        screen.write_line(json.dumps(asdict(done) | {"tree": tree.name}, indent=2))
+    else:
+        skipped = f"; skipped {done.num_skipped:,} that were there already or were refused" if done.num_skipped else ""
+        added = f"{done.num_items:,} pages and states ({filesize.decimal(done.nbytes)})"
+        screen.write_line(f"added {added} to {tree.name}{skipped}")
+    for problem in done.problems:
+        screen.error(problem)
+    if done.problems:
+        raise typer.Exit(1)
+
+
+def _find_target(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo], settings: Settings) -> TreeInfo:
+    """The tree to import into: one with the same fingerprint, and of the model if one is named; or a tree to be made."""
+    name = model.removesuffix(":latest") if model else manifest.model
+    same = [tree for tree in trees if not tree.problem and tree.fingerprint == manifest.fingerprint]
+    named = [tree for tree in same if is_of(tree, name)]
+    if named or (same and model is None):
+        return (named or same)[0]
+    folder = tree_folder(settings, name, manifest.fingerprint)
+    _require_no_other(manifest, model, [tree for tree in trees if not tree.is_set_aside], folder)
+    return TreeInfo(folder.name, folder, name, manifest.fingerprint, manifest.page_tokens)
+
+
+def _require_no_other(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo], folder: Path) -> None:
+    """Raise DiskError if the named model has only trees with other fingerprints, or if `folder` holds another tree."""
+    for tree in trees:
+        if tree.folder == folder:
+            raise DiskError(f"the file cannot be imported into {tree.name}: {tree.problem or 'it has another fingerprint'}")
+    others = [tree.fingerprint[:12] for tree in trees if model is not None and is_of(tree, model)]
+    if others:
+        raise DiskError(
+            f"the file has fingerprint {manifest.fingerprint[:12]}, but the trees of {model!r} have {', '.join(others)}: "
+            "it was made with other weights or settings; leave out MODEL to import it into a tree of its own"
+        )
+
+
+def _open(tree: TreeInfo, settings: Settings, budget_bytes: int, screen: Screen) -> Disk:
+    return Disk.open(
+        tree.folder,
+        fingerprint=tree.fingerprint,
+        model=tree.model,
+        page_tokens=tree.page_tokens,
+        budget_bytes=budget_bytes,
+        floor_bytes=settings.disk_free_bytes,
+        ttl_s=settings.disk_ttl_s,
+        warn=screen.note,
+    )

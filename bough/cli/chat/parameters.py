@@ -1,0 +1,77 @@
+"""Sampling parameters from text: the arguments of `/set`, and the flag --format."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import Field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from bough.errors import RequestError
+from bough.types import SamplingParams
+
+_NOTHING = ("none", "default")
+
+
+def read_format(text: str) -> str | dict[str, Any]:
+    """Return "json" unchanged, or the JSON schema in the file of that name. Raises RequestError if it cannot be read."""
+    if text == "json":
+        return text
+    try:
+        schema = json.loads(Path(text).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(
+            f'format is {text!r}, and must be "json" or a file with a JSON schema: {error.strerror}'
+        ) from error
+    except ValueError as error:
+        raise RequestError(f"{text} is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise RequestError(f"{text} contains a {type(schema).__name__}, but a JSON schema is an object")
+    return schema
+
+
+def _read_switch(text: str) -> bool:
+    return {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}[text]
+
+
+_Reader = Callable[[str], Any]
+_READERS: dict[str, tuple[_Reader, str]] = {
+    "int": (int, "a whole number"),
+    "int | None": (int, "a whole number, or none"),
+    "float": (float, "a number"),
+    "bool": (_read_switch, "on or off"),
+    "tuple[str, ...]": (shlex.split, "one or more texts, in quotes if they contain spaces"),
+    "str | dict[str, Any] | None": (read_format, 'none, "json" or a file with a JSON schema'),
+}
+_FIELDS: dict[str, Field[Any]] = {
+    each.name: each for each in fields(SamplingParams) if each.name != "logprobs"
+}  # a chat cannot show them
+NAMES = tuple(_FIELDS)
+
+
+def set_parameter(params: SamplingParams, name: str, text: str) -> SamplingParams:
+    """Set one parameter from text; "none" and "default" reset it. Raises RequestError for a wrong name or value."""
+    if name not in _FIELDS:
+        raise RequestError(f"unknown parameter {name!r}; the parameters are {', '.join(NAMES)}")
+    if text.lower() in _NOTHING:
+        return replace(params, **{name: getattr(SamplingParams, name)})
+    read, wanted = _READERS[str(_FIELDS[name].type)]
+    try:
+        value = read(text)
+    except (ValueError, KeyError) as error:
+        raise RequestError(f"{name} is {text!r}, and must be {wanted}") from error
+    return replace(params, **{name: value})
+
+
+def changed(params: SamplingParams) -> dict[str, str]:
+    """The parameters that differ from their defaults, as text."""
+    values = {name: getattr(params, name) for name in NAMES}
+    return {name: _show(value) for name, value in values.items() if value != _FIELDS[name].default}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return shlex.join(value)
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,0 +1,150 @@
+"""One answer: the progress of the prefill, the text as it is generated, and a summary of tokens and times.
+
+Ctrl-C stops the answer between two steps, so that the computed state is kept. A second Ctrl-C raises at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.status import Status
+
+from bough.cli.terminal.columns import describe
+from bough.cli.terminal.screen import Screen
+from bough.runner import Runner
+from bough.types import Chunk, Completion, Prompt, SamplingParams
+
+
+def stream_answer(
+    runner: Runner, prompt: Prompt, params: SamplingParams, screen: Screen, *, is_silent: bool = False, choice: int = 0
+) -> Completion:
+    """Answer messages, or continue a text, and write each piece unless `is_silent`.
+
+    After Ctrl-C it returns the answer so far.
+    """
+    with Interruption() as interruption, PrefillLine(screen.notes) as line:
+        pieces = runner.stream(
+            prompt,
+            params,
+            raw=isinstance(prompt, str),
+            choice=choice,
+            is_cancelled=interruption.has_come,
+            on_progress=line.report,
+        )
+        for piece in pieces:
+            if isinstance(piece, Completion):
+                return piece
+            if not is_silent:
+                _write(piece, line, screen)
+    raise AssertionError("a stream ends with a completion")
+
+
+def _write(piece: Chunk, line: PrefillLine, screen: Screen) -> None:
+    if piece.text:
+        line.end()
+        screen.write(piece.text)
+
+
+class Interruption:
+    """Inside this context the first Ctrl-C is only recorded; the second raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self._before: Any = None
+
+    def has_come(self) -> bool:
+        return self._has_come
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._has_come:
+            raise KeyboardInterrupt
+        self._has_come = True
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before != signal.SIG_IGN:  # a background job ignores Ctrl-C
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+
+class PrefillLine:
+    """The progress of the prefill, on one line that is erased when the answer begins. Only shown on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._cached: int | None = None
+
+    def report(self, done: int, total: int) -> None:
+        """`done` of the prompt's tokens are computed or cached. Those of the first report are the cached ones."""
+        if self._cached is None:
+            self._cached = done
+        if not self._console.is_terminal or done >= total:
+            return
+        if self._status is None:
+            self._status = self._console.status("")
+            self._status.start()
+        self._status.update(describe_prefill(self._cached, done, total))
+
+    def end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+
+def describe_prefill(cached: int, done: int, total: int) -> str:
+    """ "computing 1,204 of 2,310 prompt tokens · 1,106 cached · 25 %" """
+    wanted = total - cached
+    parts = [
+        f"computing {wanted:,} of {total:,} prompt tokens",
+        f"{cached:,} cached",
+        f"{100 * (done - cached) // wanted} %",
+    ]
+    return " · ".join(parts)
+
+
+def summarise(completion: Completion, load_s: float) -> list[str]:
+    """The counts, times and rates of one answer, as lines of text."""
+    usage, timings = completion.usage, completion.timings
+    share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+    facts = {
+        "total": f"{timings.total_s:.2f} s",
+        "load": f"{load_s:.2f} s",
+        "prompt": f"{usage.prompt_tokens:,} tokens",
+        "cached": f"{usage.cached_tokens:,} tokens ({share:.0%})",
+        "computed": _rate(usage.computed_tokens, usage.computed_tokens, timings.prefill_s),
+        "first token": f"{timings.first_token_s:.3f} s",
+        "generated": _rate(usage.completion_tokens, usage.completion_tokens - 1, timings.decode_s),
+        "finished": completion.finish_reason,
+    }
+    return describe(facts, indent="")
+
+
+def _rate(num_tokens: int, num_timed: int, seconds: float) -> str:
+    """`num_timed` of the tokens took `seconds`; the first generated token is not among them: the prefill computes it."""
+    rate = f" ({num_timed / seconds:,.1f} tokens/s)" if num_timed > 0 and seconds > 0 else ""
+    return f"{num_tokens:,} tokens in {seconds:.2f} s{rate}"
+
+
+def as_dict(completion: Completion, model: str, load_s: float) -> dict[str, Any]:
+    """One answer as plain data."""
+    return {
+        "model": model,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "usage": asdict(completion.usage),
+        "timings": {"load_s": load_s} | asdict(completion.timings),
+    }

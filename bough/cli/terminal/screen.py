@@ -1,0 +1,74 @@
+"""Output: answers go to standard output unchanged, everything else goes to standard error.
+
+The text of a model is never interpreted as markup. On a terminal its control characters are replaced by visible symbols, so
+that a model cannot control the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+_HARMLESS = "\n\t"
+_C0_AND_DELETE = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _HARMLESS} | {0x7F: "␡"}
+_C1 = dict.fromkeys(range(0x80, 0xA0), "�")
+_PICTURES = _C0_AND_DELETE | _C1
+
+
+def neutralise(text: str) -> str:
+    """Replace every control character except line breaks and tabs by a visible symbol. Works on partial texts, too."""
+    return text.translate(_PICTURES)
+
+
+class Screen:
+    """Standard output and standard error of the moment when the object is made."""
+
+    def __init__(self) -> None:
+        self.out = sys.stdout
+        self.notes = Console(stderr=True, highlight=False)
+        self._is_at_line_start = True
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether answers go to a terminal."""
+        return self.out.isatty()
+
+    def write(self, text: str) -> None:
+        """Write a piece of text and flush it."""
+        if text:
+            self._is_at_line_start = text.endswith("\n")
+            self.out.write(neutralise(text) if self.is_terminal else text)
+            self.out.flush()
+
+    def write_line(self, text: str = "") -> None:
+        self.write(text + "\n")
+
+    def end_line(self) -> None:
+        """End the current line, unless it is empty."""
+        if not self._is_at_line_start:
+            self.write("\n")
+
+    def note(self, text: str) -> None:
+        """Write a message to standard error."""
+        self._note(neutralise(text), "dim")
+
+    def error(self, text: str) -> None:
+        self._note(f"error: {neutralise(text)}", "red")
+
+    def _note(self, text: str, style: str) -> None:
+        """Write one line; a terminal wraps it between words."""
+        self.notes.print(Text(text, style=style), soft_wrap=not self.notes.is_terminal)
+
+
+def is_interactive() -> bool:
+    """Whether a person at a terminal can answer a question."""
+    return sys.stdin.isatty()
+
+
+def confirm_or_exit(question: str) -> None:
+    """Ask the question and exit with code 1 unless the answer is yes. Without a terminal nothing is asked."""
+    if is_interactive() and not typer.confirm(question, err=True):
+        raise typer.Exit(1)
