@@ -13,6 +13,7 @@ import typer
 import bough
 from bough.cli.main import app
 from bough.models import ModelFiles
+from tests import settings_reference
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -49,6 +50,11 @@ def test_the_architecture_has_a_line_for_each_folder_and_no_other() -> None:
     listed = re.findall(r"^\| `(bough[\w/]*)` \| .+ \|$", page, re.MULTILINE)
     folders = [file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "bough").rglob("__init__.py")]
     assert sorted(listed) == sorted(folders), "each package folder has one line in docs/architecture.md"
+
+
+def test_the_settings_page_is_up_to_date() -> None:
+    page = settings_reference.PAGE.read_text(encoding="utf-8")
+    assert page == settings_reference.make_page(), "run: make docs"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
