@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: demo serve test lint fix bench clean
+.PHONY: demo serve test lint fix bench docs clean
 
 demo: $(READY)
 	$(BIN)/bough bench demo
@@ -28,6 +28,9 @@ fix: $(READY)
 
 bench: $(READY)
 	$(BIN)/bough bench switch --png bench-switch.png
+
+docs: $(READY)
+	$(BIN)/python -m tests.settings_reference
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
+import typer
 
 import bough
+from bough.cli.main import app
 from bough.models import ModelFiles
-from tests.readme_tree import README, ROOT, make_tree, read_tree
+from tests import settings_reference
 
-
-def test_the_tree_of_files_in_the_readme_is_up_to_date() -> None:
-    assert read_tree() == make_tree(), "run: python -m tests.readme_tree"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").rglob("*.md")])
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -28,14 +34,79 @@ def test_public_names_exist() -> None:
         assert callable(getattr(bough.Runner, name))
 
 
-def test_links_between_the_documents_lead_somewhere() -> None:
-    for document in (README, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+def test_the_library_page_names_every_public_name() -> None:
+    page = (DOCS / "library.md").read_text(encoding="utf-8")
+    assert [name for name in bough.__all__ if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_the_commands_page_names_every_command() -> None:
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    names = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert [name for name in names if not re.search(rf"\bbough {name}\b|`{name}`", page)] == []
+
+
+def test_the_architecture_has_a_line_for_each_folder_and_no_other() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(bough[\w/]*)` \| .+ \|$", page, re.MULTILINE)
+    folders = [file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "bough").rglob("__init__.py")]
+    assert sorted(listed) == sorted(folders), "each package folder has one line in docs/architecture.md"
+
+
+def test_the_settings_page_is_up_to_date() -> None:
+    page = settings_reference.PAGE.read_text(encoding="utf-8")
+    assert page == settings_reference.make_page(), "run: make docs"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_between_the_documents_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^):]+)\)", _without_code(document)):
+        path, _, heading = target.partition("#")
+        linked = (document.parent / path).resolve() if path else document
+        assert linked.exists(), f"{document.name} links to {target}"
+        assert not heading or heading in _headings(linked), f"{document.name} links to {target}"
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(docs/([^)#]+)", README.read_text(encoding="utf-8")))
+    assert linked == {page.name for page in DOCS.glob("*.md")}
+
+
+def _without_code(document: Path) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def _headings(document: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.fixture(scope="module")
+def runner(smollm2_files: ModelFiles) -> Iterator[bough.Runner]:
+    """One runner for all examples: loading takes longer than they do."""
+    with bough.load() as runner:
+        yield runner
 
 
 @pytest.mark.model
-def test_the_example_in_the_readme_runs(smollm2_files: ModelFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def test_the_example_in_the_readme_runs(
+    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bough, "load", lambda: nullcontext(runner))
+    (example,) = _examples(README)
     exec(example.replace("seed=1)", "seed=1, max_tokens=5)"), {})
     assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
+
+
+@pytest.mark.model
+def test_the_examples_in_the_library_page_run(
+    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bough, "load", lambda disk_bytes: runner)
+    monkeypatch.setattr(runner, "close", lambda: None)
+    exec("\n".join(_examples(DOCS / "library.md")), {})
+    assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
+
+
+def _examples(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
