@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.cache.residency.rates import Rates
-from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Place, Source, State
+from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Source, State, Tier
 from bough.cache.tree.tokens import pack, unpack
 from bough.engines.contract import Capabilities, EngineInfo
 from bough.errors import EngineError
@@ -98,7 +98,7 @@ class FakeLane:
         first, tokens = self.held[group]
         for item in (*source.pages, *([source.state] if source.state else [])):
             assert item in self.engine.live, f"adopting what was released {item}"
-            assert item.place is not Place.DISK
+            assert item.tier is not Tier.DISK
         if group.kind is Kind.RECURRENT:
             if source.state is None:
                 assert source.live == offset == (len(tokens) if offset else 0)
@@ -217,17 +217,17 @@ class FakeEngine:
         assert page.start < at < page.end
         self.maybe_fail("cut")
         middle = at - page.start
-        left = self.track(Page(page.group, page.start, at, page.rows[:middle], 0, place=page.place))
-        right = self.track(Page(page.group, at, page.end, page.rows[middle:], 0, place=page.place))
+        left = self.track(Page(page.group, page.start, at, page.rows[:middle], 0, tier=page.tier))
+        right = self.track(Page(page.group, at, page.end, page.rows[middle:], 0, tier=page.tier))
         self.release(page)
         return left, right
 
     def join(self, left: Page, right: Page) -> Page:
-        assert left.group is right.group and left.end == right.start and left.place is right.place
+        assert left.group is right.group and left.end == right.start and left.tier is right.tier
         self.maybe_fail("join")
         self.release(left)
         self.release(right)
-        return self.track(Page(left.group, left.start, right.end, left.rows + right.rows, 0, place=left.place))
+        return self.track(Page(left.group, left.start, right.end, left.rows + right.rows, 0, tier=left.tier))
 
     def release(self, item: Page | State) -> None:
         self.live.remove(item)  # a KeyError is a double release
@@ -244,32 +244,32 @@ class FakeEngine:
     def packed_bytes(self, item: Page | State) -> int:
         return (item.end - item.start) * item.group.bytes_per_token if isinstance(item, Page) else 4 * item.offset
 
-    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
         self.maybe_fail("unpack")
         size = group.bytes_per_token
         if len(data) != size * (end - start):
             raise ValueError(f"{len(data)} bytes for {end - start} rows of {size} bytes")
         rows = tuple(unpack(bytes(data[at : at + 4]))[0] for at in range(0, len(data), size))
-        return self.track(Page(group, start, end, rows, 0, place=place))
+        return self.track(Page(group, start, end, rows, 0, tier=tier))
 
-    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+    def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
         self.maybe_fail("unpack")
         if len(data) != 4 * offset:
             raise ValueError(f"{len(data)} bytes for a state of {4 * offset} bytes")
-        return self.track(State(group, offset, tuple(unpack(bytes(data))), group.state_bytes, place))
+        return self.track(State(group, offset, tuple(unpack(bytes(data))), group.state_bytes, tier))
 
     def to_host(self, item: Page | State) -> None:
-        assert item in self.live and self.has_host and item.place is Place.DEVICE
+        assert item in self.live and self.has_host and item.tier is Tier.DEVICE
         self.maybe_fail("to_host")
-        item.place = Place.HOST
+        item.tier = Tier.HOST
 
     def to_device(self, item: Page | State) -> None:
-        assert item in self.live and item.place is Place.HOST
+        assert item in self.live and item.tier is Tier.HOST
         self.maybe_fail("to_device")
-        item.place = Place.DEVICE
+        item.tier = Tier.DEVICE
 
     def host_bytes(self) -> int:
-        return sum(item.nbytes for item in self.live if item.place is Place.HOST)
+        return sum(item.nbytes for item in self.live if item.tier is Tier.HOST)
 
     def limit_host(self, budget_bytes: int) -> None:
         pass
@@ -287,13 +287,13 @@ class FakeEngine:
 class FixedRates(Rates):
     """Rates that are given, and never change."""
 
-    def __init__(self, token_s: float | None = None, byte_s: dict[Place, float] | None = None) -> None:
+    def __init__(self, token_s: float | None = None, byte_s: dict[Tier, float] | None = None) -> None:
         super().__init__()
         self._fixed_token_s = token_s
         self._fixed_byte_s = byte_s or {}
 
-    def byte_s(self, place: Place) -> float:
-        return self._fixed_byte_s.get(place, 0.0)
+    def byte_s(self, tier: Tier) -> float:
+        return self._fixed_byte_s.get(tier, 0.0)
 
     def prefill_s(self, start: int, end: int) -> float | None:
         return None if self._fixed_token_s is None else (end - start) * self._fixed_token_s

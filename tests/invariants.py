@@ -8,7 +8,7 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import Slot
 from bough.cache.session import Session
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Group, Kind, Place
+from bough.cache.tree.state import Group, Kind, Tier
 from bough.cache.tree.tokens import unpack
 from tests.fakes import FakeEngine, FakeLane
 
@@ -35,12 +35,12 @@ def _check_content(node: Node) -> list[object]:
     items: list[object] = []
     for pages in node.pages.values():
         for page in pages:
-            if page.place is not Place.DISK:
+            if page.tier is not Tier.DISK:
                 assert list(page.rows) == path[page.start : page.end], "a page of other tokens"
                 items.append(page)
     for point in node.points.values():
         for state in point.states.values():
-            if state.place is not Place.DISK:
+            if state.tier is not Tier.DISK:
                 assert list(state.data) == path[: point.offset], "a state of other tokens"
                 items.append(state)
     return items

@@ -14,7 +14,7 @@ from bough.cache.residency import Clock, LiveSequence, Residency, SaltTrie
 from bough.cache.residency.policy import Policy
 from bough.cache.residency.shadow import NEVER, Duel
 from bough.cache.tree.node import Node, Reason
-from bough.cache.tree.state import Kind, Page, Place
+from bough.cache.tree.state import Kind, Page, Tier
 from bough.cache.tree.tokens import num_tokens
 from bough.errors import EngineError
 
@@ -118,11 +118,11 @@ class Finisher:
     def _demote_older(self, trie: SaltTrie, node: Node, page: Page) -> bool:
         """Demote what was used longer ago, so that this page fits on the device, and into its salt's share."""
         assert self._room.budget_bytes is not None
-        held_bytes = trie.memory.num_bytes[Place.DEVICE]
+        held_bytes = trie.memory.num_bytes[Tier.DEVICE]
         if held_bytes + page.nbytes > self._evictor.share_of(self._room.budget_bytes):
             return False
         while not self._is_low(page.nbytes):
-            oldest = self._evictor.order.peek(Place.DEVICE)
+            oldest = self._evictor.order.peek(Tier.DEVICE)
             if oldest is None or oldest.node.last_used >= node.last_used or not self._evictor.demote_one():
                 return False
         return True
@@ -169,7 +169,7 @@ def _next_on_host(sequence: LiveSequence, tokens: bytes) -> tuple[Node, Page] | 
         for group, pages in node.pages.items():
             start = sequence.lane.first_row(group) if group.kind is Kind.WINDOW else 0
             for page in pages:
-                if page.place is Place.HOST and start <= page.start and page.end <= end:
+                if page.tier is Tier.HOST and start <= page.start and page.end <= end:
                     return node, page
     return None
 

@@ -19,7 +19,7 @@ from bough.cache.residency import Clock, Residency, SaltForest, SaltTrie
 from bough.cache.residency.evictor import Evictor
 from bough.cache.tree.address import Address, Copy
 from bough.cache.tree.node import IndexedPoint, Node, Pin, Point, Reason
-from bough.cache.tree.state import Group, Kind, Page, Place, State
+from bough.cache.tree.state import Group, Kind, Page, State, Tier
 from bough.cache.tree.tokens import common_prefix, cut, num_tokens
 
 _NO_USERS: set[Point | Pin] = set()  # of pages of full attention, which never have any
@@ -90,7 +90,7 @@ def restore(forest: SaltForest, residency: Residency, clock: Clock) -> None:
         for trie in _build_tries(disk, forest, residency.memory.groups, clock):
             _settle(trie, residency.evictor)
             forest.add(trie)
-    while disk.claimed_bytes > disk.budget_bytes and residency.evictor.evict_one(Place.DISK):
+    while disk.claimed_bytes > disk.budget_bytes and residency.evictor.evict_one(Tier.DISK):
         pass
 
 
@@ -151,7 +151,7 @@ class _Edges:
         return border if border.copies or border.points else None
 
     def _branch(self, pin: Pin, digest: bytes, block: bytes, own: _Border) -> tuple[bytes, Pin]:
-        """Place one of several blocks that follow a border, with what lies on it."""
+        """Tier one of several blocks that follow a border, with what lies on it."""
         end = _pin(pin.node, pin.offset)
         self._extend(end, block)
         self._parts.append(_PathPart(end, [own]))
@@ -244,7 +244,7 @@ class _Contents:
 
     def _attach_state(self, node: Node, group: Group, copy: Copy, used: float) -> None:
         offset = copy.address.end
-        self._states[node, offset].append(State(group, offset, None, 0, Place.DISK, {copy: (offset, offset)}))
+        self._states[node, offset].append(State(group, offset, None, 0, Tier.DISK, {copy: (offset, offset)}))
         copy.num_users = 1
         node.last_used = max(node.last_used, used)
 
@@ -305,7 +305,7 @@ class _Contents:
 
 def _page(group: Group, start: int, end: int, copy: Copy) -> Page:
     users: set[Point | Pin] = set() if group.kind is Kind.WINDOW else _NO_USERS
-    return Page(group, start, end, None, 0, users, Place.DISK, {copy: (start, end)})
+    return Page(group, start, end, None, 0, users, Tier.DISK, {copy: (start, end)})
 
 
 def _settle(trie: SaltTrie, evictor: Evictor) -> None:

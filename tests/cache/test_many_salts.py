@@ -9,7 +9,7 @@ import pytest
 
 from bough.cache.residency import evictor
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 from bough.cache.tree.trie import Trie
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -72,7 +72,7 @@ def count_stamps(monkeypatch: pytest.MonkeyPatch, num_salts: int) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(Node, "stamp", property(read, stamp.__set__))  # type: ignore[attr-defined]
         for _ in range(10):
-            assert world.cache.residency.evictor.evict_one(Place.DISK)
+            assert world.cache.residency.evictor.evict_one(Tier.DISK)
     World.check(world)
     return counted[0]
 

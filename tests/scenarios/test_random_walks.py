@@ -152,7 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 1000))
     def lose_a_page(self, pick: int) -> None:
-        places = [
+        tiers = [
             (trie, node, page)
             for trie in self.world.cache.forest.tries.values()
             for node in trie.walk()
@@ -160,8 +160,8 @@ class CacheMachine(RuleBasedStateMachine):
             if group.kind is Kind.FULL
             for page in pages
         ]
-        if places:
-            trie, node, page = places[pick % len(places)]
+        if tiers:
+            trie, node, page = tiers[pick % len(tiers)]
             trie.drop_page(node, page)
 
     @rule()

@@ -10,12 +10,12 @@ import pytest
 
 from bough.cache.disk import Disk
 from bough.cache.tree.plan import plan
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS, FixedRates
-from tests.scenarios.test_tiers import demote_all, places
+from tests.scenarios.test_tiers import demote_all, tiers
 from tests.scenarios.world import World
 
 ROW = 8  # bytes of a token in the fake engine's full attention
@@ -75,11 +75,11 @@ def test_what_came_back_to_the_device_can_be_moved_down_again() -> None:
     w.run(chat)
     demote_all(w)
     w.run(chat)
-    assert places(w)[Place.DEVICE] > 0
+    assert tiers(w)[Tier.DEVICE] > 0
 
     w.begin(range(100, 200))
 
-    assert places(w)[Place.DEVICE] < 10 and w.known(chat) == len(chat)
+    assert tiers(w)[Tier.DEVICE] < 10 and w.known(chat) == len(chat)
 
 
 def test_what_comes_back_to_the_device_stays_within_its_salts_share() -> None:
@@ -92,7 +92,7 @@ def test_what_comes_back_to_the_device_stays_within_its_salts_share() -> None:
     for chat in chats:
         w.run(chat, salt="a")
 
-    assert 0 < w.cache.forest.tries["a"].memory.num_bytes[Place.DEVICE] <= 200  # type: ignore[attr-defined]
+    assert 0 < w.cache.forest.tries["a"].memory.num_bytes[Tier.DEVICE] <= 200  # type: ignore[attr-defined]
 
 
 def test_closing_goes_on_when_one_salts_rows_push_anothers_off_the_disk() -> None:
@@ -153,9 +153,9 @@ def test_rows_that_came_back_to_the_device_before_they_were_written_survive_a_cl
     before = World(MODELS["full"], 4, budget_bytes=4000, host_bytes=4000, disk=disk)
     before.run(CHAT)
     demote_all(before)
-    assert places(before)[Place.HOST] > 0 and disk.pending
+    assert tiers(before)[Tier.HOST] > 0 and disk.pending
     before.run([*CHAT, 13])
-    assert places(before)[Place.HOST] == 0
+    assert tiers(before)[Tier.HOST] == 0
     before.cache.close()
 
     after = World(MODELS["full"], 4, budget_bytes=4000, host_bytes=4000, disk=disk.restarted())
@@ -177,7 +177,7 @@ def test_a_disk_that_takes_nothing_more_does_not_stop_requests() -> None:
         w.run([*chat[:5], 30, 31])  # leaves a state at the branch, above what lies on disk
     demote_all(w)
 
-    assert w.cache.memory.num_bytes[Place.DEVICE] == 0
+    assert w.cache.memory.num_bytes[Tier.DEVICE] == 0
     assert w.begin([60] * 130).cached == 0
 
 
@@ -206,7 +206,7 @@ def test_closing_a_session_goes_on_when_a_page_cannot_be_cut() -> None:
 
     assert w.engine.fail_next is None and not w.cache.lanes.slots[0].is_busy
     w.run(range(20))
-    assert places(w)[Place.DEVICE] == 0
+    assert tiers(w)[Tier.DEVICE] == 0
 
 
 def test_clearing_while_a_lane_is_busy_lets_its_restore_points_reach_the_disk() -> None:
@@ -251,10 +251,10 @@ def test_a_leaf_that_lost_its_rows_does_not_keep_those_above_it_on_disk() -> Non
         demote_all(w)
     assert w.cache.residency.loader.counts.misses == 2
 
-    while w.cache.residency.evictor.evict_one(Place.DISK):
+    while w.cache.residency.evictor.evict_one(Tier.DISK):
         w.check()
 
-    assert w.cache.memory.num_bytes[Place.DISK] == 0 and not w.cache.forest.tries
+    assert w.cache.memory.num_bytes[Tier.DISK] == 0 and not w.cache.forest.tries
 
 
 def remove_files(disk: FakeDisk, start: int) -> None:
@@ -286,7 +286,7 @@ def test_a_request_is_refused_after_few_plans_where_nothing_will_go(monkeypatch:
 @pytest.mark.parametrize("model", ["full", "full+window", "full+recurrent", "window+recurrent+full"])
 def test_loading_goes_on_while_computing_all_that_is_left_would_take_longer(model: str) -> None:
     """A page is read in 0.01 s, and holds 8 tokens, of which each takes 0.02 s to compute."""
-    w = World(MODELS[model], 8, disk=FakeDisk(8), rates=FixedRates(0.02, {Place.DISK: 0.01 / 64}))
+    w = World(MODELS[model], 8, disk=FakeDisk(8), rates=FixedRates(0.02, {Tier.DISK: 0.01 / 64}))
     w.cache.residency.loader.clock = partial(next, count(0.0, 0.01))
     chat = list(range(194))  # the rows of the window at its end lie in two pages
     w.run(chat)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
@@ -73,10 +73,10 @@ class TierMachine(CacheMachine):
         if self.disk is not None:
             self.disk.is_full = is_full
 
-    @rule(place=st.sampled_from(list(Place)))
-    def evict_from(self, place: Place) -> None:
+    @rule(tier=st.sampled_from(list(Tier)))
+    def evict_from(self, tier: Tier) -> None:
         with suppress(EngineError, MemoryError):
-            self.world.cache.residency.evictor.evict_one(place)
+            self.world.cache.residency.evictor.evict_one(tier)
 
     @rule()
     def restart(self) -> None:
@@ -152,7 +152,7 @@ class Day:
     def check_budgets(self) -> None:
         cache = self.world.cache
         assert cache.residency.room.used_bytes <= cache.residency.room.budget_bytes
-        assert cache.memory.num_bytes[Place.HOST] <= cache.memory.tiers.host_bytes
+        assert cache.memory.num_bytes[Tier.HOST] <= cache.memory.tiers.host_bytes
         assert cache.memory.disk.claimed_bytes <= cache.memory.disk.budget_bytes
         assert not cache.forest.pins
 

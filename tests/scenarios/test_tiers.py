@@ -11,7 +11,7 @@ import pytest
 from bough.cache.disk import Disk, DiskBusy
 from bough.cache.disk.errors import DiskSlow
 from bough.cache.tree.address import Copy
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 from bough.errors import EngineError
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS, FixedRates
@@ -21,17 +21,17 @@ LONG = list(range(1, 33))
 OTHER = list(range(40, 63))
 
 
-def places(w: World) -> dict[Place, int]:
+def tiers(w: World) -> dict[Tier, int]:
     """How many items lie at each place."""
     items = [item for trie in w.cache.forest.tries.values() for node in trie.walk() for item in node.items()]
-    return {place: sum(item.place is place for item in items) for place in Place}
+    return {tier: sum(item.tier is tier for item in items) for tier in Tier}
 
 
 def demote_all(w: World) -> None:
     """Move everything from the device as far down as there are places, and forget what lanes hold."""
     for slot in w.cache.lanes.slots:
         slot.clear()
-    while w.cache.residency.evictor.evict_one(Place.DEVICE):
+    while w.cache.residency.evictor.evict_one(Tier.DEVICE):
         w.check()
 
 
@@ -40,7 +40,7 @@ def test_what_lies_on_the_host_is_adopted_from_there(model: str) -> None:
     w = World(MODELS[model], 4, host_bytes=100_000)
     w.run(LONG, [1])
     demote_all(w)
-    assert places(w)[Place.DEVICE] == 0 and places(w)[Place.HOST] > 0
+    assert tiers(w)[Tier.DEVICE] == 0 and tiers(w)[Tier.HOST] > 0
 
     again = w.begin(LONG)
 
@@ -54,7 +54,7 @@ def test_what_lies_on_disk_is_read_back(model: str) -> None:
     w = World(MODELS[model], 4, disk=disk)
     w.run(LONG, [1])
     demote_all(w)
-    assert places(w)[Place.DEVICE] == places(w)[Place.HOST] == 0
+    assert tiers(w)[Tier.DEVICE] == tiers(w)[Tier.HOST] == 0
 
     again = w.begin(LONG)
 
@@ -67,8 +67,8 @@ def test_content_goes_down_one_place_at_a_time_and_only_the_last_lets_it_go() ->
     w = World(MODELS["full"], 4, budget_bytes=100_000, host_bytes=8 * row, disk=FakeDisk(4, 16 * row))
     w.run(LONG, [1])
     demote_all(w)
-    held = places(w)
-    assert held[Place.HOST] == 2 and held[Place.DISK] > 0 and w.known(LONG) < len(LONG)
+    held = tiers(w)
+    assert held[Tier.HOST] == 2 and held[Tier.DISK] > 0 and w.known(LONG) < len(LONG)
     assert w.cache.memory.disk.claimed_bytes <= 16 * row
 
 
@@ -77,15 +77,15 @@ def test_a_path_that_a_lane_stands_on_is_not_moved() -> None:
     w.run([*LONG, 90], [1])
     w.run([*LONG, 91], [1])  # a branch, so that the long part is an inner node
     session = w.begin([*LONG, 90, 1, 2])
-    while w.cache.residency.evictor.evict_one(Place.DEVICE):
+    while w.cache.residency.evictor.evict_one(Tier.DEVICE):
         w.check()
     path = session.sequence.pin.node.path()
     rows = [
         page for node in path for pages in node.pages.values() for page in pages if page.start < session.sequence.pin.offset
     ]
-    assert rows and all(page.place is Place.DEVICE for page in rows)
+    assert rows and all(page.tier is Tier.DEVICE for page in rows)
     w.close(session)
-    assert w.cache.residency.evictor.evict_one(Place.DEVICE)
+    assert w.cache.residency.evictor.evict_one(Tier.DEVICE)
 
 
 def test_idle_content_moves_to_the_host_before_the_device_is_full() -> None:
@@ -94,7 +94,7 @@ def test_idle_content_moves_to_the_host_before_the_device_is_full() -> None:
         w.run([first + 100, *LONG[:20]], [1])
         assert w.cache.residency.room.used_bytes <= 0.9 * 800
     assert w.cache.residency.evictor.counts.tokens == 0  # nothing was lost
-    assert places(w)[Place.HOST] > 0
+    assert tiers(w)[Tier.HOST] > 0
 
 
 def test_rows_come_back_to_the_device_from_the_lane_when_there_is_room() -> None:
@@ -102,7 +102,7 @@ def test_rows_come_back_to_the_device_from_the_lane_when_there_is_room() -> None
     w.run(LONG, [1])
     demote_all(w)
     w.run([*LONG, 99], [1])
-    assert places(w)[Place.HOST] == 0
+    assert tiers(w)[Tier.HOST] == 0
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -110,7 +110,7 @@ def test_a_refused_allocation_on_the_host_falls_through_to_the_disk(model: str) 
     w = World(MODELS[model], 4, host_bytes=100_000, disk=FakeDisk(4))
     w.run(LONG, [1])
     w.engine.fail_next, w.engine.fail_with = "to_host", MemoryError
-    assert w.cache.residency.evictor.evict_one(Place.DEVICE)
+    assert w.cache.residency.evictor.evict_one(Tier.DEVICE)
     w.check()
     assert w.begin(LONG).cached == len(LONG) - 1
 
@@ -157,7 +157,7 @@ def test_no_memory_for_what_is_read_costs_that_part_only() -> None:
 
 @pytest.mark.parametrize(("token_s", "byte_s", "cached"), [(1.0, 0.001, 31), (0.001, 1.0, 0), (None, 1.0, 31)])
 def test_what_is_sooner_computed_is_computed(token_s: float | None, byte_s: float, cached: int) -> None:
-    rates = FixedRates(token_s, {Place.DISK: byte_s})
+    rates = FixedRates(token_s, {Tier.DISK: byte_s})
     w = World(MODELS["full"], 4, disk=FakeDisk(4), rates=rates)
     w.run(LONG, [1])
     demote_all(w)
@@ -171,12 +171,12 @@ def test_what_is_sooner_computed_is_computed(token_s: float | None, byte_s: floa
 
 def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
     """The first half lies on the host, which is fast, the second on disk, which is slow."""
-    rates = FixedRates(0.01, {Place.HOST: 1e-6, Place.DISK: 1.0})
+    rates = FixedRates(0.01, {Tier.HOST: 1e-6, Tier.DISK: 1.0})
     w = World(MODELS["full"], 4, host_bytes=16 * 8, disk=FakeDisk(4), rates=rates)
     w.run(LONG[:16])
     w.run(LONG)
     demote_all(w)
-    assert places(w) == {Place.DEVICE: 0, Place.HOST: 4, Place.DISK: 4}
+    assert tiers(w) == {Tier.DEVICE: 0, Tier.HOST: 4, Tier.DISK: 4}
     session = w.begin(LONG)
     assert session.cached == 16 and session.loading.disk_bytes == 0
 
@@ -209,21 +209,21 @@ def test_a_salt_that_is_over_its_share_evicts_its_own() -> None:
     w.run(OTHER, [1], salt="b")
     for first in range(30):
         w.run([first + 200, *LONG[:24]], [1], salt="greedy")
-        greedy = w.cache.forest.tries["greedy"].memory.num_bytes[Place.DEVICE]  # type: ignore[attr-defined]
+        greedy = w.cache.forest.tries["greedy"].memory.num_bytes[Tier.DEVICE]  # type: ignore[attr-defined]
         assert greedy <= 100 * row
     assert w.known(LONG, "a") == len(LONG) and w.known(OTHER, "b") == len(OTHER)
 
 
-@pytest.mark.parametrize("place", [Place.HOST, Place.DISK])
-def test_shares_hold_on_every_place(place: Place) -> None:
+@pytest.mark.parametrize("place", [Tier.HOST, Tier.DISK])
+def test_shares_hold_on_every_place(tier: Tier) -> None:
     row = 8
-    host_bytes = 400 * row if place is Place.HOST else 0
-    disk = FakeDisk(4, 400 * row) if place is Place.DISK else None
+    host_bytes = 400 * row if tier is Tier.HOST else 0
+    disk = FakeDisk(4, 400 * row) if tier is Tier.DISK else None
     w = World(MODELS["full"], 4, budget_bytes=120 * row, salt_share=0.25, host_bytes=host_bytes, disk=disk)
     w.run(OTHER, [1], salt="b")
     for first in range(40):
         w.run([first + 200, *LONG[:12]], [1], salt="greedy")
-        assert w.cache.forest.tries["greedy"].memory.num_bytes[place] <= 100 * row  # type: ignore[attr-defined]
+        assert w.cache.forest.tries["greedy"].memory.num_bytes[tier] <= 100 * row  # type: ignore[attr-defined]
     assert w.known(OTHER, "b") == len(OTHER)
 
 
@@ -241,7 +241,7 @@ def test_what_nobody_used_for_its_time_to_live_is_forgotten_everywhere() -> None
 def test_a_device_that_is_off_keeps_nothing_beyond_the_request() -> None:
     w = World(MODELS["full"], 4, disk=FakeDisk(4), keeps_on_device=False)
     w.run(LONG, [1])
-    assert w.cache.residency.room.used_bytes == 0 and places(w)[Place.DISK] > 0
+    assert w.cache.residency.room.used_bytes == 0 and tiers(w)[Tier.DISK] > 0
     assert w.run([*LONG, 99]).cached == len(LONG)
 
 
@@ -400,4 +400,4 @@ def test_figures_agree_with_the_file_system(disks: RealDisks) -> None:
     talk(w)
     assert w.cache.flush()
     on_disk = sum(file.stat().st_size for file in disks.page_files())
-    assert w.stats()["disk_bytes"] == on_disk == w.cache.memory.num_bytes[Place.DISK]
+    assert w.stats()["disk_bytes"] == on_disk == w.cache.memory.num_bytes[Tier.DISK]

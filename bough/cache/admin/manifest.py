@@ -81,12 +81,12 @@ class Chain:
         self._of: dict[tuple[bytes, bytes], int] = {}
         after = {keys.first(root): NO_STEP}
         for address in sorted(addresses, key=lambda address: address.end):
-            place = (address.before, address.tokens)
-            if place in self._of or address.before not in after:
+            where = (address.before, address.tokens)
+            if where in self._of or address.before not in after:
                 continue
-            self._of[place] = len(self.steps)
+            self._of[where] = len(self.steps)
             if num_tokens(address.tokens) == keys.page_tokens:
-                after[keys.after(*place)] = len(self.steps)
+                after[keys.after(*where)] = len(self.steps)
             self.steps.append(Step(after[address.before], address.tokens))
 
     def find(self, address: Address) -> int | None:
@@ -151,12 +151,12 @@ def _decode(data: Any) -> Manifest:
 def _decode_steps(data: Any, page_tokens: int) -> list[Step]:
     steps: list[Step] = []
     for index, (parent, tokens) in enumerate(_fields("steps", data, ("parent", "tokens"))):
-        place = f"steps[{index}]"
-        step = Step(_whole(f"{place}.parent", parent, NO_STEP, index - 1), b64decode(tokens, validate=True))
+        where = f"steps[{index}]"
+        step = Step(_whole(f"{where}.parent", parent, NO_STEP, index - 1), b64decode(tokens, validate=True))
         if not are_tokens(step.tokens) or num_tokens(step.tokens) > page_tokens:
-            raise ValueError(f"{place}.tokens are not 1 to {page_tokens} token ids of 4 bytes")
+            raise ValueError(f"{where}.tokens are not 1 to {page_tokens} token ids of 4 bytes")
         if step.parent != NO_STEP and num_tokens(steps[step.parent].tokens) != page_tokens:
-            raise ValueError(f"{place}.parent is {step.parent}, and that step is no whole page")
+            raise ValueError(f"{where}.parent is {step.parent}, and that step is no whole page")
         steps.append(step)
     return steps
 
@@ -173,19 +173,19 @@ def _decode_items(data: Any, steps: Sequence[Step], ends: Sequence[int]) -> list
     items: list[Item] = []
     seen: set[tuple[int, int, int]] = set()
     for index, (step, group, start, end, nbytes, last_used) in enumerate(_fields("items", data, _ITEM_FIELDS)):
-        place = f"items[{index}]"
-        last = _whole(f"{place}.step", step, 0, len(steps) - 1)
-        _whole(f"{place}.end", end, ends[last], ends[last])
+        where = f"items[{index}]"
+        last = _whole(f"{where}.step", step, 0, len(steps) - 1)
+        _whole(f"{where}.end", end, ends[last], ends[last])
         item = Item(
             step=last,
-            group=_whole(f"{place}.group", group, 0, MAX_GROUP - 1),
-            start=_whole(f"{place}.start", start, ends[last] - num_tokens(steps[last].tokens), ends[last]),
+            group=_whole(f"{where}.group", group, 0, MAX_GROUP - 1),
+            start=_whole(f"{where}.start", start, ends[last] - num_tokens(steps[last].tokens), ends[last]),
             end=ends[last],
-            nbytes=_whole(f"{place}.nbytes", nbytes, 0, MAX_CONTENT_BYTES),
-            last_used=_moment(f"{place}.last_used", last_used),
+            nbytes=_whole(f"{where}.nbytes", nbytes, 0, MAX_CONTENT_BYTES),
+            last_used=_moment(f"{where}.last_used", last_used),
         )
         if (item.step, item.group, item.start) in seen:
-            raise ValueError(f"{place} is there twice")
+            raise ValueError(f"{where} is there twice")
         seen.add((item.step, item.group, item.start))
         items.append(item)
     return items
@@ -194,16 +194,16 @@ def _decode_items(data: Any, steps: Sequence[Step], ends: Sequence[int]) -> list
 def _decode_points(data: Any, ends: Sequence[int]) -> list[PointItem]:
     points: list[PointItem] = []
     for index, (step, end, reason, is_kept, is_superseded, last_used) in enumerate(_fields("points", data, _POINT_FIELDS)):
-        place = f"points[{index}]"
-        last = _whole(f"{place}.step", step, 0, len(ends) - 1)
-        _whole(f"{place}.end", end, ends[last], ends[last])
+        where = f"points[{index}]"
+        last = _whole(f"{where}.step", step, 0, len(ends) - 1)
+        _whole(f"{where}.end", end, ends[last], ends[last])
         point = PointItem(
             step=last,
             end=ends[last],
-            reason=_whole(f"{place}.reason", reason, min(POINT_REASONS), max(POINT_REASONS)),
-            is_kept=_flag(f"{place}.is_kept", is_kept),
-            is_superseded=_flag(f"{place}.is_superseded", is_superseded),
-            last_used=_moment(f"{place}.last_used", last_used),
+            reason=_whole(f"{where}.reason", reason, min(POINT_REASONS), max(POINT_REASONS)),
+            is_kept=_flag(f"{where}.is_kept", is_kept),
+            is_superseded=_flag(f"{where}.is_superseded", is_superseded),
+            last_used=_moment(f"{where}.last_used", last_used),
         )
         points.append(point)
     return points
@@ -219,25 +219,25 @@ def _fields(name: str, data: Any, wanted: Sequence[str]) -> Iterator[list[Any]]:
         yield [each[field] for field in wanted]
 
 
-def _whole(place: str, value: Any, low: int, high: int) -> int:
+def _whole(where: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{place} is {value!r:.40}, and must be a whole number from {low} to {high}")
+        raise ValueError(f"{where} is {value!r:.40}, and must be a whole number from {low} to {high}")
     return value
 
 
-def _moment(place: str, value: Any) -> float:
+def _moment(where: str, value: Any) -> float:
     if not is_time(value):
-        raise ValueError(f"{place} is {value!r:.40}, and must be a finite number of seconds")
+        raise ValueError(f"{where} is {value!r:.40}, and must be a finite number of seconds")
     return float(value)
 
 
-def _flag(place: str, value: Any) -> bool:
+def _flag(where: str, value: Any) -> bool:
     if type(value) is not bool:
-        raise ValueError(f"{place} is {value!r:.40}, and must be true or false")
+        raise ValueError(f"{where} is {value!r:.40}, and must be true or false")
     return value
 
 
-def _text(place: str, value: Any) -> str:
+def _text(where: str, value: Any) -> str:
     if type(value) is not str or len(value) > _LONGEST_TEXT or not value.isprintable():
-        raise ValueError(f"{place} is {value!r:.40}, and must be a printable text of at most {_LONGEST_TEXT} characters")
+        raise ValueError(f"{where} is {value!r:.40}, and must be a printable text of at most {_LONGEST_TEXT} characters")
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bough.cache.residency import Residency, SaltForest
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 
 Stats = dict[str, int | str | None]
 
@@ -38,7 +38,7 @@ def _host(residency: Residency) -> Stats:
     if tiers is None or not tiers.has_host:
         return {}
     return {
-        "host_bytes": memory.num_bytes[Place.HOST],
+        "host_bytes": memory.num_bytes[Tier.HOST],
         "host_budget_bytes": tiers.host_bytes,
         "host_taken_bytes": tiers.store.host_bytes(),
         "demoted_bytes": residency.evictor.counts.host_bytes,

@@ -256,10 +256,10 @@ def _read_identity(folder: Path, meta: dict[str, str]) -> Identity:
     return Identity(fingerprint, meta.get("model", ""), page_tokens, Keys(secret, fingerprint, page_tokens).proof())
 
 
-def _files_bytes(place: Path) -> int:
+def _files_bytes(folder: Path) -> int:
     """What a file takes, or all files in a folder and below; those that vanish meanwhile count nothing."""
     total = 0
-    for file in (place, *place.rglob("*")):
+    for file in (folder, *folder.rglob("*")):
         with contextlib.suppress(OSError):
             total += 0 if file.is_dir() else file.lstat().st_size
     return total

@@ -15,7 +15,7 @@ from typing import Any
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltForest, SaltTrie
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import cut, unpack
 
 Decode = Callable[[Sequence[int]], str]
@@ -30,14 +30,14 @@ _NOT_PLAIN = ("edge", "decode", "children")
 class NodeView:
     """One node: where it stands, what it holds, and when it was last used (seconds ago).
 
-    `nbytes` is memory; `places` counts pages and states by where their content lies: device, host, disk.
+    `nbytes` is memory; `tiers` counts pages and states by where their content lies: device, host, disk.
     """
 
     start: int
     end: int
     nbytes: int
     num_pages: int
-    places: dict[str, int]
+    tiers: dict[str, int]
     points: tuple[int, ...]
     kept: tuple[int, ...]
     is_pinned: bool
@@ -118,8 +118,8 @@ def _label(view: NodeView, width: int) -> str:
     if len(text) > width:
         text = f"{text[: width // 2 - 1]} … {text[-(width // 2 - 2) :]}"
     notes = [f"{view.num_tokens} tokens", f"{view.nbytes / 2**20:.1f} MiB", f"{view.hits} uses"]
-    if set(view.places) - {"device"}:
-        notes.insert(2, ", ".join(f"{number} on {place}" for place, number in view.places.items()))
+    if set(view.tiers) - {"device"}:
+        notes.insert(2, ", ".join(f"{number} on {tier}" for tier, number in view.tiers.items()))
     notes += [f"restore points {', '.join(map(str, view.points))}"] if view.points else []
     notes += [f"kept {', '.join(map(str, view.kept))}"] if view.kept else []
     notes += ["pinned"] if view.is_pinned else []
@@ -157,7 +157,7 @@ def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
         end=node.end,
         nbytes=node.nbytes,
         num_pages=sum(len(pages) for pages in node.pages.values()),
-        places=_places(node),
+        tiers=_tiers(node),
         points=tuple(sorted(node.points)),
         kept=tuple(sorted(at for at, point in node.points.items() if point.kept)),
         is_pinned=bool(node.pins),
@@ -169,9 +169,9 @@ def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
     )
 
 
-def _places(node: Node) -> dict[str, int]:
-    counts = Counter(item.place for item in node.items())
-    return {place.name.lower(): counts[place] for place in Place if counts[place]}
+def _tiers(node: Node) -> dict[str, int]:
+    counts = Counter(item.tier for item in node.items())
+    return {tier.name.lower(): counts[tier] for tier in Tier if counts[tier]}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from bough.cache.residency.policy import (
 )
 from bough.cache.tree.address import Copy
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Item, Kind, Place
+from bough.cache.tree.state import Item, Kind, Tier
 from bough.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -78,11 +78,11 @@ class Evictor:
         self._salt_share = salt_share
         self._forest = forest
         self._clock = clock or Clock()
-        self._refused: list[tuple[Place, Candidate, int]] = []
+        self._refused: list[tuple[Tier, Candidate, int]] = []
         self._refused_limit = MAX_REFUSED
         self._back_off_until = 0.0  # until then no eviction waits for the disk
         self._host_bytes = memory.host_budget_bytes
-        self._places = [Place.DEVICE] + [Place.HOST] * bool(self._host_bytes) + [Place.DISK] * bool(memory.disk)
+        self._tiers = [Tier.DEVICE] + [Tier.HOST] * bool(self._host_bytes) + [Tier.DISK] * bool(memory.disk)
 
     @property
     def _step_tokens(self) -> int:
@@ -91,38 +91,38 @@ class Evictor:
     def offer(self, trie: SaltTrie, node: Node) -> None:
         """Enter a node into the order of every tier, or enter it again because it has changed. O(log n)."""
         node.stamp += 1
-        for place in self._places:
-            kind = self._classify(node, place)
+        for tier in self._tiers:
+            kind = self._classify(node, tier)
             if kind is not None:
-                self.order.enter(place, kind, trie, node)
+                self.order.enter(tier, kind, trie, node)
 
-    def _classify(self, node: Node, place: Place) -> EvictionClass | None:
-        if place is Place.DISK:
+    def _classify(self, node: Node, tier: Tier) -> EvictionClass | None:
+        if tier is Tier.DISK:
             return classify_copies(node)
-        if place is not self._places[-1]:
-            return classify_demotion(node, place)
-        if len(self._places) > 1 and not any(items_at(node, place)) and not is_empty_leaf(node):
+        if tier is not self._tiers[-1]:
+            return classify_demotion(node, tier)
+        if len(self._tiers) > 1 and not any(items_at(node, tier)) and not is_empty_leaf(node):
             return None
         return classify(node, self._step_tokens, needs_points=self.needs_points)
 
-    def evict_one(self, place: Place = Place.DEVICE, trie: SaltTrie | None = None) -> bool:
+    def evict_one(self, tier: Tier = Tier.DEVICE, trie: SaltTrie | None = None) -> bool:
         """Evict the least valuable content of a tier, or of one trie in it; False if nothing may be evicted."""
-        while (candidate := self.order.take(place, trie)) is not None:
-            if self._evict(place, candidate):
+        while (candidate := self.order.take(tier, trie)) is not None:
+            if self._evict(tier, candidate):
                 return True
-            self._note_refused(place, candidate)
-        if self._evict_refused(place, trie):
+            self._note_refused(tier, candidate)
+        if self._evict_refused(tier, trie):
             return True
-        return len(self._places) > 1 and place is not Place.DISK and self._free_stuck(place, trie)
+        return len(self._tiers) > 1 and tier is not Tier.DISK and self._free_stuck(tier, trie)
 
-    def _note_refused(self, place: Place, candidate: Candidate) -> None:
+    def _note_refused(self, tier: Tier, candidate: Candidate) -> None:
         """Remember a candidate that could not be evicted now; those that were offered again since are forgotten."""
         if len(self._refused) >= self._refused_limit:
             self._refused = [entry for entry in self._refused if entry[1].node.stamp == entry[2]]
             self._refused_limit = max(MAX_REFUSED, 2 * len(self._refused))
-        self._refused.append((place, candidate, candidate.node.stamp))
+        self._refused.append((tier, candidate, candidate.node.stamp))
 
-    def _evict_refused(self, place: Place, trie: SaltTrie | None) -> bool:
+    def _evict_refused(self, tier: Tier, trie: SaltTrie | None) -> bool:
         """Try again what was taken out of the order before and could not be evicted then."""
         refused, self._refused = self._refused, []
         has_evicted = False
@@ -130,21 +130,21 @@ class Evictor:
             where, candidate, stamp = entry
             if candidate.node.stamp != stamp:
                 continue  # it has been offered since
-            is_meant = not has_evicted and where is place and trie in (None, candidate.trie)
-            if is_meant and self._evict(place, candidate):
+            is_meant = not has_evicted and where is tier and trie in (None, candidate.trie)
+            if is_meant and self._evict(tier, candidate):
                 has_evicted = True
             elif candidate.node.stamp == stamp:
                 self._refused.append(entry)
         return has_evicted
 
-    def _free_stuck(self, place: Place, trie: SaltTrie | None) -> bool:
+    def _free_stuck(self, tier: Tier, trie: SaltTrie | None) -> bool:
         """When nothing in the order can be evicted: drop leaves below content that could neither be demoted nor dropped.
 
         The disk takes nothing, or the tiers below are full of pinned content. A node with children cannot be dropped.
         """
         for each in [trie] if trie else list(self._forest.tries.values()):
             for node in each.walk():
-                if tail_items(node, place, self.page_tokens, held_to=self._forest.held_to(node), take_kept=True):
+                if tail_items(node, tier, self.page_tokens, held_to=self._forest.held_to(node), take_kept=True):
                     leaves = [leaf for leaf in _below(node) if self._is_evictable(leaf)]
                     oldest = min(leaves, key=self.order.policy.key, default=None)
                     if oldest is not None and self._drop(Candidate(EvictionClass.TAIL, oldest, each)):
@@ -154,13 +154,13 @@ class Evictor:
     def _is_evictable(self, node: Node) -> bool:
         return classify(node, self._step_tokens, needs_points=self.needs_points) is not None
 
-    def _evict(self, place: Place, candidate: Candidate) -> bool:
-        if place is Place.DISK:
+    def _evict(self, tier: Tier, candidate: Candidate) -> bool:
+        if tier is Tier.DISK:
             return self._evict_copies(candidate)
-        if place is not self._places[-1]:
-            if self._demote(place, candidate):
+        if tier is not self._tiers[-1]:
+            if self._demote(tier, candidate):
                 return True
-            if not self._demotable(place, candidate):
+            if not self._demotable(tier, candidate):
                 return False  # a lane stands on all that it has there: dropping what lies below would free nothing
         return self._drop(candidate)
 
@@ -242,25 +242,25 @@ class Evictor:
                 node = trie.merge(node)
         self.offer(trie, node)
 
-    def _demote(self, place: Place, candidate: Candidate) -> bool:
+    def _demote(self, tier: Tier, candidate: Candidate) -> bool:
         """Move the tail of what a node holds in a tier to the next one that takes it; True if something has changed."""
         node, stamp = candidate.node, candidate.node.stamp
-        items = self._demotable(place, candidate)
-        if place is Place.DEVICE and self._host_bytes and items:
+        items = self._demotable(tier, candidate)
+        if tier is Tier.DEVICE and self._host_bytes and items:
             has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
             if node.stamp != stamp:
                 return True
             if has_room and self._to_host(candidate, items):
                 return True
-            items = self._demotable(place, candidate)
+            items = self._demotable(tier, candidate)
         if self.memory.disk is not None and items:
             return self._to_disk(candidate, items) or node.stamp != stamp
         return False
 
     def demote_one(self) -> bool:
         """Demote the least valuable content of the device to the host, if that takes it; nothing is dropped."""
-        while (candidate := self.order.take(Place.DEVICE)) is not None:
-            items = self._demotable(Place.DEVICE, candidate)
+        while (candidate := self.order.take(Tier.DEVICE)) is not None:
+            items = self._demotable(Tier.DEVICE, candidate)
             if not items:  # a lane stands on it; it is offered again when that ends
                 continue
             stamp = candidate.node.stamp
@@ -271,13 +271,13 @@ class Evictor:
             return False
         return False
 
-    def _demotable(self, place: Place, candidate: Candidate) -> list[Item]:
+    def _demotable(self, tier: Tier, candidate: Candidate) -> list[Item]:
         node = candidate.node
         if candidate.kind is EvictionClass.REDUNDANT_POINT:
             point = redundant_point(node)
-            return [state for state in point.states.values() if state.place is place] if point else []
+            return [state for state in point.states.values() if state.tier is tier] if point else []
         take_kept = candidate.kind is EvictionClass.KEPT_TAIL
-        return tail_items(node, place, self.page_tokens, held_to=self._forest.held_to(node), take_kept=take_kept)
+        return tail_items(node, tier, self.page_tokens, held_to=self._forest.held_to(node), take_kept=take_kept)
 
     def _to_host(self, candidate: Candidate, items: list[Item]) -> bool:
         """Move items to the host; where the engine has no memory for them, something there is evicted first, once."""
@@ -286,7 +286,7 @@ class Evictor:
         self.counts.host_bytes += sum(moved)
         if not moved:
             stamp = node.stamp
-            if not self.evict_one(Place.HOST) or node.stamp != stamp:
+            if not self.evict_one(Tier.HOST) or node.stamp != stamp:
                 return node.stamp != stamp
             moved = [item.nbytes for item in items if memory.demote_to_host(item)]
         if moved:
@@ -297,20 +297,20 @@ class Evictor:
         """How much of a budget one salt may have."""
         return int(self._salt_share * budget_bytes)
 
-    def make_share(self, place: Place, trie: SaltTrie, nbytes: int, budget_bytes: int) -> bool:
+    def make_share(self, tier: Tier, trie: SaltTrie, nbytes: int, budget_bytes: int) -> bool:
         """Make room for so many bytes in the share of a trie's salt, by evicting its own; False if that cannot be done."""
         share = self.share_of(budget_bytes)
-        while self._salt_share < 1 and trie.memory.num_bytes[place] + nbytes > share:
-            if nbytes > share or not self.evict_one(place, trie):
+        while self._salt_share < 1 and trie.memory.num_bytes[tier] + nbytes > share:
+            if nbytes > share or not self.evict_one(tier, trie):
                 return False
         return True
 
     def make_host_room(self, nbytes: int, trie: SaltTrie) -> bool:
         """Make room on the host for so many bytes; False if that cannot be done."""
-        if not self.make_share(Place.HOST, trie, nbytes, self._host_bytes):
+        if not self.make_share(Tier.HOST, trie, nbytes, self._host_bytes):
             return False
-        while self.memory.num_bytes[Place.HOST] + nbytes > self._host_bytes:
-            if nbytes > self._host_bytes or not self.evict_one(Place.HOST):
+        while self.memory.num_bytes[Tier.HOST] + nbytes > self._host_bytes:
+            if nbytes > self._host_bytes or not self.evict_one(Tier.HOST):
                 return False
         return True
 
@@ -360,10 +360,10 @@ class Evictor:
         """Make room on disk for so many bytes; False if that cannot be done, or the disk takes nothing now."""
         disk = self.memory.disk
         assert disk is not None
-        if not self.make_share(Place.DISK, trie, nbytes, disk.budget_bytes):
+        if not self.make_share(Tier.DISK, trie, nbytes, disk.budget_bytes):
             return False
         while not disk.has_room(nbytes):
-            if not disk.can_write or nbytes > disk.budget_bytes or not self.evict_one(Place.DISK):
+            if not disk.can_write or nbytes > disk.budget_bytes or not self.evict_one(Tier.DISK):
                 return False
         return True
 
@@ -371,11 +371,11 @@ class Evictor:
         """Evict the tail of what a node has on disk: what is in memory too stays there, else it is dropped."""
         node, trie = candidate.node, candidate.trie
         items = sorted((item for item in node.items() if item.copies), key=lambda item: item.span[1])
-        if items and items[-1].place is Place.DISK and self._drop(candidate):
+        if items and items[-1].tier is Tier.DISK and self._drop(candidate):
             return True
         if not items and is_empty_leaf(node):
             return self._drop(candidate)
-        in_memory = [item for item in items if item.place is not Place.DISK]
+        in_memory = [item for item in items if item.tier is not Tier.DISK]
         if not in_memory:
             return False
         trie.memory.drop_copies(in_memory[-1])

@@ -19,7 +19,7 @@ from bough.cache.residency.memory import Memory, SaltTrie
 from bough.cache.residency.rates import Rates
 from bough.cache.tree.node import Node
 from bough.cache.tree.plan import Live, plan
-from bough.cache.tree.state import Group, Item, Kind, Page, Place
+from bough.cache.tree.state import Group, Item, Kind, Page, Tier
 from bough.errors import EngineError
 from bough.types import Loading
 
@@ -107,27 +107,27 @@ class Loader:
         return Depth(best, Loading(recomputed_tokens=offset - best, estimated_load_s=all_s, estimated_compute_s=without))
 
     def _below_device(self, path: Sequence[Node], live: Live, offset: int) -> list[Needed]:
-        return [each for each in needed(self.groups, path, live, offset) if each.item.place is not Place.DEVICE]
+        return [each for each in needed(self.groups, path, live, offset) if each.item.tier is not Tier.DEVICE]
 
     def _load_s(self, items: Sequence[Needed]) -> float:
-        return sum(each.item.content_bytes * self._byte_s(each.item.place) for each in items)
+        return sum(each.item.content_bytes * self._byte_s(each.item.tier) for each in items)
 
-    def _byte_s(self, place: Place) -> float:
+    def _byte_s(self, tier: Tier) -> float:
         """Seconds for a byte from this tier to a lane; content on disk goes through the host."""
-        measured = self.rates.byte_s(place)
-        if measured or place is Place.DISK or self.memory.tiers is None:
+        measured = self.rates.byte_s(tier)
+        if measured or tier is Tier.DISK or self.memory.tiers is None:
             return measured
         return self.memory.tiers.store.host_seconds_per_byte() or 0.0
 
     def bytes_on_disk(self, path: Sequence[Node], live: Live, offset: int) -> int:
         """How much of what standing at `offset` needs has to be read first."""
         items = needed(self.groups, path, live, offset) if self.memory.disk is not None else ()
-        return sum(each.item.content_bytes for each in items if each.item.place is Place.DISK)
+        return sum(each.item.content_bytes for each in items if each.item.tier is Tier.DISK)
 
     def make_room(self, trie: SaltTrie, nbytes: int) -> int:
         """Make room for what is to be read from disk; returns how much of it will have to fit on the device."""
         tiers = self.memory.tiers
-        if tiers is None or tiers.load_place is Place.DEVICE:
+        if tiers is None or tiers.load_tier is Tier.DEVICE:
             return nbytes
         self._evictor.make_host_room(nbytes, trie)
         return 0
@@ -155,7 +155,7 @@ class Load:
         groups = self.loader.groups
         if self.loader.memory.disk is None:
             return offset
-        items = [each for each in needed(groups, path, live, offset) if each.item.place is Place.DISK]
+        items = [each for each in needed(groups, path, live, offset) if each.item.tier is Tier.DISK]
         left = sum(each.item.content_bytes for each in items)
         stand = partial(plan, groups, path, offset, live)
         without = stand(min((each.start for each in items), default=0))
@@ -187,13 +187,13 @@ class Load:
         if self.loader.memory.tiers is None:
             return
         items = (each.item for each in needed(self.loader.groups, path, live, offset))
-        host_bytes = sum(item.content_bytes for item in items if item.place is Place.HOST)
+        host_bytes = sum(item.content_bytes for item in items if item.tier is Tier.HOST)
         self.loading = replace(self.loading, host_bytes=host_bytes)
 
     def _has_room(self, nbytes: int) -> bool:
         """Room on the device was made for sure before; on the host as far as it could be."""
         memory = self.loader.memory
-        return not memory.has_host or memory.num_bytes[Place.HOST] + nbytes <= memory.host_budget_bytes
+        return not memory.has_host or memory.num_bytes[Tier.HOST] + nbytes <= memory.host_budget_bytes
 
     def _load_one(self, each: Needed, patience_s: float) -> bool:
         clock = self.loader.clock
@@ -224,15 +224,15 @@ class Load:
             self.trie.drop_point(each.node, each.node.points[each.item.offset])
 
     def _note(self, nbytes: int, seconds: float) -> None:
-        self.loader.rates.note_load(Place.DISK, nbytes, seconds)
+        self.loader.rates.note_load(Tier.DISK, nbytes, seconds)
         done = self.loading
         self.loading = replace(done, disk_bytes=done.disk_bytes + nbytes, load_s=done.load_s + seconds)
 
 
 def _first_of_runs(below: Sequence[Needed]) -> Iterator[Needed]:
     """Where content begins to lie in another tier: between those offsets, deeper is better or none is."""
-    before: tuple[Group, Place] | None = None
+    before: tuple[Group, Tier] | None = None
     for each in below:
-        if (each.item.group, each.item.place) != before:
+        if (each.item.group, each.item.tier) != before:
             yield each
-        before = each.item.group, each.item.place
+        before = each.item.group, each.item.tier

@@ -17,7 +17,7 @@ from bough.cache.disk import Disk, DiskMiss
 from bough.cache.tree.address import Address, Copy
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Point
-from bough.cache.tree.state import ContentStore, Group, Item, Page, PageStore, Place, Range, State
+from bough.cache.tree.state import ContentStore, Group, Item, Page, PageStore, Range, State, Tier
 from bough.cache.tree.trie import Trie
 from bough.errors import EngineError
 
@@ -41,9 +41,9 @@ class Tiers:
         return self.host_bytes > 0 and self.store.has_host
 
     @property
-    def load_place(self) -> Place:
+    def load_tier(self) -> Tier:
         """Where content goes that is read from disk; a lane adopts it from there."""
-        return Place.HOST if self.has_host else Place.DEVICE
+        return Tier.HOST if self.has_host else Tier.DEVICE
 
 
 class Memory:
@@ -54,7 +54,7 @@ class Memory:
         self.store = store
         self.tiers = tiers
         self.disk = tiers.disk if tiers else None
-        self.num_bytes = dict.fromkeys(Place, 0)
+        self.num_bytes = dict.fromkeys(Tier, 0)
 
     def open_account(self) -> Account:
         """Memory for one trie."""
@@ -67,7 +67,7 @@ class Memory:
     @property
     def tree_bytes(self) -> int:
         """Bytes of the tree on the device."""
-        return self.num_bytes[Place.DEVICE]
+        return self.num_bytes[Tier.DEVICE]
 
     @property
     def has_host(self) -> bool:
@@ -89,19 +89,19 @@ class Memory:
         self.disk = None
         for item in items:
             item.copies = {}
-        self.num_bytes[Place.DISK] = 0
+        self.num_bytes[Tier.DISK] = 0
 
     def check(self, items: Sequence[Item]) -> None:
         """Assert that what is counted is what these items hold, tier by tier, and that the budgets hold."""
-        for place in (Place.DEVICE, Place.HOST):
-            assert sum(item.nbytes for item in items if item.place is place) == self.num_bytes[place]
+        for tier in (Tier.DEVICE, Tier.HOST):
+            assert sum(item.nbytes for item in items if item.tier is tier) == self.num_bytes[tier]
         for item in items:
             is_copied = any(low <= item.span[0] and item.span[1] <= high for low, high in item.copies.values())
-            assert is_copied or item.place is not Place.DISK
+            assert is_copied or item.tier is not Tier.DISK
         copies = Counter(copy for item in items for copy in item.copies)
         assert all(copy.num_users == number for copy, number in copies.items())
-        assert sum(copy.nbytes for copy in copies) == self.num_bytes[Place.DISK]
-        assert self.tiers is None or self.num_bytes[Place.HOST] <= self.tiers.host_bytes
+        assert sum(copy.nbytes for copy in copies) == self.num_bytes[Tier.DISK]
+        assert self.tiers is None or self.num_bytes[Tier.HOST] <= self.tiers.host_bytes
         assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
 
 
@@ -110,28 +110,28 @@ class Account:
 
     def __init__(self, memory: Memory) -> None:
         self.groups = memory.groups
-        self.num_bytes = dict.fromkeys(Place, 0)
+        self.num_bytes = dict.fromkeys(Tier, 0)
         self._memory = memory
         self._store = memory.store
         self._saving: deque[Item] = deque()  # items with a newer file queued, in the order of writing
 
-    def _count(self, place: Place, nbytes: int) -> None:
-        self.num_bytes[place] += nbytes
-        self._memory.num_bytes[place] += nbytes
+    def _count(self, tier: Tier, nbytes: int) -> None:
+        self.num_bytes[tier] += nbytes
+        self._memory.num_bytes[tier] += nbytes
 
     def add(self, item: Held) -> Held:
         """Count a page or state that a lane has just handed to the tree."""
-        if item.place is not Place.DISK:
-            self._count(item.place, item.nbytes)
+        if item.tier is not Tier.DISK:
+            self._count(item.tier, item.nbytes)
         return item
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         self.cancel_writes(page)
-        if page.place is Place.DISK:
+        if page.tier is Tier.DISK:
             left, right = _on_disk(page, page.start, at), _on_disk(page, at, page.end)
         else:
             left, right = self._store.cut(page, at)
-            self._count(page.place, -page.nbytes)
+            self._count(page.tier, -page.nbytes)
         for half in (left, right):
             self.add(half)
             half.copies = {
@@ -146,7 +146,7 @@ class Account:
         self.cancel_writes(left)
         self.cancel_writes(right)
         joined = self._store.join(left, right)
-        self._count(left.place, -left.nbytes - right.nbytes)
+        self._count(left.tier, -left.nbytes - right.nbytes)
         joined.copies = left.copies | right.copies
         for copy in left.copies.keys() & right.copies.keys():
             joined.copies[copy] = (left.copies[copy][0], right.copies[copy][1])
@@ -162,8 +162,8 @@ class Account:
 
     def release(self, item: Item) -> None:
         """Release an item: its memory and its files."""
-        if item.place is not Place.DISK:
-            self._count(item.place, -item.nbytes)
+        if item.tier is not Tier.DISK:
+            self._count(item.tier, -item.nbytes)
             self._store.release(item)
         self.drop_copies(item)
 
@@ -181,22 +181,22 @@ class Account:
     def demote_to_host(self, item: Item) -> bool:
         """Move an item from the device to the host; False if the engine has no memory for it there."""
         tiers = self._memory.tiers
-        assert tiers is not None and item.place is Place.DEVICE
+        assert tiers is not None and item.tier is Tier.DEVICE
         before = item.nbytes
         try:
             tiers.store.to_host(item)
         except (EngineError, MemoryError):
             return False
-        self._count(Place.DEVICE, -before)
-        self._count(Place.HOST, item.nbytes)
+        self._count(Tier.DEVICE, -before)
+        self._count(Tier.HOST, item.nbytes)
         return True
 
     def demote_to_disk(self, item: Item) -> None:
         """Release the memory of an item whose content is in a saved file."""
-        assert saved_copy(item) is not None and item.place is not Place.DISK
-        self._count(item.place, -item.nbytes)
+        assert saved_copy(item) is not None and item.tier is not Tier.DISK
+        self._count(item.tier, -item.nbytes)
         self._store.release(item)
-        item.place, item.nbytes = Place.DISK, 0
+        item.tier, item.nbytes = Tier.DISK, 0
         if isinstance(item, Page):
             item.rows = None
         else:
@@ -210,7 +210,7 @@ class Account:
         if copy in item.copies:  # the same rows were saved before
             self._drop(copy)
         elif not copy.has_failed and copy.num_users == 1:  # else it is counted already
-            self._count(Place.DISK, copy.nbytes)
+            self._count(Tier.DISK, copy.nbytes)
         if not copy.has_failed:
             item.copies[copy] = item.span
             self._saving.append(item)
@@ -218,7 +218,7 @@ class Account:
 
     def count_file(self, copy: Copy) -> None:
         """Count a file that an earlier run left on disk."""
-        self._count(Place.DISK, copy.nbytes)
+        self._count(Tier.DISK, copy.nbytes)
 
     def drop_replaced(self) -> None:
         """Drop the files that newer ones have replaced, and those that failed, as far as writing has come."""
@@ -241,7 +241,7 @@ class Account:
         assert self._memory.disk is not None and copy.num_users > 0
         self._memory.disk.drop(copy)
         if copy.num_users == 0:
-            self._count(Place.DISK, -copy.nbytes)
+            self._count(Tier.DISK, -copy.nbytes)
 
     def load(self, item: Item, keep_reading: Callable[[], bool]) -> Item:
         """A new item with the content that a file holds, to replace this one.
@@ -250,22 +250,22 @@ class Account:
         MemoryError if there is no memory; the given item is then as it was, else it is void.
         """
         disk, tiers = self._memory.disk, self._memory.tiers
-        assert disk is not None and tiers is not None and item.place is Place.DISK
+        assert disk is not None and tiers is not None and item.tier is Tier.DISK
         copy = saved_copy(item)
         if copy is None:
             raise DiskMiss("missing", "another part of it could not be read")
         data = disk.get(copy, keep_reading)
-        store, place = tiers.store, tiers.load_place
+        store, tier = tiers.store, tiers.load_tier
         if isinstance(item, State):
-            state = store.unpack_state(item.group, item.offset, data, place)
+            state = store.unpack_state(item.group, item.offset, data, tier)
             state.copies, item.copies = item.copies, {}
-            self._count(place, state.nbytes)
+            self._count(tier, state.nbytes)
             return state
-        page = store.unpack_page(item.group, copy.address.start, copy.address.end, data, place)
+        page = store.unpack_page(item.group, copy.address.start, copy.address.end, data, tier)
         for at in (item.start, item.end):
             page = self._cut_to(page, at, item)
         page.users, page.copies, item.copies = item.users, item.copies, {}
-        self._count(place, page.nbytes)
+        self._count(tier, page.nbytes)
         return page
 
     def _cut_to(self, page: Page, at: int, wanted: Page) -> Page:
@@ -287,7 +287,7 @@ def _is_pending(copy: Copy) -> bool:
 
 
 def _on_disk(page: Page, start: int, end: int) -> Page:
-    return Page(page.group, start, end, None, 0, place=Place.DISK)
+    return Page(page.group, start, end, None, 0, tier=Tier.DISK)
 
 
 def _overlap(first: Range, second: Range) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bough.cache.residency.memory import SaltTrie
 from bough.cache.residency.policy import EvictionClass, Key, Policy
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 
 _Entry = tuple[int, Key, int, int, Node, SaltTrie]
 
@@ -57,32 +57,32 @@ class Order:
     def __init__(self, policy: Policy, *, by_trie: bool = False) -> None:
         self.policy = policy
         self._by_trie = by_trie
-        self._heaps: dict[tuple[Place, SaltTrie | None], _Heap] = defaultdict(_Heap)
+        self._heaps: dict[tuple[Tier, SaltTrie | None], _Heap] = defaultdict(_Heap)
         self._sequence = 0
 
     def __len__(self) -> int:
         return sum(len(heap.entries) for heap in self._heaps.values())
 
-    def enter(self, place: Place, kind: EvictionClass, trie: SaltTrie, node: Node) -> None:
+    def enter(self, tier: Tier, kind: EvictionClass, trie: SaltTrie, node: Node) -> None:
         """Enter a node as it is now; entries from before its last change are stale."""
         self._sequence += 1
         entry = (kind, self.policy.key(node), self._sequence, node.stamp, node, trie)
-        self._heaps[place, None].push(entry)
+        self._heaps[tier, None].push(entry)
         if self._by_trie:
-            self._heaps[place, trie].push(entry)
+            self._heaps[tier, trie].push(entry)
 
-    def take(self, place: Place, trie: SaltTrie | None = None) -> Candidate | None:
+    def take(self, tier: Tier, trie: SaltTrie | None = None) -> Candidate | None:
         """The least valuable candidate, which is taken out; of one trie only, if asked."""
-        heap = self._heaps[place, trie]
+        heap = self._heaps[tier, trie]
         while heap.entries:
             entry = heapq.heappop(heap.entries)
             if _is_fresh(entry):
                 return Candidate(EvictionClass(entry[0]), entry[4], entry[5])
         return None
 
-    def peek(self, place: Place) -> Candidate | None:
+    def peek(self, tier: Tier) -> Candidate | None:
         """The candidate that would be taken next."""
-        heap = self._heaps[place, None]
+        heap = self._heaps[tier, None]
         while heap.entries and not _is_fresh(heap.entries[0]):
             heapq.heappop(heap.entries)
         return (
@@ -91,8 +91,8 @@ class Order:
 
     def forget(self, trie: SaltTrie) -> None:
         """Drop the heaps of a trie that was removed."""
-        for place in Place:
-            self._heaps.pop((place, trie), None)
+        for tier in Tier:
+            self._heaps.pop((tier, trie), None)
 
     def use_policy(self, policy: Policy) -> None:
         """Sort by another policy from now on; nothing happens if it is the one in force."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from bough.cache.tree.node import Node, Pin, Point
-from bough.cache.tree.state import Item, Kind, Page, Place
+from bough.cache.tree.state import Item, Kind, Page, Tier
 
 Key = tuple[float, ...]
 
@@ -80,49 +80,49 @@ def tail_start(node: Node, page_tokens: int, *, needs_points: bool, take_kept: b
     return min(node.end, max(border, floor))
 
 
-def tail_items(node: Node, place: Place, page_tokens: int, *, held_to: int, take_kept: bool) -> list[Item]:
+def tail_items(node: Node, tier: Tier, page_tokens: int, *, held_to: int, take_kept: bool) -> list[Item]:
     """What may be demoted from a tier next: all of the last page of this node that has something in that tier.
 
     Rows below `held_to` stay, because busy lanes stand on them, and so does what a lane is adopting; kept rows and points
     stay without `take_kept`.
     """
     floor = 0 if take_kept else node.deepest_point(node.end, kept=True) or 0
-    end = max(_last_ends(node, place, floor, held_to), default=0)
+    end = max(_last_ends(node, tier, floor, held_to), default=0)
     border = (end - 1) // page_tokens * page_tokens
-    return [item for item in _tail_to(node, place, max(floor, border)) if not _is_held(node, item, held_to)] if end else []
+    return [item for item in _tail_to(node, tier, max(floor, border)) if not _is_held(node, item, held_to)] if end else []
 
 
-def _last_ends(node: Node, place: Place, floor: int, held_to: int) -> Iterator[int]:
+def _last_ends(node: Node, tier: Tier, floor: int, held_to: int) -> Iterator[int]:
     """Where the last item of each kind ends that lies in a tier, above `floor`, and may be demoted."""
     for pages in node.pages.values():
         for page in reversed(pages):
             if page.end <= floor or (page.group.kind is Kind.FULL and page.start < held_to):
                 break
-            if page.place is place and not _is_held(node, page, held_to):
+            if page.tier is tier and not _is_held(node, page, held_to):
                 yield page.end
                 break
     for point in node.points.values():
         for state in point.states.values():
-            if point.offset > floor and state.place is place and not _is_held(node, state, held_to):
+            if point.offset > floor and state.tier is tier and not _is_held(node, state, held_to):
                 yield point.offset
 
 
-def _tail_to(node: Node, place: Place, border: int) -> Iterator[Item]:
+def _tail_to(node: Node, tier: Tier, border: int) -> Iterator[Item]:
     """What lies in a tier and ends after `border`."""
     for pages in node.pages.values():
         for page in reversed(pages):
             if page.end <= border:
                 break
-            if page.place is place:
+            if page.tier is tier:
                 yield page
     for point in node.points.values():
         if point.offset > border:
-            yield from (state for state in point.states.values() if state.place is place)
+            yield from (state for state in point.states.values() if state.tier is tier)
 
 
-def items_at(node: Node, place: Place) -> Iterator[Item]:
+def items_at(node: Node, tier: Tier) -> Iterator[Item]:
     """Everything of a node that lies in a tier."""
-    return (item for item in node.items() if item.place is place)
+    return (item for item in node.items() if item.tier is tier)
 
 
 def _is_held(node: Node, item: Item, held_to: int) -> bool:
@@ -133,14 +133,14 @@ def _is_held(node: Node, item: Item, held_to: int) -> bool:
     return any(isinstance(user, Pin) for user in item.users)
 
 
-def classify_demotion(node: Node, place: Place) -> EvictionClass | None:
+def classify_demotion(node: Node, tier: Tier) -> EvictionClass | None:
     """What would be demoted from a tier next, or None if nothing may."""
     point = redundant_point(node)
-    if point is not None and any(state.place is place for state in point.states.values()):
+    if point is not None and any(state.tier is tier for state in point.states.values()):
         return EvictionClass.REDUNDANT_POINT
-    if any(_last_ends(node, place, node.deepest_point(node.end, kept=True) or 0, node.pinned_to)):
+    if any(_last_ends(node, tier, node.deepest_point(node.end, kept=True) or 0, node.pinned_to)):
         return EvictionClass.TAIL
-    return EvictionClass.KEPT_TAIL if any(_last_ends(node, place, 0, node.pinned_to)) else None
+    return EvictionClass.KEPT_TAIL if any(_last_ends(node, tier, 0, node.pinned_to)) else None
 
 
 def classify(node: Node, page_tokens: int, *, needs_points: bool) -> EvictionClass | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 
 Where = TypeVar("Where")
 
@@ -43,17 +43,17 @@ class Rates:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._token_s: dict[int, _Average] = {}  # seconds a token, by band
-        self._byte_s: dict[Place, _Average] = {}
+        self._byte_s: dict[Tier, _Average] = {}
 
     def note_prefill(self, start: int, end: int, seconds: float) -> None:
         """Tokens [start, end) were computed in so many seconds. A few alone say nothing of the rate."""
         if end - start >= FEWEST_TOKENS and seconds > 0:
             self._note(self._token_s, (start + end) // 2 // BAND_TOKENS, seconds / (end - start))
 
-    def note_load(self, place: Place, nbytes: int, seconds: float) -> None:
+    def note_load(self, tier: Tier, nbytes: int, seconds: float) -> None:
         """So many bytes came from a tier in so many seconds."""
         if nbytes > 0 and seconds > 0:
-            self._note(self._byte_s, place, seconds / nbytes)
+            self._note(self._byte_s, tier, seconds / nbytes)
 
     def _note(self, averages: dict[Where, _Average], where: Where, value: float) -> None:
         now = self._clock()
@@ -62,9 +62,9 @@ class Rates:
         else:
             averages[where] = _Average(value, now)
 
-    def byte_s(self, place: Place) -> float:
+    def byte_s(self, tier: Tier) -> float:
         """Seconds that a byte from this tier takes; 0 if that is not known."""
-        known = self._byte_s.get(place)
+        known = self._byte_s.get(tier)
         return 0.0 if known is None or self._clock() - known.measured_s > STALE_S else known.value
 
     def prefill_s(self, start: int, end: int) -> float | None:

@@ -13,7 +13,7 @@ from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.lanes import Lanes, Slot
 from bough.cache.residency.memory import SaltForest, SaltTrie
 from bough.cache.tree.node import Node, Pin, Point
-from bough.cache.tree.state import Item, Kind, Page, Place
+from bough.cache.tree.state import Item, Kind, Page, Tier
 from bough.errors import DoesNotFit, EngineError
 
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ class Room:
         assert self.budget_bytes is not None
         if self.evictor.share_of(self.budget_bytes) - self._pinned_bytes(trie) < needed_bytes:
             return False
-        return self.evictor.make_share(Place.DEVICE, trie, needed_bytes, self.budget_bytes)
+        return self.evictor.make_share(Tier.DEVICE, trie, needed_bytes, self.budget_bytes)
 
     def reserve(self, slot: Slot, total_tokens: int, extra_bytes: int = 0) -> bool:
         """Let a lane grow to hold `total_tokens`, if room can be made for that and for `extra_bytes`."""
@@ -131,7 +131,7 @@ def _pinned_bytes(node: Node, at: int) -> int:
     points = (point for point in node.points.values() if point.offset <= at and not _is_evictable(point))
     states = [state for point in points for state in point.states.values()]
     items: list[Item] = [*pages, *states]
-    return sum(item.nbytes for item in items if item.place is Place.DEVICE)
+    return sum(item.nbytes for item in items if item.tier is Tier.DEVICE)
 
 
 def _is_held(page: Page) -> bool:

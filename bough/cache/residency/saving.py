@@ -13,7 +13,7 @@ from bough.cache.residency.clock import Clock
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_copy
 from bough.cache.tree.node import IndexedPoint, Node, Point
-from bough.cache.tree.state import Item, Page, Place
+from bough.cache.tree.state import Item, Page, Tier
 
 EXPIRE_EVERY_S = 60.0
 
@@ -83,7 +83,7 @@ class Saver:
 
     def _make_room(self, trie: SaltTrie, nodes: Sequence[Node], page_tokens: int = 0) -> bool:
         """Make room on disk for what is to be saved; False if there is nothing."""
-        for item in (item for node in nodes for item in node.items() if item.place is not Place.DISK):
+        for item in (item for node in nodes for item in node.items() if item.tier is not Tier.DISK):
             trie.memory.drop_useless(item)
         unsaved = _unsaved(nodes, page_tokens)
         if unsaved:
@@ -150,9 +150,9 @@ def forget_disk(trie: SaltTrie) -> None:
     """Let a trie forget its copies; what lies on disk alone is lost."""
     for node in trie.walk():
         for pages in list(node.pages.values()):
-            for page in [page for page in pages if page.place is Place.DISK]:
+            for page in [page for page in pages if page.tier is Tier.DISK]:
                 trie.drop_page(node, page)
-        for point in [p for p in node.points.values() if any(s.place is Place.DISK for s in p.states.values())]:
+        for point in [p for p in node.points.values() if any(s.tier is Tier.DISK for s in p.states.values())]:
             trie.drop_point(node, point)
         for item in node.items():
             trie.memory.drop_copies(item)
@@ -172,7 +172,7 @@ def _unsaved(nodes: Sequence[Node], page_tokens: int = 0) -> list[Item]:
         item
         for node in nodes
         for item in node.items()
-        if item.place is not Place.DISK and own_copy(item) is None and (not page_tokens or _is_whole(item, page_tokens))
+        if item.tier is not Tier.DISK and own_copy(item) is None and (not page_tokens or _is_whole(item, page_tokens))
     ]
 
 

@@ -22,7 +22,7 @@ Buffer = bytes | bytearray | memoryview
 """Plain bytes: the content of a page or state as it is written to disk and read back."""
 
 
-class Place(IntEnum):
+class Tier(IntEnum):
     """Where the content of a page or state lies, the fastest first. On a CPU, device and host are one tier: DEVICE."""
 
     DEVICE = 0
@@ -81,7 +81,7 @@ class Page:
     rows: Any
     nbytes: int
     users: set[Any] = field(default_factory=set)
-    place: Place = Place.DEVICE
+    tier: Tier = Tier.DEVICE
     copies: dict[Copy, Range] = field(default_factory=dict)
 
     @property
@@ -103,7 +103,7 @@ class State:
     offset: int
     data: Any
     nbytes: int
-    place: Place = Place.DEVICE
+    tier: Tier = Tier.DEVICE
     copies: dict[Copy, Range] = field(default_factory=dict)
 
     @property
@@ -235,14 +235,14 @@ class ContentStore(PageStore, Protocol):
         """How many bytes `pack` gives."""
         ...
 
-    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
         """A new page in a tier from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit.
 
         `data` is the engine's from now on: it may keep it instead of copying it.
         """
         ...
 
-    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+    def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
         """A new state in a tier from what `pack` gave; as `unpack_page`."""
         ...
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from bough.cache.tree.node import Node, Pin, Point, Reason, needs
-from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, Place, State
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, State, Tier
 from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError
 
@@ -185,7 +185,7 @@ class Trie(Generic[M]):
         if border % self.page_tokens == 0 or not 0 < index < len(pages):
             return
         left, right = pages[index - 1], pages[index]
-        if left.end == right.start == border and left.place is right.place is not Place.DISK:
+        if left.end == right.start == border and left.tier is right.tier is not Tier.DISK:
             try:
                 joined = self.memory.join(left, right)
             except (EngineError, MemoryError):

@@ -1,7 +1,7 @@
 """The Engine contract on MLX and mlx-lm.
 
 Any language model that mlx-lm knows runs; what it can do beyond that, the self-check tells at load. Memory is unified:
-device and host are one place. One thread at a time calls an engine, and it need not always be the same one.
+device and host are one tier. One thread at a time calls an engine, and it need not always be the same one.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class MlxEngine(LaneEngine):
         return 0
 
     def limit_host(self, budget_bytes: int) -> None:
-        """Nothing to limit: host and device are one place."""
+        """Nothing to limit: host and device are one tier."""
 
     def to_host(self, item: Page | State) -> None:
-        raise EngineError("host and device are one place: there is nowhere to move content to")
+        raise EngineError("host and device are one tier: there is nowhere to move content to")
 
     def to_device(self, item: Page | State) -> None:
-        raise EngineError("host and device are one place: there is nowhere to move content from")
+        raise EngineError("host and device are one tier: there is nowhere to move content from")
 
     def host_seconds_per_byte(self) -> float | None:
         return None

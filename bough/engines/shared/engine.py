@@ -6,7 +6,7 @@ from abc import ABC
 from collections.abc import Sequence
 from typing import Any
 
-from bough.cache.tree.state import Buffer, Group, Lane, Page, Place, State
+from bough.cache.tree.state import Buffer, Group, Lane, Page, State, Tier
 from bough.engines.contract import Capabilities, EngineInfo, Logits
 from bough.engines.shared.compute import Compute, Shapes, Verdict, Way
 from bough.engines.shared.errors import as_engine_errors
@@ -97,11 +97,11 @@ class LaneEngine(ABC):
     def packed_bytes(self, item: Page | State) -> int:
         return packed_bytes(item)
 
-    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
-        return self._pages.unpack_page(group, start, end, data, place)
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
+        return self._pages.unpack_page(group, start, end, data, tier)
 
-    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
-        return self._pages.unpack_state(group, offset, data, place)
+    def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
+        return self._pages.unpack_state(group, offset, data, tier)
 
     def _describe_info(self) -> dict[str, str]:
         """What the engine is, for people."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, Place, State
+from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, State, Tier
 from bough.engines.shared.errors import as_engine_errors
 
 
@@ -23,12 +23,12 @@ class PageAllocator(ABC):
         """A page over `rows`; the caller keeps no reference to them."""
         assert start < end and start // PAGE_TOKENS == (end - 1) // PAGE_TOKENS, f"rows [{start}, {end}) are no page"
         self.held_bytes += rows.nbytes
-        return Page(group, start, end, rows, rows.nbytes, place=self._place(rows))
+        return Page(group, start, end, rows, rows.nbytes, tier=self._place(rows))
 
     def make_state(self, group: Group, offset: int, data: Any) -> State:
         """A state over `data`; the caller keeps no reference to it."""
         self.held_bytes += data.nbytes
-        return State(group, offset, data, data.nbytes, place=self._place(data))
+        return State(group, offset, data, data.nbytes, tier=self._place(data))
 
     def release(self, item: Page | State) -> None:
         """Release the memory."""
@@ -52,7 +52,7 @@ class PageAllocator(ABC):
         assert left.group == right.group and left.end == right.start, (
             f"[.., {left.end}) and [{right.start}, ..) do not meet"
         )
-        assert left.place is right.place, f"a page on the {left.place.name} and one on the {right.place.name}"
+        assert left.tier is right.tier, f"a page on the {left.tier.name} and one on the {right.tier.name}"
         page = self.make_page(left.group, left.start, right.end, self._joined(left, right))
         self.release(left)
         self.release(right)
@@ -67,19 +67,19 @@ class PageAllocator(ABC):
         content = content_of(item)  # read once: another thread may move or release the item meanwhile
         return None if content is None else self._to_bytes(content)
 
-    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, place: Place = Place.DEVICE) -> Page:
+    def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
         """A new page from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a page of rows [{start}, {end})", data, (end - start) * group.bytes_per_token)
-        return self.make_page(group, start, end, self._from_bytes(group, data, place))
+        return self.make_page(group, start, end, self._from_bytes(group, data, tier))
 
-    def unpack_state(self, group: Group, offset: int, data: Buffer, place: Place = Place.DEVICE) -> State:
+    def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
         """A new state from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a state at {offset}", data, group.state_bytes)
-        return self.make_state(group, offset, self._from_bytes(group, data, place))
+        return self.make_state(group, offset, self._from_bytes(group, data, tier))
 
-    def _place(self, content: Any) -> Place:
+    def _place(self, content: Any) -> Tier:
         """Where content lies."""
-        return Place.DEVICE
+        return Tier.DEVICE
 
     @abstractmethod
     def _slice(self, page: Page, start: int, end: int) -> Any:
@@ -94,7 +94,7 @@ class PageAllocator(ABC):
         """Content as read-only bytes."""
 
     @abstractmethod
-    def _from_bytes(self, group: Group, data: Buffer, place: Place) -> Any:
+    def _from_bytes(self, group: Group, data: Buffer, tier: Tier) -> Any:
         """Content of a group's page or state from what `_to_bytes` gave."""
 
 

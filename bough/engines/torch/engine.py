@@ -101,7 +101,7 @@ class TorchEngine(LaneEngine):
         return self._pages.transfers.pool.total_bytes if self._pages.transfers else 0
 
     def limit_host(self, budget_bytes: int) -> None:
-        """Take no more host memory than this from now on; nothing happens where there is no host place."""
+        """Take no more host memory than this from now on; nothing happens where there is no host tier."""
         if self._pages.transfers is not None:
             self._pages.transfers.pool.limit(budget_bytes)
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import rule
 
 from bough.cache.admin.upkeep import change_disk, forget, keep
 from bough.cache.disk import DiskError
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 from bough.errors import EngineError, LanesBusy
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -180,12 +180,12 @@ def test_bytes_on_disk_are_counted_once_however_often_the_disk_is_changed() -> N
     world = make_world(disk=FakeDisk(2))
     world.run([1, 2, 3, 4, 5, 6], [7, 8])
     world.cache.flush()
-    before = world.cache.memory.num_bytes[Place.DISK]
+    before = world.cache.memory.num_bytes[Tier.DISK]
 
     for _ in range(3):
         change_disk(world.cache, lambda: None)
 
-    assert world.cache.memory.num_bytes[Place.DISK] == before
+    assert world.cache.memory.num_bytes[Tier.DISK] == before
     world.check()
 
 

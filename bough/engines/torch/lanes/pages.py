@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from bough.cache.tree.state import Buffer, Group, Page, Place, State
+from bough.cache.tree.state import Buffer, Group, Page, State, Tier
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageAllocator, content_of, set_content
 from bough.engines.torch.host.pool import Piece
@@ -23,7 +23,7 @@ _ALIGNMENT = 16  # what a bytearray has
 
 
 class Pages(PageAllocator):
-    """Looks after every page and state of one model. `transfers` is None where there is no host place."""
+    """Looks after every page and state of one model. `transfers` is None where there is no host tier."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Pages(PageAllocator):
     def to_host(self, item: Page | State) -> None:
         """Move the content to pinned host memory, without waiting for the copy."""
         content = content_of(item)
-        assert self.transfers is not None, "this device has no host place"
+        assert self.transfers is not None, "this device has no host tier"
         assert isinstance(content, Tensor), f"{type(item).__name__} of group {item.group.index} is not on the device"
         self._move(item, self.transfers.to_host(content))
 
@@ -43,7 +43,7 @@ class Pages(PageAllocator):
     def to_device(self, item: Page | State) -> None:
         """Move the content back to the device, without waiting for the copy."""
         content = content_of(item)
-        assert self.transfers is not None, "this device has no host place"
+        assert self.transfers is not None, "this device has no host tier"
         assert isinstance(content, Piece), f"{type(item).__name__} of group {item.group.index} is not on the host"
         self._move(item, self.transfers.to_device(content, self._dtype(item.group)))
 
@@ -69,13 +69,13 @@ class Pages(PageAllocator):
             assert content is not None, f"a state at {state.offset} without data"
             target.copy_(content)
 
-    def _place(self, content: Content) -> Place:
-        return Place.HOST if isinstance(content, Piece) else Place.DEVICE
+    def _place(self, content: Content) -> Tier:
+        return Tier.HOST if isinstance(content, Piece) else Tier.DEVICE
 
     def _move(self, item: Page | State, content: Content) -> None:
         self.held_bytes += content.nbytes - item.nbytes
         set_content(item, content)
-        item.place, item.nbytes = self._place(content), content.nbytes
+        item.tier, item.nbytes = self._place(content), content.nbytes
 
     def _slice(self, page: Page, start: int, end: int) -> Content:
         rows = self._empty_like(page, end - start)
@@ -105,10 +105,10 @@ class Pages(PageAllocator):
         return content.cpu().view(torch.uint8)
 
     @as_engine_errors("taking content in")
-    def _from_bytes(self, group: Group, data: Buffer, place: Place) -> Content:
-        assert place is not Place.DISK, "an engine has no disk"
+    def _from_bytes(self, group: Group, data: Buffer, tier: Tier) -> Content:
+        assert tier is not Tier.DISK, "an engine has no disk"
         content = _tensor(data)
-        if place is Place.HOST and self.transfers is not None:
+        if tier is Tier.HOST and self.transfers is not None:
             return self.transfers.copy_from_cpu(content)
         return content.view(self._dtype(group)).to(self._device)
 

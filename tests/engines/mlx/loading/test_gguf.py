@@ -79,10 +79,10 @@ def k_quants(kind: gguf.GGMLQuantizationType, num_rows: int, num_blocks: int) ->
     random = np.random.default_rng(4)
     size = gguf.GGML_QUANT_SIZES[kind][1]
     rows = random.integers(0, 256, (num_rows, num_blocks, size), dtype=np.uint8)
-    places = {Kind.Q2_K: (80, 82), Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}[kind]
-    for place in places:
+    tiers = {Kind.Q2_K: (80, 82), Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}[kind]
+    for tier in tiers:
         scales = random.uniform(1e-4, 1e-2, (num_rows, num_blocks, 1)).astype(np.float16)
-        rows[..., place : place + 2] = scales.view(np.uint8)
+        rows[..., tier : tier + 2] = scales.view(np.uint8)
     return rows.reshape(num_rows, -1)
 
 

@@ -106,7 +106,7 @@ def test_any_array_of_a_state_that_is_not_restored_is_noticed_on_the_copy(name: 
 
         def lose_one(self: Any, content: Any, index: int = index) -> None:
             write(self, content)
-            self.put([mx.zeros_like(each) if place == index else each for place, each in enumerate(self.arrays)])
+            self.put([mx.zeros_like(each) if tier == index else each for tier, each in enumerate(self.arrays)])
 
         monkeypatch.setattr(StateBuffer, "write", lose_one)
         assert copy.difference(checks.restored) > NOTICED

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bough.cache.tree.state import Place
+from bough.cache.tree.state import Tier
 from bough.config import Settings
 from bough.engines.torch import TorchEngine
 from bough.errors import EngineError
@@ -61,7 +61,7 @@ def test_on_a_cpu_there_is_one_place_and_nothing_is_taken_for_another(tmp_path: 
     assert "host" not in engine.describe()
     with pytest.raises(AssertionError):
         engine.to_host(items(kept)[0])
-    assert all(item.place is Place.DEVICE for item in items(kept))
+    assert all(item.tier is Tier.DEVICE for item in items(kept))
     give_back(engine, kept)
 
 
@@ -85,12 +85,12 @@ def test_on_a_cpu_unpacking_keeps_a_buffer_that_can_be_written_and_copies_anothe
     (group,) = engine.groups
     data = bytearray(10 * group.bytes_per_token)
 
-    own = engine.unpack_page(group, 0, 10, data, Place.HOST)
+    own = engine.unpack_page(group, 0, 10, data, Tier.HOST)
     other = engine.unpack_page(group, 0, 10, bytes(data))
     data[:4] = memoryview(torch.tensor([7.0]).numpy()).cast("B")  # type: ignore[arg-type]
 
     assert (float(own.rows[0]), float(other.rows[0])) == (7.0, 0.0)
-    assert (own.place, own.nbytes) == (Place.DEVICE, len(data))
+    assert (own.tier, own.nbytes) == (Tier.DEVICE, len(data))
     engine.release(own)
     engine.release(other)
 
@@ -121,7 +121,7 @@ def test_a_host_that_is_full_refuses_and_leaves_the_item_as_it_was(make: Make, t
     for item, content in zip(items(kept), before, strict=True):
         with pytest.raises(EngineError, match="bytes of host memory"):
             engine.to_host(item)
-        assert (item.place, engine.pack(item)) == (Place.DEVICE, content)
+        assert (item.tier, engine.pack(item)) == (Tier.DEVICE, content)
 
     assert (engine.host_bytes(), engine.held_bytes) == (0, held)
     engine.limit_host(2**30)
@@ -135,7 +135,7 @@ def test_a_host_that_is_full_refuses_and_leaves_the_item_as_it_was(make: Make, t
 def test_a_cut_that_the_host_has_no_memory_for_leaves_the_page_as_it_was(make: Make, tmp_path: Path) -> None:
     engine = make(tmp_path)
     kept = kept_at(engine, 256)
-    page = next(item for item in items(kept) if item.place is Place.DEVICE and hasattr(item, "rows"))
+    page = next(item for item in items(kept) if item.tier is Tier.DEVICE and hasattr(item, "rows"))
     before = bytes(engine.pack(page) or b"")
     engine.limit_host(page.nbytes + 4096)
     engine.to_host(page)
@@ -144,7 +144,7 @@ def test_a_cut_that_the_host_has_no_memory_for_leaves_the_page_as_it_was(make: M
     with pytest.raises(EngineError, match="bytes of host memory"):
         engine.cut(page, 100)
 
-    assert (page.place, engine.pack(page), engine.held_bytes) == (Place.HOST, before, held)
+    assert (page.tier, engine.pack(page), engine.held_bytes) == (Tier.HOST, before, held)
     give_back(engine, kept)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from bough.cache.tree.state import Group, Page, Place, Source, State
+from bough.cache.tree.state import Group, Page, Source, State, Tier
 from bough.engines.contract import Engine
 from tests.contract.conftest import WITH_HOST, EngineUnderTest, as_params
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, run
@@ -46,10 +46,10 @@ def copy_to_host(engine: Engine, kept: dict[Group, Source]) -> dict[Group, Sourc
     copies = {}
     for group, source in kept.items():
         pages = [
-            engine.unpack_page(group, page.start, page.end, packed(engine, [page])[0], Place.HOST) for page in source.pages
+            engine.unpack_page(group, page.start, page.end, packed(engine, [page])[0], Tier.HOST) for page in source.pages
         ]
         state = source.state and engine.unpack_state(
-            group, source.state.offset, packed(engine, [source.state])[0], Place.HOST
+            group, source.state.offset, packed(engine, [source.state])[0], Tier.HOST
         )
         copies[group] = Source(pages=tuple(pages), state=state)
     return copies
@@ -61,14 +61,14 @@ def test_moving_to_the_host_and_back_keeps_the_content(engine: Engine) -> None:
     sizes = [item.nbytes for item in items(kept)]
 
     moved = move_out(engine, kept)
-    assert [item.place for item in moved] == [Place.HOST] * len(moved)
+    assert [item.tier for item in moved] == [Tier.HOST] * len(moved)
     assert packed(engine, moved) == before
     for item in moved:
         engine.to_device(item)
 
     assert packed(engine, moved) == before
     assert [item.nbytes for item in moved] == sizes
-    assert [item.place for item in moved] == [Place.DEVICE] * len(moved)
+    assert [item.tier for item in moved] == [Tier.DEVICE] * len(moved)
     give_back(engine, kept)
 
 
@@ -110,7 +110,7 @@ def test_a_lane_restored_from_the_host_goes_on_as_if_it_had_been_there(engine: E
     lane.adopt(offset, kept)
 
     assert is_close(run(engine, lane, ids, [LONG - offset]), answer(engine, ids))
-    assert [item.place for item in moved] == [Place.HOST] * len(moved)
+    assert [item.tier for item in moved] == [Tier.HOST] * len(moved)
     give_back(engine, kept)
 
 
@@ -152,7 +152,7 @@ def test_unpacking_on_the_host_is_exact(engine: Engine) -> None:
     unpacked = copy_to_host(engine, kept)
 
     assert packed(engine, items(unpacked)) == before
-    assert all(item.place is Place.HOST for item in items(unpacked))
+    assert all(item.tier is Tier.HOST for item in items(unpacked))
     lane = new_lane(engine, LONG)
     lane.adopt(290, unpacked)
     assert is_close(run(engine, lane, ids, [10]), answer(engine, ids))
@@ -173,7 +173,7 @@ def test_cutting_and_joining_on_the_host_gives_what_it_gives_on_the_device(teste
         pieces = engine.cut(whole, 77)
 
         assert packed(engine, (*pieces, joined)) == wanted
-        assert all(page.place is Place.HOST for page in (*pieces, joined))
+        assert all(page.tier is Tier.HOST for page in (*pieces, joined))
         for page in (*pieces, joined):
             engine.release(page)
 
