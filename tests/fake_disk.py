@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 from bough.cache.disk.errors import DiskMiss
 from bough.cache.disk.rows import PointRecord
-from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.state import Buffer
 from bough.cache.tree.tokens import TOKEN_BYTES
 
@@ -34,8 +34,8 @@ class FakeDisk:
         self.page_tokens = page_tokens
         self.budget_bytes = budget_bytes
         self.platter = platter or Platter()
-        self.live: dict[Address, Copy] = {}
-        self.pending: dict[Copy, Callable[[], Buffer | None]] = {}
+        self.live: dict[Address, DiskFile] = {}
+        self.pending: dict[DiskFile, Callable[[], Buffer | None]] = {}
         self.is_full = False
         self.fail_next: str | None = None  # "read" or "write"
         self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, bad_rows=0, misses=Counter[str]())
@@ -53,62 +53,62 @@ class FakeDisk:
     def keys(self) -> SimpleNamespace:
         return SimpleNamespace(after=lambda digest, block: blake2b(digest + block, digest_size=16).digest())
 
-    def copies(self) -> list[Copy]:
+    def files(self) -> list[DiskFile]:
         for address, (_, nbytes, last_used) in self.platter.files.items():
-            self.live[address] = Copy(address, nbytes, last_used, is_saved=True, num_users=0)
-        return sorted(self.live.values(), key=lambda copy: (copy.address.end - 1) // self.page_tokens)
+            self.live[address] = DiskFile(address, nbytes, last_used, is_saved=True, num_users=0)
+        return sorted(self.live.values(), key=lambda disk_file: (disk_file.address.end - 1) // self.page_tokens)
 
     def points(self) -> list[PointRecord]:
         return list(self.platter.points.values())
 
-    def put(self, address: Address, read: Callable[[], Buffer | None], nbytes: int, *, last_used: float = 0.0) -> Copy:
+    def put(self, address: Address, read: Callable[[], Buffer | None], nbytes: int, *, last_used: float = 0.0) -> DiskFile:
         if address in self.live:
             self.live[address].num_users += 1
             return self.live[address]
-        copy = self.live[address] = Copy(address, nbytes, last_used)
-        self.pending[copy] = read
-        return copy
+        disk_file = self.live[address] = DiskFile(address, nbytes, last_used)
+        self.pending[disk_file] = read
+        return disk_file
 
     def work(self) -> None:
         """Write all that waits."""
-        for copy in list(self.pending):
-            self.save(copy)
+        for disk_file in list(self.pending):
+            self.save(disk_file)
 
-    def save(self, copy: Copy) -> bool:
-        if copy.is_saved or copy not in self.pending:
-            return copy.is_saved
-        data = self.pending.pop(copy)()
+    def save(self, disk_file: DiskFile) -> bool:
+        if disk_file.is_saved or disk_file not in self.pending:
+            return disk_file.is_saved
+        data = self.pending.pop(disk_file)()
         if data is None or self.fail_next == "write":
             self.counts.failed_writes += data is not None
             self.fail_next = None if data is not None else self.fail_next
-            copy.has_failed = True
-            self.live.pop(copy.address, None)
+            disk_file.has_failed = True
+            self.live.pop(disk_file.address, None)
             return False
-        self.platter.files[copy.address] = (bytes(data), copy.nbytes, copy.last_used)
-        copy.is_saved = True
+        self.platter.files[disk_file.address] = (bytes(data), disk_file.nbytes, disk_file.last_used)
+        disk_file.is_saved = True
         return True
 
-    def get(self, copy: Copy, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
-        assert copy.is_saved and self.live.get(copy.address) is copy
-        if self.fail_next == "read" or copy.address not in self.platter.files:
+    def get(self, disk_file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
+        assert disk_file.is_saved and self.live.get(disk_file.address) is disk_file
+        if self.fail_next == "read" or disk_file.address not in self.platter.files:
             self.fail_next = None
             self.counts.misses["missing"] += 1
-            copy.is_saved, copy.has_failed = False, True
-            del self.live[copy.address]
-            self.platter.files.pop(copy.address, None)
+            disk_file.is_saved, disk_file.has_failed = False, True
+            del self.live[disk_file.address]
+            self.platter.files.pop(disk_file.address, None)
             raise DiskMiss("missing")
-        data = bytearray(self.platter.files[copy.address][0])
+        data = bytearray(self.platter.files[disk_file.address][0])
         self.counts.loaded_bytes += len(data)
         return data
 
-    def drop(self, copy: Copy) -> None:
-        assert copy.num_users > 0
-        copy.num_users -= 1
-        if copy.num_users == 0:
-            self.pending.pop(copy, None)
-            if self.live.get(copy.address) is copy:
-                del self.live[copy.address]
-                self.platter.files.pop(copy.address, None)
+    def drop(self, disk_file: DiskFile) -> None:
+        assert disk_file.num_users > 0
+        disk_file.num_users -= 1
+        if disk_file.num_users == 0:
+            self.pending.pop(disk_file, None)
+            if self.live.get(disk_file.address) is disk_file:
+                del self.live[disk_file.address]
+                self.platter.files.pop(disk_file.address, None)
 
     def put_point(
         self, address: Address, *, reason: int, is_kept: bool, is_superseded: bool, last_used: float = 0.0
@@ -118,12 +118,12 @@ class FakeDisk:
     def drop_point(self, address: Address) -> None:
         self.platter.points.pop(address, None)
 
-    def touch(self, copies: Iterable[Copy], last_used: float) -> None:
-        for copy in copies:
-            copy.last_used = last_used
-            if copy.address in self.platter.files:
-                data, nbytes, _ = self.platter.files[copy.address]
-                self.platter.files[copy.address] = (data, nbytes, last_used)
+    def touch(self, files: Iterable[DiskFile], last_used: float) -> None:
+        for disk_file in files:
+            disk_file.last_used = last_used
+            if disk_file.address in self.platter.files:
+                data, nbytes, _ = self.platter.files[disk_file.address]
+                self.platter.files[disk_file.address] = (data, nbytes, last_used)
 
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         return content_bytes
@@ -131,9 +131,9 @@ class FakeDisk:
     def clear(self, root: bytes | None = None) -> None:
         gone = [address for address in self.live if root is None or address.root == root]
         for address in gone:
-            copy = self.live.pop(address)
-            self.pending.pop(copy, None)
-            copy.is_saved, copy.has_failed = False, True
+            disk_file = self.live.pop(address)
+            self.pending.pop(disk_file, None)
+            disk_file.is_saved, disk_file.has_failed = False, True
         for kept in (self.platter.files, self.platter.points):
             for address in [each for each in kept if root is None or each.root == root]:
                 del kept[address]  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class FakeDisk:
 
     @property
     def claimed_bytes(self) -> int:
-        return sum(copy.nbytes for copy in self.live.values())
+        return sum(disk_file.nbytes for disk_file in self.live.values())
 
     @property
     def used_bytes(self) -> int:
@@ -159,10 +159,10 @@ class FakeDisk:
 
     @property
     def pending_bytes(self) -> int:
-        return sum(copy.nbytes for copy in self.pending)
+        return sum(disk_file.nbytes for disk_file in self.pending)
 
     @property
-    def num_copies(self) -> int:
+    def num_files(self) -> int:
         return len(self.live)
 
     def flush(self) -> bool:

@@ -20,7 +20,7 @@ from bough.cache.disk.index import INDEX, Changes, Index
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.memory import Memory, SaltForest, Tiers
-from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, State
 from bough.cache.tree.tokens import TOKEN_BYTES, pack
@@ -149,7 +149,7 @@ def _fill(folder: Path, num_pages: int, pages_each: int) -> None:
         for number, before in enumerate(keys.digests(root, tokens)[:-1]):
             page = tokens[number * PAGE_TOKENS * TOKEN_BYTES : (number + 1) * PAGE_TOKENS * TOKEN_BYTES]
             address = Address(root, before, page, 0, number * PAGE_TOKENS, (number + 1) * PAGE_TOKENS)
-            rows.append((keys.name(address), Copy(address, 1 << 20, time.time())))
+            rows.append((keys.name(address), DiskFile(address, 1 << 20, time.time())))
     index = Index.open(folder / INDEX, identity)
     index.apply(Changes(saved=rows))
     index.close()

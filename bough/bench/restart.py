@@ -11,7 +11,7 @@ from typing import Any
 
 from bough.bench.timing import answer, first_token_ms, median_ms, warm_up
 from bough.bench.workload import random_prompts
-from bough.cache.disk import files
+from bough.cache.disk import page_files
 from bough.runner import Runner, load
 
 ANSWER_TOKENS = 4
@@ -77,18 +77,18 @@ def measure_restart(model: str | None, num_tokens: int, rounds: int = 3, **setti
 @contextmanager
 def _slow_disk() -> Iterator[None]:
     """Slow every read down to SLOW_BYTES_S."""
-    before = files.read_into
+    before = page_files.read_into
 
     def read_into(descriptor: int, view: memoryview) -> int:
         count = before(descriptor, view)
         time.sleep(count / SLOW_BYTES_S)
         return count
 
-    files.read_into = read_into
+    page_files.read_into = read_into
     try:
         yield
     finally:
-        files.read_into = before
+        page_files.read_into = before
 
 
 def _make_prompts(runner: Runner, num_tokens: int, rounds: int, seed: int = 0) -> list[list[int]]:

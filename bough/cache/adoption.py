@@ -102,7 +102,7 @@ class Adopter:
     def _stand(self, found: Match, choice: Choice, pin: Pin, total_tokens: int, load: Load) -> int:
         """Hold the planned offset, make room, look up again, and let the lane adopt; with less where that does not fit.
 
-        Where the tree's copy is what does not fit, the lane's own rows alone may still reach as deep.
+        Where the tree's file is what does not fit, the lane's own rows alone may still reach as deep.
         """
         slot, live, offset, room = choice.slot, choice.live, choice.offset, self._room
         path, matched = found.path, found.length

@@ -182,7 +182,7 @@ def _take_from_lane(sequence: LiveSequence, node: Node, page: Page) -> bool:
     except (EngineError, MemoryError):
         return False
     memory.cancel_writes(page)  # they would read memory that is released here
-    fresh.users, fresh.copies, page.copies = page.users, page.copies, {}
+    fresh.users, fresh.files, page.files = page.users, page.files, {}
     sequence.trie.replace(node, page, fresh)
     memory.release(page)
     return True

@@ -17,7 +17,7 @@ from bough.cache.disk.index import without_gc
 from bough.cache.disk.rows import PointRecord
 from bough.cache.residency import Clock, Residency, SaltForest, SaltTrie
 from bough.cache.residency.evictor import Evictor
-from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.node import IndexedPoint, Node, Pin, Point, Reason
 from bough.cache.tree.state import Group, Kind, Page, State, Tier
 from bough.cache.tree.tokens import common_prefix, cut, num_tokens
@@ -27,36 +27,36 @@ _NO_USERS: set[Point | Pin] = set()  # of pages of full attention, which never h
 
 @dataclass
 class _Border:
-    """What the index knows to follow one page border: copies and restore points before the next."""
+    """What the index knows to follow one page border: files and restore points before the next."""
 
-    copies: list[Copy] = field(default_factory=list)
+    files: list[DiskFile] = field(default_factory=list)
     points: list[PointRecord] = field(default_factory=list)
 
     def split_off(self, offset: int) -> _Border:
         """Take out what does not begin at `offset` and end with its tokens."""
         strange = _Border(
-            [each for each in self.copies if not _lies_at(each.address, offset)],
+            [each for each in self.files if not _lies_at(each.address, offset)],
             [each for each in self.points if not _lies_at(each.address, offset)],
         )
-        if strange.copies or strange.points:
-            self.copies = [each for each in self.copies if _lies_at(each.address, offset)]
+        if strange.files or strange.points:
+            self.files = [each for each in self.files if _lies_at(each.address, offset)]
             self.points = [each for each in self.points if _lies_at(each.address, offset)]
         return strange
 
     def blocks(self) -> dict[bytes, _Border]:
         """The token strings that follow, without those that are the beginning of another, each with what lies on it."""
-        if not self.points and all(copy.address.tokens == self.copies[0].address.tokens for copy in self.copies[1:]):
-            return {self.copies[0].address.tokens: self}
+        if not self.points and all(file.address.tokens == self.files[0].address.tokens for file in self.files[1:]):
+            return {self.files[0].address.tokens: self}
         found: dict[bytes, _Border] = {}
         last = b""
-        entries: list[Copy | PointRecord] = [*self.copies, *self.points]
+        entries: list[DiskFile | PointRecord] = [*self.files, *self.points]
         for each in sorted(entries, key=lambda each: each.address.tokens, reverse=True):
             tokens = each.address.tokens  # in this order, a beginning comes right after all that begin with it
             if not (found and last.startswith(tokens)):
                 last = tokens
             border = found.setdefault(last, _Border())
-            if isinstance(each, Copy):
-                border.copies.append(each)
+            if isinstance(each, DiskFile):
+                border.files.append(each)
             else:
                 border.points.append(each)
         return found
@@ -96,9 +96,9 @@ def restore(forest: SaltForest, residency: Residency, clock: Clock) -> None:
 
 def _build_tries(disk: Disk, forest: SaltForest, groups: Sequence[Group], clock: Clock) -> Iterator[SaltTrie]:
     roots: dict[bytes, dict[bytes, _Border]] = defaultdict(lambda: defaultdict(_Border))
-    for copy in disk.copies():
-        copy.num_users = 0
-        roots[copy.address.root][copy.address.before].copies.append(copy)
+    for file in disk.files():
+        file.num_users = 0
+        roots[file.address.root][file.address.before].files.append(file)
     for record in disk.points():
         roots[record.address.root][record.address.before].points.append(record)
     for root, borders in roots.items():
@@ -148,7 +148,7 @@ class _Edges:
             return None
         elsewhere = border.split_off(offset)
         _drop_border(self._disk, elsewhere)
-        return border if border.copies or border.points else None
+        return border if border.files or border.points else None
 
     def _branch(self, pin: Pin, digest: bytes, block: bytes, own: _Border) -> tuple[bytes, Pin]:
         """Tier one of several blocks that follow a border, with what lies on it."""
@@ -187,15 +187,15 @@ def _pin(node: Node, offset: int) -> Pin:
 
 
 def _drop_border(disk: Disk, border: _Border) -> None:
-    for copy in border.copies:
-        _drop_copy(disk, copy)
+    for file in border.files:
+        _drop_file(disk, file)
     for record in border.points:
         disk.drop_point(record.address)
 
 
-def _drop_copy(disk: Disk, copy: Copy) -> None:
-    copy.num_users = 1
-    disk.drop(copy)
+def _drop_file(disk: Disk, file: DiskFile) -> None:
+    file.num_users = 1
+    disk.drop(file)
 
 
 class _Contents:
@@ -213,10 +213,10 @@ class _Contents:
         """Attach everything; the pins of the parts are removed."""
         for part in parts:
             for border in part.borders:
-                if len(border.copies) > 1:
-                    border.copies.sort(key=lambda copy: copy.address.start - copy.address.end)  # the longest first
-                for copy in border.copies:
-                    self._attach(part, copy)
+                if len(border.files) > 1:
+                    border.files.sort(key=lambda file: file.address.start - file.address.end)  # the longest first
+                for file in border.files:
+                    self._attach(part, file)
         for part in parts:
             for border in part.borders:
                 for record in border.points:
@@ -229,39 +229,39 @@ class _Contents:
                 self._memory.release(state)  # of no restore point
         self._release_unused()
 
-    def _attach(self, part: _PathPart, copy: Copy) -> None:
-        address, group = copy.address, self._groups.get(copy.address.group)
+    def _attach(self, part: _PathPart, file: DiskFile) -> None:
+        address, group = file.address, self._groups.get(file.address.group)
         if group is not None and (address.start < address.end) == (group.kind is not Kind.RECURRENT):
-            node, used = part.node_of(address), self._clock_offset + copy.last_used
+            node, used = part.node_of(address), self._clock_offset + file.last_used
             if group.kind is Kind.RECURRENT:
-                self._attach_state(node, group, copy, used)
+                self._attach_state(node, group, file, used)
             else:
-                self._attach_rows(node, group, copy, used)
-        if copy.num_users:
-            self._memory.count_file(copy)
+                self._attach_rows(node, group, file, used)
+        if file.num_users:
+            self._memory.count_file(file)
         else:
-            _drop_copy(self._disk, copy)
+            _drop_file(self._disk, file)
 
-    def _attach_state(self, node: Node, group: Group, copy: Copy, used: float) -> None:
-        offset = copy.address.end
-        self._states[node, offset].append(State(group, offset, None, 0, Tier.DISK, {copy: (offset, offset)}))
-        copy.num_users = 1
+    def _attach_state(self, node: Node, group: Group, file: DiskFile, used: float) -> None:
+        offset = file.address.end
+        self._states[node, offset].append(State(group, offset, None, 0, Tier.DISK, {file: (offset, offset)}))
+        file.num_users = 1
         node.last_used = max(node.last_used, used)
 
-    def _attach_rows(self, node: Node, group: Group, copy: Copy, used: float) -> None:
-        """Make pages of the rows that no longer copy holds already, in every node that they lie in."""
-        start, end = copy.address.start, copy.address.end
+    def _attach_rows(self, node: Node, group: Group, file: DiskFile, used: float) -> None:
+        """Make pages of the rows that no longer file holds already, in every node that they lie in."""
+        start, end = file.address.start, file.address.end
         at: Node | None = node
         while at is not None and at.parent is not None and start < end:
             low = max(start, at.start)
             pages = at.pages.setdefault(group, [])
             if not pages or pages[-1].end <= low:
-                pages.append(_page(group, low, end, copy))
-                copy.num_users += 1
+                pages.append(_page(group, low, end, file))
+                file.num_users += 1
             else:
                 for first, last in list(at.missing_between(group, low, end, self._page_tokens)):
-                    insort(pages, _page(group, first, last, copy), key=lambda page: page.start)
-                    copy.num_users += 1
+                    insort(pages, _page(group, first, last, file), key=lambda page: page.start)
+                    file.num_users += 1
             if used > at.last_used:
                 at.last_used = used
             end, at = low, at.parent
@@ -303,9 +303,9 @@ class _Contents:
                         self._memory.release(page)
 
 
-def _page(group: Group, start: int, end: int, copy: Copy) -> Page:
+def _page(group: Group, start: int, end: int, file: DiskFile) -> Page:
     users: set[Point | Pin] = set() if group.kind is Kind.WINDOW else _NO_USERS
-    return Page(group, start, end, None, 0, users, Tier.DISK, {copy: (start, end)})
+    return Page(group, start, end, None, 0, users, Tier.DISK, {file: (start, end)})
 
 
 def _settle(trie: SaltTrie, evictor: Evictor) -> None:

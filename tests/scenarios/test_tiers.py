@@ -10,7 +10,7 @@ import pytest
 
 from bough.cache.disk import Disk, DiskBusy
 from bough.cache.disk.errors import DiskSlow
-from bough.cache.tree.address import Copy
+from bough.cache.tree.address import DiskFile
 from bough.cache.tree.state import Tier
 from bough.errors import EngineError
 from tests.fake_disk import FakeDisk
@@ -183,11 +183,11 @@ def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
 
 def test_loading_stops_when_it_turns_out_slower_than_computing() -> None:
     class SlowDisk(FakeDisk):
-        def get(self, copy: Copy, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
+        def get(self, disk_file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
             now[0] += 1.0
             if not keep_reading():
                 raise DiskSlow(10)
-            return super().get(copy)
+            return super().get(disk_file)
 
     now = [0.0]
     w = World(MODELS["full"], 4, disk=SlowDisk(4))
@@ -234,8 +234,10 @@ def test_what_nobody_used_for_its_time_to_live_is_forgotten_everywhere() -> None
     for _ in range(12):
         w.run(OTHER, [1])
     assert w.known(LONG) == 0 and w.known(OTHER) == len(OTHER)
-    assert {copy.address.tokens[:4] for copy in disk.live.values()} >= {bytes([40, 0, 0, 0])}
-    assert bytes([1, 0, 0, 0]) not in {copy.address.tokens[:4] for copy in disk.live.values() if copy.address.start == 0}
+    assert {disk_file.address.tokens[:4] for disk_file in disk.live.values()} >= {bytes([40, 0, 0, 0])}
+    assert bytes([1, 0, 0, 0]) not in {
+        disk_file.address.tokens[:4] for disk_file in disk.live.values() if disk_file.address.start == 0
+    }
 
 
 def test_a_device_that_is_off_keeps_nothing_beyond_the_request() -> None:

@@ -26,12 +26,12 @@ from bough.cache.admin.manifest import (
     encode_manifest,
     make_addresses,
 )
-from bough.cache.disk import files
+from bough.cache.disk import page_files
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskError, DiskMiss
 from bough.cache.disk.folder import translate_errors
 from bough.cache.disk.rows import PointRecord, clamp_time
-from bough.cache.tree.address import POINT, Copy
+from bough.cache.tree.address import POINT, DiskFile
 
 MANIFEST = "manifest.json"
 CRC_BYTES = 4
@@ -63,18 +63,18 @@ def export_tree(disk: Disk, file: Path, salt: str = "") -> Exported:
     """Write what one salt has on a disk into one file, which is whole or not there; raises DiskError if it cannot be."""
     disk.flush()
     root = disk.root(salt)
-    copies = [copy for copy in disk.copies() if copy.address.root == root]
+    files = [disk_file for disk_file in disk.files() if disk_file.address.root == root]
     points = [record for record in disk.points() if record.address.root == root]
-    chain = Chain(disk.keys, root, [*(copy.address for copy in copies), *(record.address for record in points)])
-    traced = [(step, copy) for copy in copies if (step := chain.find(copy.address)) is not None]
-    items = [_make_item(disk, step, copy) for step, copy in traced]
+    chain = Chain(disk.keys, root, [*(disk_file.address for disk_file in files), *(record.address for record in points)])
+    traced = [(step, disk_file) for disk_file in files if (step := chain.find(disk_file.address)) is not None]
+    items = [_make_item(disk, step, disk_file) for step, disk_file in traced]
     point_items = [_make_point_item(step, record) for record in points if (step := chain.find(record.address)) is not None]
     manifest = encode_manifest(disk.identity, chain.steps, items, point_items)
     with _written(file) as write:
         write(MANIFEST, manifest)
-        sizes = [_export_item(disk, number, copy, write) for number, (_, copy) in enumerate(traced)]
+        sizes = [_export_item(disk, number, disk_file, write) for number, (_, disk_file) in enumerate(traced)]
     done = [size for size in sizes if size is not None]
-    return Exported(len(done), sum(done), len(copies) - len(done))
+    return Exported(len(done), sum(done), len(files) - len(done))
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -116,7 +116,7 @@ class _Importing:
     disk: Disk
     salt: str
     manifest: Manifest
-    copies: list[Copy] = field(default_factory=list)
+    files: list[DiskFile] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     num_without_room: int = 0
     num_damaged: int = 0
@@ -152,9 +152,9 @@ class _Importing:
 
     def finish(self) -> Imported:
         self.disk.flush()
-        saved = [copy for copy in self.copies if copy.is_saved]
-        if len(saved) < len(self.copies):
-            self.problems.append(f"{len(self.copies) - len(saved)} items could not be written")
+        saved = [disk_file for disk_file in self.files if disk_file.is_saved]
+        if len(saved) < len(self.files):
+            self.problems.append(f"{len(self.files) - len(saved)} items could not be written")
         if self.num_damaged > _NAMED_ITEMS:
             self.problems.append(f"{self.num_damaged - _NAMED_ITEMS} more items are damaged")
         if self.num_without_room:
@@ -162,7 +162,7 @@ class _Importing:
         if self._missing:
             self.problems.append(f"{len(self._missing)} items are missing in the archive")
         num_skipped = len(self.manifest.items) - len(saved)
-        return Imported(len(saved), num_skipped, sum(copy.nbytes for copy in saved), tuple(self.problems))
+        return Imported(len(saved), num_skipped, sum(disk_file.nbytes for disk_file in saved), tuple(self.problems))
 
     def _take(self, number: int, archive: _Reader, member: tarfile.TarInfo) -> None:
         item = self.manifest.items[number]
@@ -180,27 +180,27 @@ class _Importing:
 
     def _put(self, item: Item, payload: memoryview) -> None:
         address = replace(self._addresses[item.step], group=item.group, start=item.start)
-        copy = self.disk.put(address, lambda: payload, item.nbytes, last_used=clamp_time(item.last_used, self._now))
-        if not copy.is_saved:  # otherwise this disk has it already
-            self.copies.append(copy)
-        copy.num_users -= 1  # ours: it stays on disk without users, as after a restart
+        disk_file = self.disk.put(address, lambda: payload, item.nbytes, last_used=clamp_time(item.last_used, self._now))
+        if not disk_file.is_saved:  # otherwise this disk has it already
+            self.files.append(disk_file)
+        disk_file.num_users -= 1  # ours: it stays on disk without users, as after a restart
         if self.disk.pending_bytes >= FLUSH_BYTES:
             self.disk.flush()
 
 
-def _make_item(disk: Disk, step: int, copy: Copy) -> Item:
-    address = copy.address
-    return Item(step, address.group, address.start, address.end, disk.payload_bytes(copy), copy.last_used)
+def _make_item(disk: Disk, step: int, disk_file: DiskFile) -> Item:
+    address = disk_file.address
+    return Item(step, address.group, address.start, address.end, disk.payload_bytes(disk_file), disk_file.last_used)
 
 
 def _make_point_item(step: int, record: PointRecord) -> PointItem:
     return PointItem(step, record.address.end, record.reason, record.is_kept, record.is_superseded, record.last_used)
 
 
-def _export_item(disk: Disk, number: int, copy: Copy, write: Callable[..., None]) -> int | None:
-    """Write one member, unless its copy turns out to be lost; returns the size of its content."""
+def _export_item(disk: Disk, number: int, disk_file: DiskFile, write: Callable[..., None]) -> int | None:
+    """Write one member, unless its file turns out to be lost; returns the size of its content."""
     try:
-        payload = disk.get(copy)
+        payload = disk.get(disk_file)
     except DiskMiss:
         return None
     write(str(number), crc32(payload).to_bytes(CRC_BYTES, "little"), payload)
@@ -218,9 +218,9 @@ def _written(file: Path) -> Iterator[Callable[..., None]]:
                 with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
                     yield lambda name, *parts: _add_member(archive, name, parts)
                 stream.flush()
-                files.sync(stream.fileno())
-            files.rename(temporary, file)
-            files.sync_folder(file.parent)
+                page_files.sync(stream.fileno())
+            page_files.rename(temporary, file)
+            page_files.sync_folder(file.parent)
         finally:
             temporary.unlink(missing_ok=True)
 

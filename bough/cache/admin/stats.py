@@ -54,7 +54,7 @@ def _disk(residency: Residency) -> Stats:
             "disk_bytes": disk.used_bytes,
             "disk_budget_bytes": disk.budget_bytes,
             "disk_pending_bytes": disk.pending_bytes,
-            "disk_files": disk.num_copies,
+            "disk_files": disk.num_files,
             "disk_loaded_bytes": disk.counts.loaded_bytes,
             "disk_failed_writes": disk.counts.failed_writes,
             "disk_misses": sum(disk.counts.misses.values()),

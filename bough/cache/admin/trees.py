@@ -16,7 +16,6 @@ from pathlib import Path
 
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskBusy, DiskError, DiskMiss
-from bough.cache.disk.files import PAGES, PageFiles
 from bough.cache.disk.folder import CONTENT, SECRET, SET_ASIDE, read_secret, translate_errors
 from bough.cache.disk.index import (
     FORMAT,
@@ -31,8 +30,9 @@ from bough.cache.disk.index import (
 )
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.lock import LOCK, FolderLock, owner_pid
+from bough.cache.disk.page_files import PAGES, PageFiles
 from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS
-from bough.cache.tree.address import Copy
+from bough.cache.tree.address import DiskFile
 
 
 @dataclass(frozen=True)
@@ -161,29 +161,29 @@ class _Verifying:
             content = self._index.read(self._keys, now)
         except UnusableIndex as error:
             return Verified(0, 0, (*broken, f"index: {error}"), 0)
-        copies = content.copies
+        files = content.files
         problems = broken + [f"index: {row}" for row in content.bad_rows]
         damaged = {}
-        for name, copy in copies.items():
-            if problem := self._check(name, copy):
+        for name, disk_file in files.items():
+            if problem := self._check(name, disk_file):
                 damaged[name] = f"{self._files.path(name).name}: {problem}"
-            on_file(copy.nbytes)
-        orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in copies]
+            on_file(disk_file.nbytes)
+        orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in files]
         if repair:
             self._index.remove_bad_rows(content.bad_rows, now)
             self._index.apply(Changes(removed=list(damaged)))
             for file in (*orphans, *map(self._files.path, damaged)):
                 file.unlink(missing_ok=True)
-        whole = [copy.nbytes for name, copy in copies.items() if name not in damaged]
+        whole = [disk_file.nbytes for name, disk_file in files.items() if name not in damaged]
         is_repaired = repair and not broken
         return Verified(len(whole), sum(whole), (*problems, *damaged.values()), len(orphans), is_repaired)
 
-    def _check(self, name: bytes, copy: Copy) -> str:
+    def _check(self, name: bytes, disk_file: DiskFile) -> str:
         try:
-            payload = self._files.read(name, copy.address)
+            payload = self._files.read(name, disk_file.address)
         except DiskMiss as miss:
             return miss.reason
-        is_whole = self._files.size(copy.address, len(payload)) == copy.nbytes
+        is_whole = self._files.size(disk_file.address, len(payload)) == disk_file.nbytes
         return "" if is_whole else "its size is not what the index says"
 
 
@@ -222,7 +222,7 @@ def _read_page_tokens(meta: dict[str, str]) -> int:
 
 
 def _count(tree: TreeInfo, connection: sqlite3.Connection) -> TreeInfo:
-    num_copies, num_states, nbytes = connection.execute(
+    num_files, num_states, nbytes = connection.execute(
         "SELECT count(*), coalesce(sum(start_offset = end_offset), 0), total(nbytes) FROM copies "
         f"WHERE typeof(nbytes) = 'integer' AND nbytes BETWEEN 0 AND {2 * MAX_CONTENT_BYTES}"
     ).fetchone()
@@ -230,7 +230,7 @@ def _count(tree: TreeInfo, connection: sqlite3.Connection) -> TreeInfo:
     _, copy_used = _count_used(connection, "uses")
     return replace(
         tree,
-        num_pages=num_copies - num_states,
+        num_pages=num_files - num_states,
         num_states=num_states,
         num_points=num_points,
         nbytes=int(nbytes),

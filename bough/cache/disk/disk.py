@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
-from bough.cache.disk import files
+from bough.cache.disk import page_files
 from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
-from bough.cache.disk.files import Buffer
 from bough.cache.disk.folder import Opened, open_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
 from bough.cache.disk.ledger import Counts, Ledger
+from bough.cache.disk.page_files import Buffer
 from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.writer import Writer
-from bough.cache.tree.address import POINT, Address, Copy
+from bough.cache.tree.address import POINT, Address, DiskFile
 from bough.cache.tree.tokens import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Disk:
         self._opened = opened
         self._clock = clock
         self._warnings = warnings
-        self._ledger = Ledger(opened.keys, opened.content.copies, opened.content.points)
+        self._ledger = Ledger(opened.keys, opened.content.files, opened.content.points)
         if opened.set_aside:
             self.counts.set_aside += 1
             warnings.say("set aside", opened.set_aside)
@@ -140,13 +140,13 @@ class Disk:
         """Element k stands for the root and all tokens before page k; there is one more than there are whole pages."""
         return self.keys.digests(root, tokens)
 
-    def copies(self) -> list[Copy]:
-        """All saved copies; one of a prefix comes before those of what follows it."""
+    def files(self) -> list[DiskFile]:
+        """All saved files; one of a prefix comes before those of what follows it."""
         with self._ledger.changed:
-            saved = [copy for copy in self._ledger.live.values() if copy.is_saved]
+            saved = [file for file in self._ledger.live.values() if file.is_saved]
         size = self.page_tokens
-        saved.sort(key=lambda copy: copy.address.start)  # twice by a number is quicker than once by a pair
-        saved.sort(key=lambda copy: (copy.address.end - 1) // size)
+        saved.sort(key=lambda file: file.address.start)  # twice by a number is quicker than once by a pair
+        saved.sort(key=lambda file: (file.address.end - 1) // size)
         return saved
 
     def points(self) -> list[PointRecord]:
@@ -161,46 +161,46 @@ class Disk:
         nbytes: int,
         *,
         last_used: float | None = None,
-    ) -> Copy:
+    ) -> DiskFile:
         """Queue a write of `nbytes` bytes of content and return at once.
 
-        The writer calls `read` on its own thread; None means that the content is gone. Where a copy of this address exists,
+        The writer calls `read` on its own thread; None means that the content is gone. Where a file of this address exists,
         it gets one user more and is returned, and nothing is written.
         """
         used = self._clock() if last_used is None else last_used
-        copy = Copy(address, self._opened.files.size(address, nbytes), used)
-        return self._ledger.put(address, read, copy)
+        file = DiskFile(address, self._opened.files.size(address, nbytes), used)
+        return self._ledger.put(address, read, file)
 
-    def drop(self, copy: Copy) -> None:
-        """Count one user less. Without users a pending write is cancelled, and a saved copy deleted soon."""
-        self._ledger.drop(copy)
+    def drop(self, file: DiskFile) -> None:
+        """Count one user less. Without users a pending write is cancelled, and a saved file deleted soon."""
+        self._ledger.drop(file)
 
-    def save(self, copy: Copy) -> bool:
-        """Make a pending copy safe now, ahead of all else, and wait a few seconds for it; False if that failed."""
-        self._ledger.prioritize(copy)
-        self._writer.wait_for(lambda: self._ledger.is_settled(copy), SAVE_WITHIN_S)
-        return copy.is_saved
+    def save(self, file: DiskFile) -> bool:
+        """Make a pending file safe now, ahead of all else, and wait a few seconds for it; False if that failed."""
+        self._ledger.prioritize(file)
+        self._writer.wait_for(lambda: self._ledger.is_settled(file), SAVE_WITHIN_S)
+        return file.is_saved
 
-    def get(self, copy: Copy, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
-        """The content of a copy, after everything about its file was checked. Raises DiskSlow if it is not to go on.
+    def get(self, file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
+        """The content of a file, after everything about its file was checked. Raises DiskSlow if it is not to go on.
 
-        Raises DiskMiss if it is not what it should be: then the copy is dropped, whoever uses it. The content of a pending
-        copy comes from where it is to be written from.
+        Raises DiskMiss if it is not what it should be: then the file is dropped, whoever uses it. The content of a pending
+        file comes from where it is to be written from.
         """
-        if not copy.is_saved and (content := self._pending_content(copy)) is not None:
+        if not file.is_saved and (content := self._pending_content(file)) is not None:
             return content
         try:
-            if not (copy.is_saved or self.save(copy)):
+            if not (file.is_saved or self.save(file)):
                 raise DiskMiss(MISSING, "it was never written")
-            content = self._opened.files.read(self.keys.name(copy.address), copy.address, keep_reading)
-            if (size := self._opened.files.size(copy.address, len(content))) != copy.nbytes:
-                raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {copy.nbytes}")
+            content = self._opened.files.read(self.keys.name(file.address), file.address, keep_reading)
+            if (size := self._opened.files.size(file.address, len(content))) != file.nbytes:
+                raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {file.nbytes}")
         except DiskMiss as miss:
-            self._ledger.mark_lost(copy, miss.reason)
+            self._ledger.mark_lost(file, miss.reason)
             self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
             raise
         self.counts.loaded += 1
-        self.counts.loaded_bytes += copy.nbytes
+        self.counts.loaded_bytes += file.nbytes
         return content
 
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
@@ -208,9 +208,9 @@ class Disk:
         longest = Address(bytes(HASH_BYTES), bytes(HASH_BYTES), bytes(num_tokens * TOKEN_BYTES), 0, 0, 0)
         return self._opened.files.size(longest, content_bytes)
 
-    def payload_bytes(self, copy: Copy) -> int:
-        """How much content a copy holds: less than its file takes."""
-        return copy.nbytes - self._opened.files.size(copy.address, 0)
+    def payload_bytes(self, file: DiskFile) -> int:
+        """How much content a file holds: less than its file takes."""
+        return file.nbytes - self._opened.files.size(file.address, 0)
 
     def put_point(
         self, address: Address, *, reason: int, is_kept: bool, is_superseded: bool, last_used: float | None = None
@@ -224,9 +224,9 @@ class Disk:
         """Forget a restore point; one that is not known is no failure."""
         self._ledger.drop_point(self.keys.name(address))
 
-    def touch(self, copies: Iterable[Copy], last_used: float) -> None:
-        """Note that copies were used; it is written down within 5 seconds."""
-        self._ledger.touch(copies, last_used)
+    def touch(self, files: Iterable[DiskFile], last_used: float) -> None:
+        """Note that files were used; it is written down within 5 seconds."""
+        self._ledger.touch(files, last_used)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that is queued is safe; False if the time is over, or a write failed since the last flush."""
@@ -264,12 +264,12 @@ class Disk:
 
     @property
     def claimed_bytes(self) -> int:
-        """What all live copies take, saved or pending."""
+        """What all live files take, saved or pending."""
         return self._ledger.claimed_bytes
 
     @property
     def pending_bytes(self) -> int:
-        """What the copies take that are not yet written."""
+        """What the files take that are not yet written."""
         return self._ledger.pending_bytes
 
     @property
@@ -283,16 +283,16 @@ class Disk:
         return self._opened.index.nbytes
 
     @property
-    def num_copies(self) -> int:
-        """How many copies are live, saved or pending."""
+    def num_files(self) -> int:
+        """How many files are live, saved or pending."""
         return len(self._ledger.live)
 
     def check(self) -> None:
         """Assert what always holds between calls."""
         self._ledger.check()
 
-    def _pending_content(self, copy: Copy) -> bytearray | None:
-        write = self._ledger.find_write(copy)
+    def _pending_content(self, file: DiskFile) -> bytearray | None:
+        write = self._ledger.find_write(file)
         if write is None:
             return None
         try:
@@ -306,7 +306,7 @@ class Disk:
         num_unlinked = self._writer.num_unlinked
         if (now := time.monotonic()) >= self._free_until or num_unlinked != self._free_after:
             try:
-                self._free_bytes = files.free_bytes(self.folder)
+                self._free_bytes = page_files.free_bytes(self.folder)
             except OSError:
                 self._free_bytes = 0
             self._free_until, self._free_after = now + FREE_SPACE_FOR_S, num_unlinked

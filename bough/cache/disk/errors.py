@@ -31,7 +31,7 @@ class DiskBusy(DiskError):
 
 
 class DiskMiss(BoughError):
-    """A copy could not be loaded: it is missing, unreadable, truncated, damaged, or another page's. It has been dropped."""
+    """A file could not be loaded: it is missing, unreadable, truncated, damaged, or another page's. It has been dropped."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"a copy on disk is {reason}" + (f": {detail}" if detail else ""))
@@ -40,7 +40,7 @@ class DiskMiss(BoughError):
 
 
 class DiskSlow(BoughError):
-    """Whoever wanted a copy has no more patience; it is as good as before. `done_bytes` of it had been read."""
+    """Whoever wanted a file has no more patience; it is as good as before. `done_bytes` of it had been read."""
 
     def __init__(self, done_bytes: int) -> None:
         super().__init__(f"reading was given up after {done_bytes:,} bytes")

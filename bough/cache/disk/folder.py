@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bough.cache.disk.errors import DiskError
-from bough.cache.disk.files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
 from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, UnusableIndex
 from bough.cache.disk.keys import SECRET_BYTES, Keys
 from bough.cache.disk.lock import FolderLock
+from bough.cache.disk.page_files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
 from bough.cache.disk.rows import Content
 
 SECRET = "secret"

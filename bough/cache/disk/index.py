@@ -1,7 +1,7 @@
 """The index of a tree on disk: which files there are, of what, and when each was last used. SQLite.
 
 Every change is one transaction, safe on the disk when `apply` returns. A row is written after its file and removed before
-it, so that a row always has its file. The rows of `copies` are large (they hold tokens) and never change; when a copy was
+it, so that a row always has its file. The rows of `files` are large (they hold tokens) and never change; when a file was
 last used stands apart, in `uses`, so that noting it writes little. `secure_delete` overwrites what is deleted.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.rows import BadRow, Content, PointRecord, read_content
-from bough.cache.tree.address import Copy
+from bough.cache.tree.address import DiskFile
 
 FORMAT = 1
 INDEX = "index.sqlite"
@@ -85,7 +85,7 @@ class Changes:
     """What one transaction does: removals first, then additions, then uses."""
 
     removed: Sequence[bytes] = ()
-    saved: Sequence[tuple[bytes, Copy]] = ()
+    saved: Sequence[tuple[bytes, DiskFile]] = ()
     points: Mapping[bytes, PointRecord | None] = field(default_factory=dict)
     used: Sequence[tuple[bytes, float]] = ()
 
@@ -301,8 +301,8 @@ def _changes_of(changes: Changes) -> Iterator[tuple[bytes, Callable[[sqlite3.Con
     """Each change by the name of what it is of, as something that makes it, in order."""
     for name in changes.removed:
         yield name, partial(_remove, name)
-    for name, copy in changes.saved:
-        yield name, partial(_add, name, copy)
+    for name, file in changes.saved:
+        yield name, partial(_add, name, file)
     for name, record in changes.points.items():
         yield name, partial(_change_point, name, record)
     for name, last_used in changes.used:
@@ -314,14 +314,14 @@ def _remove(name: bytes, connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM copies WHERE name = ?", (name,))
 
 
-def _add(name: bytes, copy: Copy, connection: sqlite3.Connection) -> None:
-    address = copy.address
+def _add(name: bytes, file: DiskFile, connection: sqlite3.Connection) -> None:
+    address = file.address
     connection.execute(
         "INSERT INTO copies VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET nbytes = excluded.nbytes",
-        (name, address.root, address.before, address.tokens, address.group, address.start, address.end, copy.nbytes),
+        (name, address.root, address.before, address.tokens, address.group, address.start, address.end, file.nbytes),
     )
-    connection.execute("INSERT OR REPLACE INTO uses SELECT id, ? FROM copies WHERE name = ?", (copy.last_used, name))
+    connection.execute("INSERT OR REPLACE INTO uses SELECT id, ? FROM copies WHERE name = ?", (file.last_used, name))
 
 
 def _change_point(name: bytes, record: PointRecord | None, connection: sqlite3.Connection) -> None:

@@ -4,9 +4,9 @@ The engine's thread and the writer both use it, each under `changed`. A file is 
 those that the index knew) until it has no user, or is found to be lost.
 
 Always true between calls (`check` asserts it):
-- every pending write is of a live copy, and a live copy that is neither saved nor pending is being indexed just now;
-- a name that is both live and deleting is of a lost copy and of one that is to be written in its place;
-- `claimed_bytes` is what all live copies take, `pending_bytes` what the pending ones among them will take.
+- every pending write is of a live file, and a live file that is neither saved nor pending is being indexed just now;
+- a name that is both live and deleting is of a lost file and of one that is to be written in its place;
+- `claimed_bytes` is what all live files take, `pending_bytes` what the pending ones among them will take.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bough.cache.disk.errors import REASONS
-from bough.cache.disk.files import Buffer
 from bough.cache.disk.index import Changes
 from bough.cache.disk.keys import Keys
+from bough.cache.disk.page_files import Buffer
 from bough.cache.disk.rows import PointRecord
-from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.address import Address, DiskFile
 
 
 @dataclass
@@ -43,10 +43,10 @@ class Counts:
 
 @dataclass(eq=False, slots=True)
 class Write:
-    """A copy to be written, and where its content comes from."""
+    """A file to be written, and where its content comes from."""
 
     name: bytes
-    copy: Copy
+    file: DiskFile
     read: Callable[[], Buffer | None]
     is_urgent: bool = False
     is_taken: bool = False
@@ -58,22 +58,22 @@ class Batch:
 
     changes: Changes
     saved: Sequence[Write]
-    removed: dict[bytes, Copy]
+    removed: dict[bytes, DiskFile]
     cancelled: Sequence[bytes]
-    touched: dict[Copy, None]
+    touched: dict[DiskFile, None]
 
 
 class Ledger:
     """What is to be done, and what is there. Every method may be called by either thread."""
 
-    def __init__(self, keys: Keys, copies: dict[bytes, Copy], points: dict[bytes, PointRecord]) -> None:
+    def __init__(self, keys: Keys, files: dict[bytes, DiskFile], points: dict[bytes, PointRecord]) -> None:
         self.changed = threading.Condition()
         self.counts = Counts()
-        self.live = copies
+        self.live = files
         self.points = points
         self.pending: dict[bytes, Write] = {}
-        self.deleting: dict[bytes, Copy] = {}
-        self.claimed_bytes = sum(copy.nbytes for copy in copies.values())
+        self.deleting: dict[bytes, DiskFile] = {}
+        self.claimed_bytes = sum(file.nbytes for file in files.values())
         self.pending_bytes = 0
         self.leaving_bytes = 0
         self.back_off_until = 0.0
@@ -81,7 +81,7 @@ class Ledger:
         self._keys = keys
         self._queue: deque[Write] = deque()
         self._urgent: deque[Write] = deque()
-        self._touched: dict[Copy, None] = {}
+        self._touched: dict[DiskFile, None] = {}
         self._changed_points: dict[bytes, PointRecord | None] = {}
 
     @property
@@ -98,48 +98,48 @@ class Ledger:
     def has_touched(self) -> bool:
         return bool(self._touched)
 
-    def put(self, address: Address, read: Callable[[], Buffer | None], copy: Copy) -> Copy:
-        """Queue a write. A copy of the same address that exists is used instead, also one that was about to be deleted."""
+    def put(self, address: Address, read: Callable[[], Buffer | None], file: DiskFile) -> DiskFile:
+        """Queue a write. A file of the same address that exists is used instead, also one that was about to be deleted."""
         name = self._keys.name(address)
         with self.changed:
             known = self.live.get(name) or self._revive(name)
             if known is not None:
-                known.num_users += copy.num_users
-                known.last_used = max(known.last_used, copy.last_used)
+                known.num_users += file.num_users
+                known.last_used = max(known.last_used, file.last_used)
                 return known
             if self.is_backing_off:
-                copy.has_failed = True
-                return copy
-            write = Write(name, copy, read)
-            self.live[name] = copy
+                file.has_failed = True
+                return file
+            write = Write(name, file, read)
+            self.live[name] = file
             self.pending[name] = write
-            self.claimed_bytes += copy.nbytes
-            self.pending_bytes += copy.nbytes
+            self.claimed_bytes += file.nbytes
+            self.pending_bytes += file.nbytes
             self._queue.append(write)
             self.changed.notify_all()
-            return copy
+            return file
 
-    def drop(self, copy: Copy) -> None:
-        """Count one user less; without users the copy is no longer live."""
+    def drop(self, file: DiskFile) -> None:
+        """Count one user less; without users the file is no longer live."""
         with self.changed:
-            copy.num_users = max(0, copy.num_users - 1)
-            if copy.num_users == 0 and self._forget(copy):
+            file.num_users = max(0, file.num_users - 1)
+            if file.num_users == 0 and self._forget(file):
                 self.counts.dropped += 1
                 self.changed.notify_all()
 
-    def mark_lost(self, copy: Copy, reason: str) -> None:
+    def mark_lost(self, file: DiskFile, reason: str) -> None:
         """Drop a file that is not what it should be, whatever uses it."""
         with self.changed:
             self.counts.misses[reason] += 1
-            copy.is_saved, copy.has_failed = False, True
-            self._forget(copy)
+            file.is_saved, file.has_failed = False, True
+            self._forget(file)
             self.changed.notify_all()
 
     def expire(self, before: float) -> None:
         """Drop every file and point that was last used before this time."""
         with self.changed:
-            for copy in [copy for copy in self.live.values() if copy.last_used < before]:
-                self._forget(copy)
+            for file in [file for file in self.live.values() if file.last_used < before]:
+                self._forget(file)
                 self.counts.dropped += 1
             for name in [name for name, record in self.points.items() if record.last_used < before]:
                 self.drop_point(name)
@@ -155,34 +155,34 @@ class Ledger:
                 self._changed_points[name] = None
                 self.changed.notify_all()
 
-    def touch(self, copies: Iterable[Copy], last_used: float) -> None:
-        """Note that copies were used; the writer writes it down with other changes, or a little later."""
+    def touch(self, files: Iterable[DiskFile], last_used: float) -> None:
+        """Note that files were used; the writer writes it down with other changes, or a little later."""
         with self.changed:
             was_empty = not self._touched
-            for copy in copies:
-                copy.last_used = last_used
-                self._touched[copy] = None
+            for file in files:
+                file.last_used = last_used
+                self._touched[file] = None
             if was_empty and self._touched:
                 self.touched_at = time.monotonic()
                 self.changed.notify_all()
 
-    def is_live(self, copy: Copy) -> bool:
-        return self.live.get(self._keys.name(copy.address)) is copy
+    def is_live(self, file: DiskFile) -> bool:
+        return self.live.get(self._keys.name(file.address)) is file
 
-    def is_settled(self, copy: Copy) -> bool:
-        """Whether nothing more happens to a copy by itself."""
-        return copy.is_saved or copy.has_failed or not self.is_live(copy)
+    def is_settled(self, file: DiskFile) -> bool:
+        """Whether nothing more happens to a file by itself."""
+        return file.is_saved or file.has_failed or not self.is_live(file)
 
-    def find_write(self, copy: Copy) -> Write | None:
-        """The pending write of a copy, if there is one."""
+    def find_write(self, file: DiskFile) -> Write | None:
+        """The pending write of a file, if there is one."""
         with self.changed:
-            write = self.pending.get(self._keys.name(copy.address))
-            return write if write is not None and write.copy is copy else None
+            write = self.pending.get(self._keys.name(file.address))
+            return write if write is not None and write.file is file else None
 
-    def prioritize(self, copy: Copy) -> None:
+    def prioritize(self, file: DiskFile) -> None:
         """Write a pending file before all others."""
         with self.changed:
-            if (write := self.find_write(copy)) is not None and not write.is_urgent:
+            if (write := self.find_write(file)) is not None and not write.is_urgent:
                 write.is_urgent = True
                 self._urgent.append(write)
                 self.changed.notify_all()
@@ -202,9 +202,9 @@ class Ledger:
         """Give up writes that cannot be made; users of their files see `has_failed`."""
         with self.changed:
             for write in writes:
-                write.copy.has_failed = True
+                write.file.has_failed = True
                 if self.pending.get(write.name) is write:
-                    self._forget(write.copy)
+                    self._forget(write.file)
             self.changed.notify_all()
 
     def back_off(self, seconds: float) -> None:
@@ -221,78 +221,78 @@ class Ledger:
             cancelled = [write.name for write in written if write.name not in names]
             for write in saved:
                 del self.pending[write.name]
-                self.pending_bytes -= write.copy.nbytes
+                self.pending_bytes -= write.file.nbytes
             removed, self.deleting = self.deleting, {}
             touched, self._touched = self._touched, {}
             points, self._changed_points = self._changed_points, {}
-            saved_rows = [(write.name, write.copy) for write in saved if self.live.get(write.name) is write.copy]
-            used = [(self._keys.name(copy.address), copy.last_used) for copy in touched]
+            saved_rows = [(write.name, write.file) for write in saved if self.live.get(write.name) is write.file]
+            used = [(self._keys.name(file.address), file.last_used) for file in touched]
             changes = Changes(list(removed), saved_rows, points, used)
             return Batch(changes, saved, removed, cancelled, touched)
 
     def commit(self, batch: Batch, rejected: Collection[bytes] = ()) -> None:
-        """The transaction is safe: its copies are saved, but for those that the index cannot hold, which have failed."""
+        """The transaction is safe: its files are saved, but for those that the index cannot hold, which have failed."""
         with self.changed:
             self.counts.bad_rows += len(rejected)
             for name in rejected:
                 if name in self.points and self.points[name] is batch.changes.points.get(name):
                     del self.points[name]
-            for name, copy in batch.changes.saved:
+            for name, file in batch.changes.saved:
                 if name in rejected:
-                    self._reject(name, copy)
+                    self._reject(name, file)
                     continue
-                copy.is_saved = True
+                file.is_saved = True
                 self.counts.saved += 1
-                self.counts.saved_bytes += copy.nbytes
+                self.counts.saved_bytes += file.nbytes
             self.changed.notify_all()
 
-    def _reject(self, name: bytes, copy: Copy) -> None:
-        copy.has_failed = True
-        if self.live.get(name) is copy:
+    def _reject(self, name: bytes, file: DiskFile) -> None:
+        file.has_failed = True
+        if self.live.get(name) is file:
             del self.live[name]
-            self.claimed_bytes -= copy.nbytes
+            self.claimed_bytes -= file.nbytes
 
-    def note_deleted(self, copies: Iterable[Copy]) -> None:
-        """The files of these copies no longer take room."""
+    def note_deleted(self, files: Iterable[DiskFile]) -> None:
+        """The files of these files no longer take room."""
         with self.changed:
-            self.leaving_bytes -= sum(copy.nbytes for copy in copies)
+            self.leaving_bytes -= sum(file.nbytes for file in files)
 
     def roll_back(self, batch: Batch) -> None:
-        """The transaction failed: its copies have failed, and all else is to be done again."""
+        """The transaction failed: its files have failed, and all else is to be done again."""
         with self.changed:
             for write in batch.saved:
-                write.copy.has_failed = True
-                if self.live.get(write.name) is write.copy:
+                write.file.has_failed = True
+                if self.live.get(write.name) is write.file:
                     del self.live[write.name]
-                    self.claimed_bytes -= write.copy.nbytes
+                    self.claimed_bytes -= write.file.nbytes
             written = {write.name for write in batch.saved}
-            for name, copy in batch.removed.items():
+            for name, file in batch.removed.items():
                 if name not in self.live and name not in written:
-                    self.deleting[name] = copy
-                    if copy.num_users:
+                    self.deleting[name] = file
+                    if file.num_users:
                         self._revive(name)
                 else:
-                    self.leaving_bytes -= copy.nbytes
+                    self.leaving_bytes -= file.nbytes
             self._changed_points = {**batch.changes.points, **self._changed_points}
             self._touched = {**batch.touched, **self._touched}
             self.changed.notify_all()
 
     def clear(self, root: bytes | None) -> None:
-        """Forget all copies and points, or one root's; what is pending among them is never written."""
+        """Forget all files and points, or one root's; what is pending among them is never written."""
         with self.changed:
-            for copy in [copy for copy in self.live.values() if root in (None, copy.address.root)]:
-                copy.is_saved, copy.has_failed = False, True
-                self._forget(copy)
+            for file in [file for file in self.live.values() if root in (None, file.address.root)]:
+                file.is_saved, file.has_failed = False, True
+                self._forget(file)
                 self.counts.dropped += 1
             for name in [name for name, record in self.points.items() if root in (None, record.address.root)]:
                 del self.points[name]
                 self._changed_points.pop(name, None)
-            self._touched = {copy: None for copy in self._touched if root not in (None, copy.address.root)}
+            self._touched = {file: None for file in self._touched if root not in (None, file.address.root)}
 
     def take_deleting(self, root: bytes | None) -> list[bytes]:
         """The names of what is to be deleted, or of one root's part of it."""
         with self.changed:
-            names = [name for name, copy in self.deleting.items() if root in (None, copy.address.root)]
+            names = [name for name, file in self.deleting.items() if root in (None, file.address.root)]
             for name in names:
                 self.leaving_bytes -= self.deleting.pop(name).nbytes
             return names
@@ -300,33 +300,33 @@ class Ledger:
     def check(self) -> None:
         """Assert what the module promises."""
         with self.changed:
-            assert all(self.live.get(name) is write.copy for name, write in self.pending.items())
+            assert all(self.live.get(name) is write.file for name, write in self.pending.items())
             assert all(self.deleting[name].has_failed for name in self.live.keys() & self.deleting.keys())
-            assert self.claimed_bytes == sum(copy.nbytes for copy in self.live.values())
-            assert self.pending_bytes == sum(write.copy.nbytes for write in self.pending.values())
-            assert self.leaving_bytes >= sum(copy.nbytes for copy in self.deleting.values())
+            assert self.claimed_bytes == sum(file.nbytes for file in self.live.values())
+            assert self.pending_bytes == sum(write.file.nbytes for write in self.pending.values())
+            assert self.leaving_bytes >= sum(file.nbytes for file in self.deleting.values())
 
-    def _forget(self, copy: Copy) -> bool:
-        """Make a copy no longer live; False if it was not. What is on the disk of it is to be deleted."""
-        name = self._keys.name(copy.address)
-        if self.live.get(name) is not copy:
+    def _forget(self, file: DiskFile) -> bool:
+        """Make a file no longer live; False if it was not. What is on the disk of it is to be deleted."""
+        name = self._keys.name(file.address)
+        if self.live.get(name) is not file:
             return False
         del self.live[name]
-        self.claimed_bytes -= copy.nbytes
+        self.claimed_bytes -= file.nbytes
         if self.pending.pop(name, None) is not None:
-            self.pending_bytes -= copy.nbytes
+            self.pending_bytes -= file.nbytes
         else:
-            self.deleting[name] = copy
-            self.leaving_bytes += copy.nbytes
+            self.deleting[name] = file
+            self.leaving_bytes += file.nbytes
         return True
 
-    def _revive(self, name: bytes) -> Copy | None:
-        """A copy that was about to be deleted is live again."""
-        copy = self.deleting.get(name)
-        if copy is None or copy.has_failed:
+    def _revive(self, name: bytes) -> DiskFile | None:
+        """A file that was about to be deleted is live again."""
+        file = self.deleting.get(name)
+        if file is None or file.has_failed:
             return None
         del self.deleting[name]
-        self.leaving_bytes -= copy.nbytes
-        self.live[name] = copy
-        self.claimed_bytes += copy.nbytes
-        return copy
+        self.leaving_bytes -= file.nbytes
+        self.live[name] = file
+        self.claimed_bytes += file.nbytes
+        return file

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.cache.disk.keys import HASH_BYTES, Keys
-from bough.cache.tree.address import POINT, Address, Copy
+from bough.cache.tree.address import POINT, Address, DiskFile
 from bough.cache.tree.node import Reason
 from bough.cache.tree.tokens import TOKEN_BYTES
 
@@ -58,7 +58,7 @@ class BadRow:
 class Content:
     """All that an index knows, by name, and the rows that failed the check."""
 
-    copies: dict[bytes, Copy] = field(default_factory=dict)
+    files: dict[bytes, DiskFile] = field(default_factory=dict)
     points: dict[bytes, PointRecord] = field(default_factory=dict)
     bad_rows: list[BadRow] = field(default_factory=list)
 
@@ -108,7 +108,7 @@ def _read_copies(connection: sqlite3.Connection, keys: Keys, last_used: dict[int
         if problem:
             content.bad_rows.append(BadRow("copies", row_id, problem))
         else:
-            content.copies[name] = Copy(address, nbytes, last_used.get(row_id, 0.0), True, False, 0)
+            content.files[name] = DiskFile(address, nbytes, last_used.get(row_id, 0.0), True, False, 0)
 
 
 def _read_points(connection: sqlite3.Connection, keys: Keys, now: float, content: Content) -> None:
@@ -131,7 +131,7 @@ def _rows(connection: sqlite3.Connection, query: str) -> Iterator[Sequence[Any]]
 
 
 def _find_problem(root: Any, before: Any, tokens: Any, start: Any, end: Any) -> str:
-    """What is wrong with the columns that copies and points share; "" if nothing is."""
+    """What is wrong with the columns that files and points share; "" if nothing is."""
     for name, value in (("root", root), ("before", before)):
         if type(value) is not bytes or len(value) != HASH_BYTES:
             return f"{name} is {_shown(value)}"

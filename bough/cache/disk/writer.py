@@ -21,9 +21,9 @@ from enum import Enum, auto
 from pathlib import Path
 
 from bough.cache.disk.errors import Warnings
-from bough.cache.disk.files import PageFiles
 from bough.cache.disk.index import Index, Rejected
 from bough.cache.disk.ledger import Batch, Ledger, Write
+from bough.cache.disk.page_files import PageFiles
 from bough.system.threads import give_way
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Writer:
         self._index = index
         self._files = files
         self._warnings = warnings
-        self._sizes = {name: copy.nbytes for pool in (ledger.live, ledger.deleting) for name, copy in pool.items()}
+        self._sizes = {name: file.nbytes for pool in (ledger.live, ledger.deleting) for name, file in pool.items()}
         self.used_bytes = sum(self._sizes.values())
         self.num_unlinked = 0
         self._orphans: Iterator[list[tuple[str, bytes | None]]] | None = files.names()
@@ -220,17 +220,17 @@ class Writer:
                 return written, error
             if is_written:
                 written.append(write)
-                nbytes += write.copy.nbytes
+                nbytes += write.file.nbytes
         return written, None
 
     def _write_file(self, write: Write) -> bool:
         """Write one file, if its content is still there; raises OSError if the disk fails."""
-        copy = write.copy
+        file = write.file
         try:
             content = write.read()
             payload = None if content is None else memoryview(content).cast("B")
-            if payload is not None and (found := self._files.size(copy.address, len(payload))) != copy.nbytes:
-                raise ValueError(f"a file of {copy.nbytes} bytes was announced, and it would have {found}")
+            if payload is not None and (found := self._files.size(file.address, len(payload))) != file.nbytes:
+                raise ValueError(f"a file of {file.nbytes} bytes was announced, and it would have {found}")
         except Exception as error:
             self._give_up([write])
             self._warnings.say("read", f"a page could not be read from memory to be saved: {error!r}")
@@ -238,7 +238,7 @@ class Writer:
         if payload is None:
             self._ledger.fail([write])
             return False
-        size = self._files.write(write.name, copy.address, payload)
+        size = self._files.write(write.name, file.address, payload)
         self._note_size(write.name, size)
         return True
 

@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.clock import Clock
-from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_copy, saved_copy
+from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, saved_file
 from bough.cache.residency.order import Candidate, Order
 from bough.cache.residency.policy import (
     LRU,
     EvictionClass,
     Policy,
     classify,
-    classify_copies,
     classify_demotion,
+    classify_files,
     is_empty_leaf,
     items_at,
     redundant_point,
     tail_items,
     tail_start,
 )
-from bough.cache.tree.address import Copy
+from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Item, Kind, Tier
 from bough.errors import EngineError
@@ -98,7 +98,7 @@ class Evictor:
 
     def _classify(self, node: Node, tier: Tier) -> EvictionClass | None:
         if tier is Tier.DISK:
-            return classify_copies(node)
+            return classify_files(node)
         if tier is not self._tiers[-1]:
             return classify_demotion(node, tier)
         if len(self._tiers) > 1 and not any(items_at(node, tier)) and not is_empty_leaf(node):
@@ -156,7 +156,7 @@ class Evictor:
 
     def _evict(self, tier: Tier, candidate: Candidate) -> bool:
         if tier is Tier.DISK:
-            return self._evict_copies(candidate)
+            return self._evict_files(candidate)
         if tier is not self._tiers[-1]:
             if self._demote(tier, candidate):
                 return True
@@ -335,24 +335,24 @@ class Evictor:
         """Whether an item is on disk, after writing it there now if it was not."""
         disk = self.memory.disk
         assert disk is not None
-        if saved_copy(item) is not None:
+        if saved_file(item) is not None:
             return True
-        copy = covering_copy(item)
-        if copy is None:
+        file = covering_file(item)
+        if file is None:
             stamp = node.stamp
             if not self.make_disk_room(self.memory.file_bytes([item]), trie) or node.stamp != stamp:
                 return False
-            copy = trie.memory.save(
+            file = trie.memory.save(
                 item, PathAddresses.of(disk, trie, node).address(item), self._clock.to_wall(node.last_used)
             )
-        return self._wait_for(disk, copy)
+        return self._wait_for(disk, file)
 
-    def _wait_for(self, disk: Disk, copy: Copy) -> bool:
+    def _wait_for(self, disk: Disk, file: DiskFile) -> bool:
         """Wait until a file is written; after a wait in vain no eviction waits for a while."""
         if time.monotonic() < self._back_off_until:
-            return copy.is_saved
-        is_saved = disk.save(copy)
-        if not is_saved and not copy.has_failed:
+            return file.is_saved
+        is_saved = disk.save(file)
+        if not is_saved and not file.has_failed:
             self._back_off_until = time.monotonic() + BACK_OFF_S
         return is_saved
 
@@ -367,10 +367,10 @@ class Evictor:
                 return False
         return True
 
-    def _evict_copies(self, candidate: Candidate) -> bool:
+    def _evict_files(self, candidate: Candidate) -> bool:
         """Evict the tail of what a node has on disk: what is in memory too stays there, else it is dropped."""
         node, trie = candidate.node, candidate.trie
-        items = sorted((item for item in node.items() if item.copies), key=lambda item: item.span[1])
+        items = sorted((item for item in node.items() if item.files), key=lambda item: item.span[1])
         if items and items[-1].tier is Tier.DISK and self._drop(candidate):
             return True
         if not items and is_empty_leaf(node):
@@ -378,7 +378,7 @@ class Evictor:
         in_memory = [item for item in items if item.tier is not Tier.DISK]
         if not in_memory:
             return False
-        trie.memory.drop_copies(in_memory[-1])
+        trie.memory.drop_files(in_memory[-1])
         self.offer(trie, node)
         return True
 

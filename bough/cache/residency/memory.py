@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from bough.cache.disk import Disk, DiskMiss
-from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Point
 from bough.cache.tree.state import ContentStore, Group, Item, Page, PageStore, Range, State, Tier
@@ -88,7 +88,7 @@ class Memory:
         """Forget the disk; what was written there stays there."""
         self.disk = None
         for item in items:
-            item.copies = {}
+            item.files = {}
         self.num_bytes[Tier.DISK] = 0
 
     def check(self, items: Sequence[Item]) -> None:
@@ -96,11 +96,11 @@ class Memory:
         for tier in (Tier.DEVICE, Tier.HOST):
             assert sum(item.nbytes for item in items if item.tier is tier) == self.num_bytes[tier]
         for item in items:
-            is_copied = any(low <= item.span[0] and item.span[1] <= high for low, high in item.copies.values())
-            assert is_copied or item.tier is not Tier.DISK
-        copies = Counter(copy for item in items for copy in item.copies)
-        assert all(copy.num_users == number for copy, number in copies.items())
-        assert sum(copy.nbytes for copy in copies) == self.num_bytes[Tier.DISK]
+            is_saved = any(low <= item.span[0] and item.span[1] <= high for low, high in item.files.values())
+            assert is_saved or item.tier is not Tier.DISK
+        files = Counter(file for item in items for file in item.files)
+        assert all(file.num_users == number for file, number in files.items())
+        assert sum(file.nbytes for file in files) == self.num_bytes[Tier.DISK]
         assert self.tiers is None or self.num_bytes[Tier.HOST] <= self.tiers.host_bytes
         assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
 
@@ -134,12 +134,10 @@ class Account:
             self._count(page.tier, -page.nbytes)
         for half in (left, right):
             self.add(half)
-            half.copies = {
-                copy: _common(held, half.span) for copy, held in page.copies.items() if _overlap(held, half.span)
-            }
-        for copy in page.copies:
-            copy.num_users += (copy in left.copies) + (copy in right.copies) - 1
-        page.copies = {}
+            half.files = {file: _common(held, half.span) for file, held in page.files.items() if _overlap(held, half.span)}
+        for file in page.files:
+            file.num_users += (file in left.files) + (file in right.files) - 1
+        page.files = {}
         return left, right
 
     def join(self, left: Page, right: Page) -> Page:
@@ -147,36 +145,36 @@ class Account:
         self.cancel_writes(right)
         joined = self._store.join(left, right)
         self._count(left.tier, -left.nbytes - right.nbytes)
-        joined.copies = left.copies | right.copies
-        for copy in left.copies.keys() & right.copies.keys():
-            joined.copies[copy] = (left.copies[copy][0], right.copies[copy][1])
-            copy.num_users -= 1
-        left.copies, right.copies = {}, {}
+        joined.files = left.files | right.files
+        for file in left.files.keys() & right.files.keys():
+            joined.files[file] = (left.files[file][0], right.files[file][1])
+            file.num_users -= 1
+        left.files, right.files = {}, {}
         return self.add(joined)
 
     def cancel_writes(self, page: Page) -> None:
         """Cancel the writes of a page that is about to be consumed; what it becomes is saved again."""
-        for copy in [copy for copy in page.copies if not copy.is_saved]:
-            del page.copies[copy]
-            self._drop(copy)
+        for file in [file for file in page.files if not file.is_saved]:
+            del page.files[file]
+            self._drop(file)
 
     def release(self, item: Item) -> None:
         """Release an item: its memory and its files."""
         if item.tier is not Tier.DISK:
             self._count(item.tier, -item.nbytes)
             self._store.release(item)
-        self.drop_copies(item)
+        self.drop_files(item)
 
     def forget_point(self, point: Point) -> None:
         """Remove a dropped restore point from the index on disk."""
         if point.indexed is not None and self._memory.disk is not None:
             self._memory.disk.drop_point(point.indexed.address)
 
-    def drop_copies(self, item: Item) -> None:
+    def drop_files(self, item: Item) -> None:
         """Drop the files of an item."""
-        for copy in item.copies:
-            self._drop(copy)
-        item.copies = {}
+        for file in item.files:
+            self._drop(file)
+        item.files = {}
 
     def demote_to_host(self, item: Item) -> bool:
         """Move an item from the device to the host; False if the engine has no memory for it there."""
@@ -193,7 +191,7 @@ class Account:
 
     def demote_to_disk(self, item: Item) -> None:
         """Release the memory of an item whose content is in a saved file."""
-        assert saved_copy(item) is not None and item.tier is not Tier.DISK
+        assert saved_file(item) is not None and item.tier is not Tier.DISK
         self._count(item.tier, -item.nbytes)
         self._store.release(item)
         item.tier, item.nbytes = Tier.DISK, 0
@@ -202,27 +200,27 @@ class Account:
         else:
             item.data = None
 
-    def save(self, item: Item, address: Address, last_used: float) -> Copy:
+    def save(self, item: Item, address: Address, last_used: float) -> DiskFile:
         """Queue a write of an item to disk; its older files stay until that is done."""
         disk, tiers = self._memory.disk, self._memory.tiers
         assert disk is not None and tiers is not None
-        copy = disk.put(address, partial(tiers.store.pack, item), tiers.store.packed_bytes(item), last_used=last_used)
-        if copy in item.copies:  # the same rows were saved before
-            self._drop(copy)
-        elif not copy.has_failed and copy.num_users == 1:  # else it is counted already
-            self._count(Tier.DISK, copy.nbytes)
-        if not copy.has_failed:
-            item.copies[copy] = item.span
+        file = disk.put(address, partial(tiers.store.pack, item), tiers.store.packed_bytes(item), last_used=last_used)
+        if file in item.files:  # the same rows were saved before
+            self._drop(file)
+        elif not file.has_failed and file.num_users == 1:  # else it is counted already
+            self._count(Tier.DISK, file.nbytes)
+        if not file.has_failed:
+            item.files[file] = item.span
             self._saving.append(item)
-        return copy
+        return file
 
-    def count_file(self, copy: Copy) -> None:
+    def count_file(self, file: DiskFile) -> None:
         """Count a file that an earlier run left on disk."""
-        self._count(Tier.DISK, copy.nbytes)
+        self._count(Tier.DISK, file.nbytes)
 
     def drop_replaced(self) -> None:
         """Drop the files that newer ones have replaced, and those that failed, as far as writing has come."""
-        while self._saving and not any(_is_pending(copy) for copy in self._saving[0].copies):
+        while self._saving and not any(_is_pending(file) for file in self._saving[0].files):
             self.drop_useless(self._saving.popleft())
 
     def drop_useless(self, item: Item) -> None:
@@ -230,18 +228,18 @@ class Account:
 
         The best file holds just these rows; the next best holds others too.
         """
-        best = own_copy(item, saved=True) or saved_copy(item)
-        for copy in list(item.copies):
-            is_worse = best is not None and copy is not best and (copy.is_saved or _is_own(item, best))
-            if copy.has_failed or is_worse:
-                del item.copies[copy]
-                self._drop(copy)
+        best = own_file(item, saved=True) or saved_file(item)
+        for file in list(item.files):
+            is_worse = best is not None and file is not best and (file.is_saved or _is_own(item, best))
+            if file.has_failed or is_worse:
+                del item.files[file]
+                self._drop(file)
 
-    def _drop(self, copy: Copy) -> None:
-        assert self._memory.disk is not None and copy.num_users > 0
-        self._memory.disk.drop(copy)
-        if copy.num_users == 0:
-            self._count(Tier.DISK, -copy.nbytes)
+    def _drop(self, file: DiskFile) -> None:
+        assert self._memory.disk is not None and file.num_users > 0
+        self._memory.disk.drop(file)
+        if file.num_users == 0:
+            self._count(Tier.DISK, -file.nbytes)
 
     def load(self, item: Item, keep_reading: Callable[[], bool]) -> Item:
         """A new item with the content that a file holds, to replace this one.
@@ -251,20 +249,20 @@ class Account:
         """
         disk, tiers = self._memory.disk, self._memory.tiers
         assert disk is not None and tiers is not None and item.tier is Tier.DISK
-        copy = saved_copy(item)
-        if copy is None:
+        file = saved_file(item)
+        if file is None:
             raise DiskMiss("missing", "another part of it could not be read")
-        data = disk.get(copy, keep_reading)
+        data = disk.get(file, keep_reading)
         store, tier = tiers.store, tiers.load_tier
         if isinstance(item, State):
             state = store.unpack_state(item.group, item.offset, data, tier)
-            state.copies, item.copies = item.copies, {}
+            state.files, item.files = item.files, {}
             self._count(tier, state.nbytes)
             return state
-        page = store.unpack_page(item.group, copy.address.start, copy.address.end, data, tier)
+        page = store.unpack_page(item.group, file.address.start, file.address.end, data, tier)
         for at in (item.start, item.end):
             page = self._cut_to(page, at, item)
-        page.users, page.copies, item.copies = item.users, item.copies, {}
+        page.users, page.files, item.files = item.users, item.files, {}
         self._count(tier, page.nbytes)
         return page
 
@@ -282,8 +280,8 @@ class Account:
         return kept
 
 
-def _is_pending(copy: Copy) -> bool:
-    return not copy.is_saved and not copy.has_failed
+def _is_pending(file: DiskFile) -> bool:
+    return not file.is_saved and not file.has_failed
 
 
 def _on_disk(page: Page, start: int, end: int) -> Page:
@@ -298,29 +296,29 @@ def _common(first: Range, second: Range) -> Range:
     return max(first[0], second[0]), min(first[1], second[1])
 
 
-def saved_copy(item: Item) -> Copy | None:
+def saved_file(item: Item) -> DiskFile | None:
     """A file that is safely on disk and holds all of the item."""
-    return covering_copy(item, saved=True)
+    return covering_file(item, saved=True)
 
 
-def own_copy(item: Item, *, saved: bool = False) -> Copy | None:
+def own_file(item: Item, *, saved: bool = False) -> DiskFile | None:
     """A file of just this item, and nothing else, saved or being written; a saved one, if asked."""
-    for copy in item.copies:
-        if _is_own(item, copy) and not copy.has_failed and (copy.is_saved or not saved):
-            return copy
+    for file in item.files:
+        if _is_own(item, file) and not file.has_failed and (file.is_saved or not saved):
+            return file
     return None
 
 
-def _is_own(item: Item, copy: Copy) -> bool:
-    return (copy.address.start, copy.address.end) == item.span == item.copies[copy]
+def _is_own(item: Item, file: DiskFile) -> bool:
+    return (file.address.start, file.address.end) == item.span == item.files[file]
 
 
-def covering_copy(item: Item, *, saved: bool = False) -> Copy | None:
+def covering_file(item: Item, *, saved: bool = False) -> DiskFile | None:
     """A file that holds all of the item, saved or being written; a saved one, if asked."""
     start, end = item.span
-    for copy, (low, high) in item.copies.items():
-        if low <= start and end <= high and not copy.has_failed and (copy.is_saved or not saved):
-            return copy
+    for file, (low, high) in item.files.items():
+        if low <= start and end <= high and not file.has_failed and (file.is_saved or not saved):
+            return file
     return None
 
 

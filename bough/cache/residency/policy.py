@@ -160,8 +160,8 @@ def is_empty_leaf(node: Node) -> bool:
     return node.is_leaf and not node.is_root and not any(True for _ in node.items())
 
 
-def classify_copies(node: Node) -> EvictionClass | None:
+def classify_files(node: Node) -> EvictionClass | None:
     """What of a node would be evicted from the disk next, or None if nothing may."""
-    if not is_empty_leaf(node) and not any(item.copies for item in node.items()):
+    if not is_empty_leaf(node) and not any(item.files for item in node.items()):
         return None
     return EvictionClass.TAIL if node.deepest_point(node.end, kept=True) is None else EvictionClass.KEPT_TAIL

@@ -11,7 +11,7 @@ from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.clock import Clock
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_copy
+from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_file
 from bough.cache.tree.node import IndexedPoint, Node, Point
 from bough.cache.tree.state import Item, Page, Tier
 
@@ -49,7 +49,7 @@ class Saver:
                 self._index_points(disk, node, addresses, now)
             self._evictor.offer(trie, node)
         if not whole_pages:
-            disk.touch([copy for node in path for item in node.items() for copy in item.copies], now)
+            disk.touch([file for node in path for item in node.items() for file in item.files], now)
 
     def save_all(self, trie: SaltTrie) -> None:
         """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used."""
@@ -147,7 +147,7 @@ class Expiry:
 
 
 def forget_disk(trie: SaltTrie) -> None:
-    """Let a trie forget its copies; what lies on disk alone is lost."""
+    """Let a trie forget its files; what lies on disk alone is lost."""
     for node in trie.walk():
         for pages in list(node.pages.values()):
             for page in [page for page in pages if page.tier is Tier.DISK]:
@@ -155,7 +155,7 @@ def forget_disk(trie: SaltTrie) -> None:
         for point in [p for p in node.points.values() if any(s.tier is Tier.DISK for s in p.states.values())]:
             trie.drop_point(node, point)
         for item in node.items():
-            trie.memory.drop_copies(item)
+            trie.memory.drop_files(item)
         for point in node.points.values():
             point.indexed = None
 
@@ -172,7 +172,7 @@ def _unsaved(nodes: Sequence[Node], page_tokens: int = 0) -> list[Item]:
         item
         for node in nodes
         for item in node.items()
-        if item.tier is not Tier.DISK and own_copy(item) is None and (not page_tokens or _is_whole(item, page_tokens))
+        if item.tier is not Tier.DISK and own_file(item) is None and (not page_tokens or _is_whole(item, page_tokens))
     ]
 
 

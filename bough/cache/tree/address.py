@@ -26,7 +26,7 @@ class Address:
 
 
 @dataclass(eq=False, slots=True)
-class Copy:
+class DiskFile:
     """One file on disk, or one that is to be written. Pages that were cut from one page share its file.
 
     `is_saved` turns True when file and index are safely written, `has_failed` when they could not be; both are set by the

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Protocol
 
-from bough.cache.tree.address import Copy
+from bough.cache.tree.address import DiskFile
 
 PAGE_TOKENS = 256
 
@@ -71,7 +71,7 @@ class Page:
     """The rows [start, end) of one group, all its layers, in memory of their own; never across a page border.
 
     `rows` belongs to the engine, None on disk; `nbytes` is the memory that it takes in its tier. `users` are the
-    restore points and pins that need a window page. `copies` are the files on disk that hold rows of it, each with the
+    restore points and pins that need a window page. `files` are the files on disk that hold rows of it, each with the
     range for which that is so: a file may hold rows of another branch beyond it.
     """
 
@@ -82,7 +82,7 @@ class Page:
     nbytes: int
     users: set[Any] = field(default_factory=set)
     tier: Tier = Tier.DEVICE
-    copies: dict[Copy, Range] = field(default_factory=dict)
+    files: dict[DiskFile, Range] = field(default_factory=dict)
 
     @property
     def span(self) -> Range:
@@ -104,7 +104,7 @@ class State:
     data: Any
     nbytes: int
     tier: Tier = Tier.DEVICE
-    copies: dict[Copy, Range] = field(default_factory=dict)
+    files: dict[DiskFile, Range] = field(default_factory=dict)
 
     @property
     def span(self) -> Range:
@@ -247,7 +247,7 @@ class ContentStore(PageStore, Protocol):
         ...
 
     def to_host(self, item: Page | State) -> None:
-        """Move the content to host memory, in place, without waiting for the copy. Only where there is a host tier.
+        """Move the content to host memory, in place, without waiting for the file. Only where there is a host tier.
 
         Raises EngineError or MemoryError if there is no memory for it; the item is then as it was.
         """

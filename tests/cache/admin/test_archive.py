@@ -51,10 +51,10 @@ def test_an_archive_carries_one_salt_to_another_disk(archive: Path, disk: Disk, 
         address_of(other, [*TOKENS[:4], 7, 8], 4, salt="mine"),
         address_of(other, TOKENS[:8], 8, group=1, salt="mine"),
     }
-    assert {copy.address for copy in other.copies()} == expected
-    assert all(other.get(copy) == content_of(copy.address) for copy in other.copies())
-    assert all(copy.num_users == 0 for copy in other.copies())
-    assert max(copy.last_used for copy in other.copies()) == 6.0
+    assert {disk_file.address for disk_file in other.files()} == expected
+    assert all(other.get(disk_file) == content_of(disk_file.address) for disk_file in other.files())
+    assert all(disk_file.num_users == 0 for disk_file in other.files())
+    assert max(disk_file.last_used for disk_file in other.files()) == 6.0
     (record,) = other.points()
     assert record.address == point_of(other, TOKENS[:6], "mine")
     assert (record.reason, record.is_kept, record.is_superseded, record.last_used) == (3, True, True, 5.0)
@@ -65,14 +65,14 @@ def test_what_was_imported_is_there_after_a_restart(archive: Path, tmp_path: Pat
     with shelf.open() as disk:
         assert import_tree(disk, archive).num_items == 5
     with shelf.open() as disk:
-        assert len(disk.copies()) == 5 and len(disk.points()) == 1
+        assert len(disk.files()) == 5 and len(disk.points()) == 1
 
 
 def test_importing_twice_adds_nothing(archive: Path, other: Disk) -> None:
     import_tree(other, archive)
     again = import_tree(other, archive)
     assert (again.num_items, again.num_skipped, again.problems) == (0, 5, ())
-    assert other.num_copies == 5 and all(copy.num_users == 0 for copy in other.copies())
+    assert other.num_files == 5 and all(disk_file.num_users == 0 for disk_file in other.files())
 
 
 def test_an_archive_holds_no_salt_secret_or_hash(archive: Path, disk: Disk, shelf: Shelf) -> None:
@@ -91,9 +91,9 @@ def test_a_manifest_tells_what_an_archive_is_of(archive: Path) -> None:
 
 
 def test_what_cannot_be_traced_to_the_root_is_not_exported(disk: Disk, tmp_path: Path) -> None:
-    copies = put_path(disk, TOKENS)
+    files = put_path(disk, TOKENS)
     assert disk.flush(10)
-    disk.drop(copies[0])
+    disk.drop(files[0])
     done = export_tree(disk, tmp_path / "archive.tar")
     assert (done.num_items, done.num_skipped) == (0, 2)
 
@@ -126,7 +126,7 @@ def test_an_archive_of_another_model_is_refused(archive: Path, tmp_path: Path, c
     with Shelf(tmp_path / "strange").open(**changes) as disk:
         with pytest.raises(DiskError, match=next(iter(changes))):
             import_tree(disk, archive)
-        assert disk.num_copies == 0
+        assert disk.num_files == 0
 
 
 def rewrite(archive: Path, change: Callable[[dict[str, Any], list[tuple[str, bytes]]], None]) -> None:
@@ -185,7 +185,7 @@ def test_a_manifest_that_makes_no_sense_is_refused(archive: Path, other: Disk, c
     rewrite(archive, change)
     with pytest.raises(DiskError, match="not an archive"):
         import_tree(other, archive)
-    assert other.num_copies == 0 and other.points() == []
+    assert other.num_files == 0 and other.points() == []
 
 
 @pytest.mark.parametrize(("said", "taken"), [(1e12, 500.0), (-7.0, 0.0)])
@@ -199,7 +199,7 @@ def test_an_import_was_used_neither_after_now_nor_before_all_time(
     rewrite(archive, change)
     with Shelf(tmp_path / "later").open(clock=lambda: 500.0) as disk:
         assert import_tree(disk, archive).num_items == 5
-        assert {copy.last_used for copy in disk.copies()} == {taken}
+        assert {disk_file.last_used for disk_file in disk.files()} == {taken}
         assert [record.last_used for record in disk.points()] == [taken]
 
 

@@ -25,8 +25,8 @@ def trees(tmp_path: Path) -> Iterator[Path]:
 
 def make_tree(trees: Path, name: str, num_tokens: int = 8, last_used: float = 1.0) -> Path:
     with Shelf(trees / name).open(fingerprint=f"fingerprint of {name}", model=name) as disk:
-        copies = put_path(disk, range(num_tokens))
-        disk.touch(copies, last_used)
+        files = put_path(disk, range(num_tokens))
+        disk.touch(files, last_used)
     return trees / name
 
 
@@ -77,7 +77,7 @@ def test_trees_that_cannot_be_used_are_shown_with_their_problem(trees: Path) -> 
 def test_a_tree_opens_as_what_it_says_it_is(trees: Path) -> None:
     folder = make_tree(trees, "a")
     with open_tree(folder, budget_bytes=10**6, floor_bytes=0) as disk:
-        assert disk.identity.model == "a" and len(disk.copies()) == 2
+        assert disk.identity.model == "a" and len(disk.files()) == 2
     (folder / INDEX).write_bytes(b"nonsense" * 1000)
     with pytest.raises(DiskError, match="cannot be read"):
         open_tree(folder, budget_bytes=10**6)
@@ -130,7 +130,7 @@ def test_a_tree_in_use_is_neither_verified_nor_removed(trees: Path) -> None:
         for act in (verify_tree, remove_tree):
             with pytest.raises(DiskBusy):
                 act(folder)
-        assert disk.get(disk.copies()[0]) == content_of(disk.copies()[0].address)
+        assert disk.get(disk.files()[0]) == content_of(disk.files()[0].address)
 
 
 def test_a_removed_tree_is_gone_and_what_is_not_ours_stays(trees: Path) -> None:

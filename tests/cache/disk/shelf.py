@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.disk import Disk
-from bough.cache.tree.address import POINT, Address, Copy
+from bough.cache.tree.address import POINT, Address, DiskFile
 from bough.cache.tree.tokens import cut, pack
 
 PAGE = 4
@@ -59,12 +59,12 @@ def content_of(address: Address, num_bytes: int = CONTENT_BYTES) -> bytes:
     return (seed * (num_bytes // len(seed) + 1))[:num_bytes]
 
 
-def put(disk: Disk, address: Address, *, last_used: float = 1.0) -> Copy:
+def put(disk: Disk, address: Address, *, last_used: float = 1.0) -> DiskFile:
     content = content_of(address)
     return disk.put(address, lambda: content, len(content), last_used=last_used)
 
 
-def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "") -> list[Copy]:
+def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "") -> list[DiskFile]:
     """Put every page of these tokens, the last one as far as it goes."""
     ends = [*range(PAGE, len(tokens) + 1, PAGE)] + ([len(tokens)] if len(tokens) % PAGE else [])
     starts = [(end - 1) // PAGE * PAGE for end in ends]
@@ -73,7 +73,7 @@ def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "
 
 
 @contextmanager
-def held_writer(disk: Disk) -> Iterator[list[Copy]]:
+def held_writer(disk: Disk) -> Iterator[list[DiskFile]]:
     """Keep the writer busy with a write of its own for as long as the block lasts."""
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -82,10 +82,10 @@ def held_writer(disk: Disk) -> Iterator[list[Copy]]:
         assert may_end.wait(10)
         return b"held"
 
-    copy = disk.put(address_of(disk, [2**31 - 1], 0, salt="held"), read, 4)
+    disk_file = disk.put(address_of(disk, [2**31 - 1], 0, salt="held"), read, 4)
     assert has_begun.wait(10)
     try:
-        yield [copy]
+        yield [disk_file]
     finally:
         may_end.set()
 

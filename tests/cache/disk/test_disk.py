@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bough.cache.disk import Disk, DiskMiss, files
+from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import INDEX, Changes, Identity, Index
 from bough.cache.disk.keys import Keys
-from bough.cache.tree.address import Address, Copy
+from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.tokens import pack
 from tests.cache.disk.shelf import (
     CONTENT_BYTES,
@@ -28,16 +28,16 @@ from tests.cache.disk.shelf import (
 
 
 def test_what_was_put_can_be_got_and_is_counted(disk: Disk, shelf: Shelf) -> None:
-    copy = put(disk, address_of(disk, [1, 2, 3, 4], 0))
+    disk_file = put(disk, address_of(disk, [1, 2, 3, 4], 0))
     assert disk.flush(10)
 
-    assert copy.is_saved and not copy.has_failed and copy.num_users == 1
-    assert disk.get(copy) == content_of(copy.address)
-    assert isinstance(disk.get(copy), bytearray)
-    assert (disk.counts.saved, disk.counts.saved_bytes) == (1, copy.nbytes)
-    assert (disk.counts.loaded, disk.counts.loaded_bytes) == (2, 2 * copy.nbytes)
-    assert disk.used_bytes == disk.claimed_bytes == copy.nbytes == shelf.page_bytes()
-    assert (disk.num_copies, disk.pending_bytes) == (1, 0)
+    assert disk_file.is_saved and not disk_file.has_failed and disk_file.num_users == 1
+    assert disk.get(disk_file) == content_of(disk_file.address)
+    assert isinstance(disk.get(disk_file), bytearray)
+    assert (disk.counts.saved, disk.counts.saved_bytes) == (1, disk_file.nbytes)
+    assert (disk.counts.loaded, disk.counts.loaded_bytes) == (2, 2 * disk_file.nbytes)
+    assert disk.used_bytes == disk.claimed_bytes == disk_file.nbytes == shelf.page_bytes()
+    assert (disk.num_files, disk.pending_bytes) == (1, 0)
     assert disk.index_bytes > 0
 
 
@@ -47,28 +47,33 @@ def test_a_restart_finds_equal_copies_prefixes_before_what_follows(shelf: Shelf)
         put_path(disk, tokens)
         put(disk, address_of(disk, tokens[:8], 8, group=1), last_used=7.0)
         assert disk.flush(10)
-        before = {copy.address: (copy.nbytes, copy.last_used) for copy in disk.copies()}
+        before = {disk_file.address: (disk_file.nbytes, disk_file.last_used) for disk_file in disk.files()}
 
     with shelf.open() as disk:
-        copies = disk.copies()
-        assert {copy.address: (copy.nbytes, copy.last_used) for copy in copies} == before
-        assert [(copy.address.start, copy.address.end) for copy in copies] == [(0, 4), (4, 8), (8, 8), (8, 10)]
-        assert all(copy.is_saved and copy.num_users == 0 for copy in copies)
-        assert [bytes(disk.get(copy)) for copy in copies] == [content_of(copy.address) for copy in copies]
+        files = disk.files()
+        assert {disk_file.address: (disk_file.nbytes, disk_file.last_used) for disk_file in files} == before
+        assert [(disk_file.address.start, disk_file.address.end) for disk_file in files] == [
+            (0, 4),
+            (4, 8),
+            (8, 8),
+            (8, 10),
+        ]
+        assert all(disk_file.is_saved and disk_file.num_users == 0 for disk_file in files)
+        assert [bytes(disk.get(disk_file)) for disk_file in files] == [content_of(disk_file.address) for disk_file in files]
         assert disk.claimed_bytes == disk.used_bytes == shelf.page_bytes()
 
 
 def test_closing_saves_what_is_queued_and_can_be_done_twice(shelf: Shelf) -> None:
     disk = shelf.open()
-    copies = put_path(disk, range(40))
+    files = put_path(disk, range(40))
     disk.close()
     disk.close()
 
-    assert all(copy.is_saved for copy in copies)
-    assert put(disk, copies[0].address).num_users == 2  # still known
+    assert all(disk_file.is_saved for disk_file in files)
+    assert put(disk, files[0].address).num_users == 2  # still known
     assert put(disk, Address(b"r", b"b", b"", 0, 0, 1)).has_failed  # but nothing new is taken
     with shelf.open() as again:
-        assert len(again.copies()) == 10
+        assert len(again.files()) == 10
 
 
 def test_files_and_folders_are_private_whatever_the_umask_says(shelf: Shelf) -> None:
@@ -119,26 +124,26 @@ def test_two_stores_have_different_secrets_and_names(tmp_path: Path) -> None:
 
 
 def test_an_address_that_is_there_is_not_written_again(disk: Disk) -> None:
-    copy = put(disk, address_of(disk, [1, 2], 0))
+    disk_file = put(disk, address_of(disk, [1, 2], 0))
     assert disk.flush(10)
 
-    again = disk.put(copy.address, lambda: pytest.fail("it is there already"), CONTENT_BYTES)
+    again = disk.put(disk_file.address, lambda: pytest.fail("it is there already"), CONTENT_BYTES)
 
-    assert again is copy and copy.num_users == 2
+    assert again is disk_file and disk_file.num_users == 2
     assert disk.flush(10)
     assert disk.counts.saved == 1
 
 
 def test_a_copy_goes_with_its_last_user(disk: Disk, shelf: Shelf) -> None:
-    copy = put(disk, address_of(disk, [1, 2], 0))
+    disk_file = put(disk, address_of(disk, [1, 2], 0))
     assert disk.flush(10)
-    assert put(disk, copy.address) is copy  # a second user
+    assert put(disk, disk_file.address) is disk_file  # a second user
 
-    disk.drop(copy)
+    disk.drop(disk_file)
     assert disk.flush(10)
     assert len(shelf.page_files()) == 1
 
-    disk.drop(copy)
+    disk.drop(disk_file)
     assert disk.claimed_bytes == 0  # at once
     assert disk.flush(10)
     assert shelf.page_files() == [] and disk.used_bytes == 0
@@ -149,18 +154,18 @@ def test_a_copy_from_an_earlier_run_can_be_dropped_without_being_used(shelf: She
     with shelf.open() as disk:
         put(disk, address_of(disk, [1, 2], 0))
     with shelf.open() as disk:
-        disk.drop(disk.copies()[0])
+        disk.drop(disk.files()[0])
     with shelf.open() as disk:
-        assert disk.copies() == [] and disk.flush(10) and shelf.page_files() == []
+        assert disk.files() == [] and disk.flush(10) and shelf.page_files() == []
 
 
 def test_dropping_a_pending_copy_cancels_its_write(disk: Disk, shelf: Shelf) -> None:
     with held_writer(disk):
-        copy = disk.put(address_of(disk, [1], 0), lambda: pytest.fail("it was cancelled"), CONTENT_BYTES)
-        disk.drop(copy)
-        assert disk.num_copies == 1 and disk.pending_bytes == disk.claimed_bytes
+        disk_file = disk.put(address_of(disk, [1], 0), lambda: pytest.fail("it was cancelled"), CONTENT_BYTES)
+        disk.drop(disk_file)
+        assert disk.num_files == 1 and disk.pending_bytes == disk.claimed_bytes
     assert disk.flush(10)
-    assert len(shelf.page_files()) == 1 and not copy.is_saved
+    assert len(shelf.page_files()) == 1 and not disk_file.is_saved
 
 
 def test_dropping_a_copy_while_it_is_written_leaves_no_file(disk: Disk, shelf: Shelf) -> None:
@@ -171,15 +176,15 @@ def test_dropping_a_copy_while_it_is_written_leaves_no_file(disk: Disk, shelf: S
 
 
 def test_what_is_dropped_and_put_again_at_once_is_there(disk: Disk) -> None:
-    copy = put(disk, address_of(disk, [1, 2], 0))
+    disk_file = put(disk, address_of(disk, [1, 2], 0))
     assert disk.flush(10)
     with held_writer(disk):
-        disk.drop(copy)
-        again = put(disk, copy.address)
+        disk.drop(disk_file)
+        again = put(disk, disk_file.address)
     assert disk.flush(10)
 
     assert again.is_saved and again.num_users == 1
-    assert disk.get(again) == content_of(copy.address)
+    assert disk.get(again) == content_of(disk_file.address)
 
 
 def test_content_that_is_gone_makes_no_copy_and_is_no_failure(disk: Disk) -> None:
@@ -188,14 +193,14 @@ def test_content_that_is_gone_makes_no_copy_and_is_no_failure(disk: Disk) -> Non
     assert disk.flush(10)
 
     assert gone.has_failed and not gone.is_saved and disk.counts.failed_writes == 0
-    assert disk.copies() == [part] and part.num_users == 1
+    assert disk.files() == [part] and part.num_users == 1
 
 
 def test_a_pending_copy_can_be_read_without_waiting(disk: Disk) -> None:
     with held_writer(disk):
-        copy = put(disk, address_of(disk, [1, 2], 0))
-        assert disk.get(copy) == content_of(copy.address)
-        assert not copy.is_saved and disk.counts.loaded == 0
+        disk_file = put(disk, address_of(disk, [1, 2], 0))
+        assert disk.get(disk_file) == content_of(disk_file.address)
+        assert not disk_file.is_saved and disk.counts.loaded == 0
 
 
 def test_save_goes_ahead_of_all_that_waits(disk: Disk) -> None:
@@ -207,15 +212,15 @@ def test_save_goes_ahead_of_all_that_waits(disk: Disk) -> None:
         return b"x"
 
     with held_writer(disk):
-        copies = [disk.put(address_of(disk, [n], 0), lambda n=n: read(n), 1) for n in range(50)]
-        saver = threading.Thread(target=lambda: results.append(disk.save(copies[-1])))
+        files = [disk.put(address_of(disk, [n], 0), lambda n=n: read(n), 1) for n in range(50)]
+        saver = threading.Thread(target=lambda: results.append(disk.save(files[-1])))
         results: list[bool] = []
         saver.start()
         while not disk._ledger._urgent:
             time.sleep(0.001)
     saver.join(10)
 
-    assert results == [True] and copies[-1].is_saved
+    assert results == [True] and files[-1].is_saved
     assert order[0] == 49
     assert disk.flush(10)
     assert sorted(order) == list(range(50))
@@ -252,20 +257,20 @@ def test_points_are_kept_changed_and_dropped(shelf: Shelf) -> None:
 
 def test_recency_is_noted_at_once_and_survives(shelf: Shelf) -> None:
     with shelf.open() as disk:
-        copies = put_path(disk, range(8))
+        files = put_path(disk, range(8))
         assert disk.flush(10)
-        disk.touch(copies[:1], 50.0)
-        assert copies[0].last_used == 50.0
+        disk.touch(files[:1], 50.0)
+        assert files[0].last_used == 50.0
     with shelf.open() as disk:
-        assert [copy.last_used for copy in disk.copies()] == [50.0, 1.0]
+        assert [disk_file.last_used for disk_file in disk.files()] == [50.0, 1.0]
 
 
 def test_recency_is_written_by_itself_after_a_while(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough.cache.disk.writer.TOUCH_WITHIN_S", 0.05)
     with shelf.open() as disk:
-        copy = put(disk, address_of(disk, [1], 0))
+        disk_file = put(disk, address_of(disk, [1], 0))
         assert disk.flush(10)
-        disk.touch([copy], 50.0)
+        disk.touch([disk_file], 50.0)
         assert disk._writer.wait_for(disk._writer._is_idle, 5)
 
 
@@ -275,26 +280,26 @@ def test_what_is_older_than_its_time_to_live_is_gone_after_a_start(shelf: Shelf)
         young = put(disk, address_of(disk, [2], 0), last_used=190.0)
         disk.put_point(point_of(disk, [1]), reason=0, is_kept=True, is_superseded=False, last_used=100.0)
     with shelf.open(ttl_s=50.0, clock=lambda: 200.0) as disk:
-        assert [copy.address for copy in disk.copies()] == [young.address] and disk.points() == []
+        assert [disk_file.address for disk_file in disk.files()] == [young.address] and disk.points() == []
         assert disk.flush(10)
         assert disk.counts.dropped == 1
         assert disk.used_bytes == shelf.page_bytes() == young.nbytes
     with shelf.open() as disk:
-        assert len(disk.copies()) == 1 and disk.points() == []
+        assert len(disk.files()) == 1 and disk.points() == []
 
 
 def test_room_is_what_the_budget_leaves(shelf: Shelf) -> None:
     with shelf.open(budget_bytes=3000) as disk:
         assert disk.has_room(3000) and not disk.has_room(3001)
-        copy = put(disk, address_of(disk, [1], 0))
-        left = 3000 - copy.nbytes
+        disk_file = put(disk, address_of(disk, [1], 0))
+        left = 3000 - disk_file.nbytes
         assert disk.has_room(left) and not disk.has_room(left + 1)  # pending counts
-        disk.drop(copy)
+        disk.drop(disk_file)
         assert disk.has_room(3000)
 
 
 def test_room_leaves_the_file_system_its_floor(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "free_bytes", lambda folder: 10_000)
+    monkeypatch.setattr(page_files, "free_bytes", lambda folder: 10_000)
     with shelf.open(floor_bytes=9_000) as disk:
         assert disk.has_room(1_000) and not disk.has_room(1_001)
     with shelf.open(floor_bytes=11_000) as disk:
@@ -303,7 +308,7 @@ def test_room_leaves_the_file_system_its_floor(shelf: Shelf, monkeypatch: pytest
 
 def test_clearing_leaves_no_token_in_any_file(disk: Disk, shelf: Shelf) -> None:
     tokens = [123456789, 987654321, 555555555, 777777777]
-    copies = put_path(disk, tokens * 20)
+    files = put_path(disk, tokens * 20)
     disk.put_point(point_of(disk, tokens), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
     assert disk.flush(10)
     assert _files_with(shelf, pack(tokens))
@@ -312,12 +317,12 @@ def test_clearing_leaves_no_token_in_any_file(disk: Disk, shelf: Shelf) -> None:
     disk.clear()
 
     assert _files_with(shelf, pack(tokens[:2])) == []
-    assert shelf.page_files() == [] and disk.used_bytes == disk.claimed_bytes == disk.num_copies == 0
-    assert disk.points() == [] and not copies[0].is_saved and not pending.is_saved
+    assert shelf.page_files() == [] and disk.used_bytes == disk.claimed_bytes == disk.num_files == 0
+    assert disk.points() == [] and not files[0].is_saved and not pending.is_saved
     with pytest.raises(DiskMiss):
-        disk.get(copies[0])
-    disk.drop(copies[0])
-    assert disk.save(put(disk, copies[0].address))  # it goes on
+        disk.get(files[0])
+    disk.drop(files[0])
+    assert disk.save(put(disk, files[0].address))  # it goes on
 
 
 def test_clearing_one_salt_leaves_the_others(disk: Disk, shelf: Shelf) -> None:
@@ -330,7 +335,7 @@ def test_clearing_one_salt_leaves_the_others(disk: Disk, shelf: Shelf) -> None:
 
     disk.clear(disk.root("ours"))
 
-    assert disk.copies() == kept and len(disk.points()) == 1
+    assert disk.files() == kept and len(disk.points()) == 1
     assert _files_with(shelf, pack(ours)) == [] and _files_with(shelf, pack(theirs))
     assert disk.get(kept[0]) == content_of(kept[0].address)
 
@@ -360,15 +365,15 @@ def test_times_from_the_future_count_as_now_after_a_restart(shelf: Shelf) -> Non
         disk.put_point(point_of(disk, range(8)), reason=0, is_kept=False, is_superseded=False)
 
     with shelf.open(clock=lambda: now) as disk:
-        assert all(copy.last_used <= now for copy in disk.copies())
+        assert all(disk_file.last_used <= now for disk_file in disk.files())
         assert all(record.last_used <= now for record in disk.points())
     with shelf.open(clock=lambda: now + 8 * day_s, ttl_s=7 * day_s) as disk:
-        assert (disk.copies(), disk.points()) == ([], [])  # not immortal: what was clamped is written down, too
+        assert (disk.files(), disk.points()) == ([], [])  # not immortal: what was clamped is written down, too
 
 
 def test_files_that_the_index_does_not_know_are_collected(shelf: Shelf) -> None:
     with shelf.open() as disk:
-        copies = put_path(disk, range(8))
+        files = put_path(disk, range(8))
     stray = shelf.page_files()[0].parent / ("ab" * 16)
     stray.write_bytes(b"left by a crash")
     (shelf.folder / "tmp" / "half").write_bytes(b"half a page")
@@ -377,7 +382,7 @@ def test_files_that_the_index_does_not_know_are_collected(shelf: Shelf) -> None:
         assert disk.flush(10)
         assert disk.counts.orphans == 1
         assert not stray.exists() and not (shelf.folder / "tmp" / "half").exists()
-        assert disk.used_bytes == shelf.page_bytes() == sum(copy.nbytes for copy in copies)
+        assert disk.used_bytes == shelf.page_bytes() == sum(disk_file.nbytes for disk_file in files)
 
 
 def test_opening_reads_100_000_records(shelf: Shelf) -> None:
@@ -386,17 +391,17 @@ def test_opening_reads_100_000_records(shelf: Shelf) -> None:
     _fill_index(shelf.folder / INDEX, identity, keys, root, 100_000)
 
     with shelf.open(page_tokens=256) as disk:
-        assert len(disk.copies()) == 100_000 and disk.counts.bad_rows == 0
+        assert len(disk.files()) == 100_000 and disk.counts.bad_rows == 0
 
 
-def _fill_index(file: Path, identity: Identity, keys: Keys, root: bytes, num_copies: int) -> None:
+def _fill_index(file: Path, identity: Identity, keys: Keys, root: bytes, num_files: int) -> None:
     index = Index.open(file, identity)
     tokens = pack(range(256))
     addresses = [
         Address(root, number.to_bytes(16, "little"), tokens, 0, 256 * number, 256 * number + 256)
-        for number in range(num_copies)
+        for number in range(num_files)
     ]
-    index.apply(Changes(saved=[(keys.name(address), Copy(address, 10**6, 1.0)) for address in addresses]))
+    index.apply(Changes(saved=[(keys.name(address), DiskFile(address, 10**6, 1.0)) for address in addresses]))
     index.close()
 
 

@@ -12,32 +12,32 @@ from typing import Any
 
 import pytest
 
-from bough.cache.disk import Disk, DiskMiss, files
+from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import Index
-from bough.cache.tree.address import Copy
+from bough.cache.tree.address import DiskFile
 from tests.cache.disk.shelf import CONTENT_BYTES, Shelf, address_of, content_of, held_writer, long_rests, put, put_path
 
 
-def saved_copies(disk: Disk, num_tokens: int = 8) -> list[Copy]:
-    copies = put_path(disk, range(num_tokens))
+def saved_copies(disk: Disk, num_tokens: int = 8) -> list[DiskFile]:
+    files = put_path(disk, range(num_tokens))
     assert disk.flush(10)
-    return copies
+    return files
 
 
-def file_of(disk: Disk, copy: Copy) -> Path:
-    return disk._opened.files.path(disk.keys.name(copy.address))
+def file_of(disk: Disk, disk_file: DiskFile) -> Path:
+    return disk._opened.files.path(disk.keys.name(disk_file.address))
 
 
-def expect_miss(disk: Disk, copy: Copy, reason: str) -> None:
+def expect_miss(disk: Disk, disk_file: DiskFile, reason: str) -> None:
     """Reading must be a miss for this reason; the copy and its file must then be gone, now and after a restart."""
     with pytest.raises(DiskMiss) as miss:
-        disk.get(copy)
+        disk.get(disk_file)
     assert miss.value.reason == reason
     assert disk.counts.misses == dict.fromkeys(disk.counts.misses, 0) | {reason: 1}
-    assert copy.has_failed and not copy.is_saved
+    assert disk_file.has_failed and not disk_file.is_saved
     assert disk.flush(10)
-    assert not file_of(disk, copy).exists()
-    assert copy.address not in {other.address for other in disk.copies()}
+    assert not file_of(disk, disk_file).exists()
+    assert disk_file.address not in {other.address for other in disk.files()}
     disk.check()
 
 
@@ -90,60 +90,60 @@ def test_swapped_files_are_foreign_to_each_other(disk: Disk) -> None:
 
 
 def test_every_flipped_bit_of_a_header_is_noticed(disk: Disk) -> None:
-    copy = saved_copies(disk, 4)[0]
-    file = file_of(disk, copy)
+    disk_file = saved_copies(disk, 4)[0]
+    file = file_of(disk, disk_file)
     for at in range(file.stat().st_size - CONTENT_BYTES):
         flip(file, at)
         with pytest.raises(DiskMiss):
-            disk._opened.files.read(disk.keys.name(copy.address), copy.address)
+            disk._opened.files.read(disk.keys.name(disk_file.address), disk_file.address)
         flip(file, at)
-    assert disk.get(copy) == content_of(copy.address)
+    assert disk.get(disk_file) == content_of(disk_file.address)
 
 
 def test_a_file_of_another_fingerprint_is_foreign(disk: Disk) -> None:
-    copy = saved_copies(disk, 4)[0]
-    other = files.PageFiles(disk.folder, "fingerprint-2")
-    other.write(disk.keys.name(copy.address), copy.address, content_of(copy.address))
-    expect_miss(disk, copy, "foreign")
+    disk_file = saved_copies(disk, 4)[0]
+    other = page_files.PageFiles(disk.folder, "fingerprint-2")
+    other.write(disk.keys.name(disk_file.address), disk_file.address, content_of(disk_file.address))
+    expect_miss(disk, disk_file, "foreign")
 
 
 def test_a_read_error_is_a_miss(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = saved_copies(disk, 4)[0]
+    disk_file = saved_copies(disk, 4)[0]
 
     def fail(descriptor: int, view: memoryview) -> int:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(files, "read_into", fail)
-    expect_miss(disk, copy, "unreadable")
+    monkeypatch.setattr(page_files, "read_into", fail)
+    expect_miss(disk, disk_file, "unreadable")
 
 
 def test_reads_and_writes_may_come_in_bites(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "write_some", lambda descriptor, parts: os.write(descriptor, parts[0][:7]))
-    monkeypatch.setattr(files, "read_into", lambda descriptor, view: os.readv(descriptor, [view[:5]]))
-    copy = saved_copies(disk, 4)[0]
-    assert copy.is_saved and disk.get(copy) == content_of(copy.address)
+    monkeypatch.setattr(page_files, "write_some", lambda descriptor, parts: os.write(descriptor, parts[0][:7]))
+    monkeypatch.setattr(page_files, "read_into", lambda descriptor, view: os.readv(descriptor, [view[:5]]))
+    disk_file = saved_copies(disk, 4)[0]
+    assert disk_file.is_saved and disk.get(disk_file) == content_of(disk_file.address)
 
 
 def test_a_miss_is_warned_of_once_a_minute_for_each_reason(disk: Disk, shelf: Shelf) -> None:
-    for copy in saved_copies(disk, 12):
-        file_of(disk, copy).unlink()
+    for disk_file in saved_copies(disk, 12):
+        file_of(disk, disk_file).unlink()
         with pytest.raises(DiskMiss):
-            disk.get(copy)
+            disk.get(disk_file)
     assert disk.counts.misses["missing"] == 3
     assert len(shelf.warnings) == 1
 
 
 def test_what_was_lost_can_be_written_again_at_once(disk: Disk) -> None:
-    copy = saved_copies(disk, 4)[0]
-    file_of(disk, copy).write_bytes(b"")
+    disk_file = saved_copies(disk, 4)[0]
+    file_of(disk, disk_file).write_bytes(b"")
     with held_writer(disk):
         with pytest.raises(DiskMiss):
-            disk.get(copy)
-        again = put(disk, copy.address)
+            disk.get(disk_file)
+        again = put(disk, disk_file.address)
     assert disk.flush(10)
 
-    assert again is not copy and again.is_saved
-    assert disk.get(again) == content_of(copy.address)
+    assert again is not disk_file and again.is_saved
+    assert disk.get(again) == content_of(disk_file.address)
 
 
 def fail_with(number: int) -> Callable[..., Any]:
@@ -162,12 +162,12 @@ def test_a_failing_write_is_counted_pauses_writing_and_recovers(
 ) -> None:
     kept = saved_copies(disk, 4)[0]
     with long_rests(disk), monkeypatch.context() as failing:
-        failing.setattr(files, call, fail_with(number))
+        failing.setattr(page_files, call, fail_with(number))
         with held_writer(disk):
             waiting = [put(disk, address_of(disk, [n], 0)) for n in range(3)]
         assert not disk.flush(10)
 
-        assert all(copy.has_failed and not copy.is_saved for copy in waiting)
+        assert all(disk_file.has_failed and not disk_file.is_saved for disk_file in waiting)
         assert disk.counts.failed_writes == 4  # with the one that held the writer
         assert not disk.can_write and not disk.has_room(1)
         assert put(disk, waiting[0].address).has_failed  # refused for now
@@ -181,7 +181,7 @@ def test_a_failing_write_is_counted_pauses_writing_and_recovers(
 
 def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     disk._writer._pause_s = 0.01
-    monkeypatch.setattr(files, "write_some", fail_with(errno.ENOSPC))
+    monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
     pauses = []
     for n in range(3):
         assert not disk.save(put(disk, address_of(disk, [n], 0)))
@@ -198,7 +198,7 @@ def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypa
 
 def test_deleting_goes_on_while_the_disk_is_full(disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saved_copies(disk, 4)[0]
-    monkeypatch.setattr(files, "write_some", fail_with(errno.ENOSPC))
+    monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
     assert not disk.save(put(disk, address_of(disk, [9], 0)))
     disk.drop(kept)
     disk.flush(10)
@@ -216,12 +216,12 @@ def test_an_index_that_cannot_be_written_loses_nothing(disk: Disk, shelf: Shelf,
             disk.put_point(point, reason=0, is_kept=True, is_superseded=False, last_used=1.0)
         assert not disk.flush(10)
 
-        assert whole.has_failed and part.num_users == 1 and part in disk.copies()
+        assert whole.has_failed and part.num_users == 1 and part in disk.files()
         assert len(shelf.page_files()) == 3
         disk.check()
 
     assert disk.flush(10)
-    assert disk.copies() == [part, other] and len(disk.points()) == 1
+    assert disk.files() == [part, other] and len(disk.points()) == 1
     assert len(shelf.page_files()) == 2  # what was to be deleted is
     assert disk.get(part) == content_of(part.address)
 
@@ -229,7 +229,7 @@ def test_an_index_that_cannot_be_written_loses_nothing(disk: Disk, shelf: Shelf,
 def test_a_disk_is_failing_until_a_write_succeeds(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not disk.is_failing
     with monkeypatch.context() as failing:
-        failing.setattr(files, "write_some", fail_with(errno.ENOSPC))
+        failing.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
         assert not disk.save(put(disk, address_of(disk, [1], 0)))
         disk.flush(10)
         assert disk.is_failing
@@ -273,7 +273,7 @@ def test_nothing_waits_for_a_writer_that_has_ended(shelf: Shelf) -> None:
     assert disk._writer.stop()
     started_s = time.monotonic()
 
-    copy = put(disk, address_of(disk, [1], 0))
-    assert not disk.save(copy) and not disk.flush() and not disk.has_room(1)
+    disk_file = put(disk, address_of(disk, [1], 0))
+    assert not disk.save(disk_file) and not disk.flush() and not disk.has_room(1)
     assert time.monotonic() - started_s < 4.0  # less than a save waits for a live one
     disk.close()

@@ -71,7 +71,7 @@ def test_a_point_that_makes_no_sense_is_dropped_and_counted(shelf: Shelf, statem
     found = verify_tree(shelf.folder)
     assert len(found.problems) == 1 and "row 1 of points" in found.problems[0] and found.num_files == 6
     with shelf.open() as disk:
-        assert disk.points() == [] and len(disk.copies()) == 6
+        assert disk.points() == [] and len(disk.files()) == 6
         assert disk.counts.bad_rows == 1
     assert len(shelf.warnings) == 1 and "1 rows of the index make no sense" in shelf.warnings[0]
     assert verify_tree(shelf.folder).problems == ()
@@ -99,10 +99,10 @@ def test_a_copy_that_makes_no_sense_is_dropped_with_its_file(shelf: Shelf, state
 
     assert len(verify_tree(shelf.folder).problems) == 1
     with shelf.open() as disk:
-        assert len(disk.copies()) == 5 and disk.counts.bad_rows == 1
+        assert len(disk.files()) == 5 and disk.counts.bad_rows == 1
         assert disk.flush(10)
         assert len(shelf.page_files()) == 5
-        assert all(disk.get(copy) == content_of(copy.address) for copy in disk.copies())
+        assert all(disk.get(disk_file) == content_of(disk_file.address) for disk_file in disk.files())
 
 
 def test_repairing_removes_rows_that_make_no_sense(shelf: Shelf) -> None:
@@ -123,7 +123,7 @@ def test_a_use_in_the_future_counts_as_now(shelf: Shelf) -> None:
     change(shelf.folder, "UPDATE uses SET last_used = 1e12 WHERE id = 1", "UPDATE points SET last_used = 1e12")
 
     with shelf.open(clock=lambda: 500.0) as disk:
-        assert max(copy.last_used for copy in disk.copies()) == 500.0
+        assert max(disk_file.last_used for disk_file in disk.files()) == 500.0
         assert [record.last_used for record in disk.points()] == [500.0]
         assert disk.counts.bad_rows == 0
 
@@ -151,7 +151,7 @@ def test_a_row_that_cannot_be_stored_is_dropped_and_the_rest_is_saved(disk: Disk
     assert not disk.flush(10)  # one of them failed
 
     assert bad.has_failed and not bad.is_saved
-    assert all(copy.is_saved for copy in good)
+    assert all(disk_file.is_saved for disk_file in good)
     assert [record.address.end for record in disk.points()] == [7]
     assert (disk.counts.bad_rows, disk.counts.failed_writes) == (2, 1)
     assert any("can never be stored" in warning for warning in shelf.warnings)
@@ -164,7 +164,7 @@ def test_after_a_row_that_could_not_be_stored_others_are_written_as_before(disk:
 
     later = put_path(disk, FIRST)
     assert disk.flush(10)
-    assert all(copy.is_saved for copy in later)
+    assert all(disk_file.is_saved for disk_file in later)
     disk.touch(later, math.nan)
     disk.touch(later[:1], 7.0)
     disk.flush(10)
@@ -267,11 +267,11 @@ def test_a_start_never_fails_on_any_of_many_indexes(model: str, tmp_path: Path) 
 
 def test_times_before_the_first_are_no_damage(shelf: Shelf) -> None:
     with shelf.open() as disk:  # the clock was set to 0 for a while
-        copies = put_path(disk, FIRST)
-        disk.touch(copies, -3.0)
+        files = put_path(disk, FIRST)
+        disk.touch(files, -3.0)
         disk.put_point(point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False, last_used=-3.0)
 
     assert verify_tree(shelf.folder).problems == ()
     with shelf.open() as disk:
-        assert {copy.last_used for copy in disk.copies()} == {0.0}
+        assert {disk_file.last_used for disk_file in disk.files()} == {0.0}
         assert [record.last_used for record in disk.points()] == [0.0]

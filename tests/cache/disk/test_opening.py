@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from bough.cache.admin.trees import verify_tree
-from bough.cache.disk import DiskBusy, DiskError, files
+from bough.cache.disk import DiskBusy, DiskError, page_files
 from bough.cache.disk.index import INDEX
 from bough.cache.disk.lock import FolderLock
 from bough.cache.tree.tokens import unpack
@@ -82,7 +82,7 @@ def expect_set_aside(shelf: Shelf, **changes: Any) -> Path:
     """Opening must succeed with an empty store and the old content beside it."""
     old = {file.name: file.read_bytes() for file in shelf.page_files()}
     with shelf.open(**changes) as disk:
-        assert disk.copies() == [] and disk.points() == []
+        assert disk.files() == [] and disk.points() == []
         assert disk.counts.set_aside == 1 and len(shelf.warnings) == 1
         assert shelf.page_files() == [] and disk.used_bytes == 0
         saved = put_path(disk, range(8))
@@ -146,7 +146,7 @@ def test_a_lost_index_means_an_empty_tree(shelf: Shelf) -> None:
         put_path(disk, range(8))
     (shelf.folder / INDEX).unlink()
     with shelf.open() as disk:
-        assert disk.copies() == [] and disk.counts.set_aside == 0
+        assert disk.files() == [] and disk.counts.set_aside == 0
         assert disk.flush(10) and shelf.page_files() == [] and disk.counts.orphans == 2
 
 
@@ -154,7 +154,7 @@ def test_another_name_for_the_same_model_is_no_other_model(shelf: Shelf) -> None
     with shelf.open(model="one") as disk:
         put_path(disk, range(8))
     with shelf.open(model="two") as disk:
-        assert len(disk.copies()) == 2 and disk.identity.model == "two"
+        assert len(disk.files()) == 2 and disk.identity.model == "two"
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.15])
@@ -170,8 +170,8 @@ def test_killed_at_any_instant_the_store_is_consistent(shelf: Shelf, delay_s: fl
     assert verify_tree(shelf.folder).problems == ()
     with shelf.open() as disk:
         assert disk.counts.set_aside == 0
-        assert all(disk.get(copy) == content_of(copy.address) for copy in disk.copies())
-        saved = {unpack(copy.address.tokens)[0] for copy in disk.copies()}
+        assert all(disk.get(disk_file) == content_of(disk_file.address) for disk_file in disk.files())
+        saved = {unpack(disk_file.address.tokens)[0] for disk_file in disk.files()}
         assert last in saved or ((last + 1) % 3 == 0 and last + 1 in saved)  # what was said to be safe is, or its successor
         assert disk.flush(10)
         assert disk.used_bytes == shelf.page_bytes()
@@ -186,7 +186,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[os.stat_result]:
         os.fsync(descriptor)
         found.append(os.fstat(descriptor))
 
-    monkeypatch.setattr(files, "sync", sync)
+    monkeypatch.setattr(page_files, "sync", sync)
     return found
 
 
@@ -255,11 +255,11 @@ def test_a_forked_child_that_closes_the_store_leaves_the_parents_alone(shelf: Sh
         assert all_files(shelf.folder) == before
         with pytest.raises(DiskBusy, match=f"process {os.getpid()}"):
             shelf.open()
-        copy = put(disk, address_of(disk, [99], 0))
+        disk_file = put(disk, address_of(disk, [99], 0))
         assert disk.flush(10)
-        assert disk.get(copy) == content_of(copy.address)
+        assert disk.get(disk_file) == content_of(disk_file.address)
     with shelf.open() as again:
-        assert len(again.copies()) == 4
+        assert len(again.files()) == 4
 
 
 def test_a_forked_child_closes_the_store_even_if_a_lock_was_held_when_it_was_forked(shelf: Shelf) -> None:

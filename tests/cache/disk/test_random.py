@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from bough.cache.disk import Disk, DiskMiss, files
+from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import Changes, Index, Rejected
-from bough.cache.tree.address import Copy
+from bough.cache.tree.address import DiskFile
 from tests.cache.disk.shelf import Shelf, address_of, content_of, put
 
 
@@ -23,8 +23,8 @@ class Play:
         self.random = random.Random(seed)
         self.is_failing = False
         self.shelf = shelf
-        self.held: list[Copy] = []  # one entry for each user
-        apply, write_some = Index.apply, files.write_some
+        self.held: list[DiskFile] = []  # one entry for each user
+        apply, write_some = Index.apply, page_files.write_some
 
         def write_or_fail(descriptor: int, parts: list[memoryview]) -> int:
             if self.is_failing and self.random.random() < 0.3:
@@ -36,7 +36,7 @@ class Play:
                 raise sqlite3.OperationalError("disk I/O error")
             return apply(index, changes)
 
-        monkeypatch.setattr(files, "write_some", write_or_fail)
+        monkeypatch.setattr(page_files, "write_some", write_or_fail)
         monkeypatch.setattr(Index, "apply", apply_or_fail)
         monkeypatch.setattr("bough.cache.disk.writer.FIRST_BACK_OFF_S", 0.001)
         monkeypatch.setattr("bough.cache.disk.writer.MAX_BACK_OFF_S", 0.004)
@@ -67,16 +67,16 @@ class Play:
 
     def save(self) -> None:
         if self.held:
-            copy = self.random.choice(self.held)
-            assert self.disk.save(copy) == copy.is_saved
+            disk_file = self.random.choice(self.held)
+            assert self.disk.save(disk_file) == disk_file.is_saved
 
     def get(self) -> None:
         if self.held:
-            copy = self.random.choice(self.held)
+            disk_file = self.random.choice(self.held)
             try:
-                assert self.disk.get(copy) == content_of(copy.address)
+                assert self.disk.get(disk_file) == content_of(disk_file.address)
             except DiskMiss:
-                assert copy.has_failed
+                assert disk_file.has_failed
 
     def wait(self) -> None:
         time.sleep(self.random.choice([0.0, 0.0002, 0.001]))
@@ -99,11 +99,11 @@ def test_the_books_are_right_whatever_happens(shelf: Shelf, seed: int, monkeypat
 
     assert disk.used_bytes == disk.claimed_bytes == shelf.page_bytes()
     assert disk.pending_bytes == 0 and disk._ledger.leaving_bytes == 0
-    saved = {copy.address for copy in disk.copies()}
-    assert {copy.address for copy in play.held if copy.is_saved} <= saved
+    saved = {disk_file.address for disk_file in disk.files()}
+    assert {disk_file.address for disk_file in play.held if disk_file.is_saved} <= saved
     assert sum(disk.counts.misses[reason] for reason in ("truncated", "damaged", "foreign", "unreadable")) == 0
     disk.close()
     with shelf.open() as again:
-        assert {copy.address for copy in again.copies()} == saved
-        assert all(again.get(copy) == content_of(copy.address) for copy in again.copies())
+        assert {disk_file.address for disk_file in again.files()} == saved
+        assert all(again.get(disk_file) == content_of(disk_file.address) for disk_file in again.files())
         assert again.flush(10) and again.counts.orphans == 0

@@ -71,7 +71,7 @@ def content(page: int) -> bytes:
 def contents(folder: Path, salt: str = "", fingerprint: str = PRINT_1) -> list[bytes]:
     """What a salt has in a tree, in the order of the prefix."""
     with open_disk(folder, fingerprint=fingerprint) as disk:
-        return [bytes(disk.get(copy)) for copy in disk.copies() if copy.address.root == disk.root(salt)]
+        return [bytes(disk.get(disk_file)) for disk_file in disk.files() if disk_file.address.root == disk.root(salt)]
 
 
 def page_files(folder: Path) -> list[Path]:
