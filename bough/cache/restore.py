@@ -249,7 +249,7 @@ class _Contents:
         node.last_used = max(node.last_used, used)
 
     def _attach_rows(self, node: Node, group: Group, file: DiskFile, used: float) -> None:
-        """Make pages of the rows that no longer file holds already, in every node that they lie in."""
+        """Make pages of the rows that a longer file does not hold already, in every node that they lie in."""
         start, end = file.address.start, file.address.end
         at: Node | None = node
         while at is not None and at.parent is not None and start < end:

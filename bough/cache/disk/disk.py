@@ -19,10 +19,10 @@ from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
 from bough.cache.disk.folder import Opened, open_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
 from bough.cache.disk.ledger import Counts, Ledger
-from bough.cache.disk.page_files import Buffer
 from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.writer import Writer
 from bough.cache.tree.address import POINT, Address, DiskFile
+from bough.cache.tree.state import Buffer
 from bough.cache.tree.tokens import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Disk:
         return file.is_saved
 
     def get(self, file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
-        """The content of a file, after everything about its file was checked. Raises DiskSlow if it is not to go on.
+        """The content of a file, after everything about it was checked. Raises DiskSlow if `keep_reading` says no.
 
         Raises DiskMiss if it is not what it should be: then the file is dropped, whoever uses it. The content of a pending
         file comes from where it is to be written from.
@@ -209,7 +209,7 @@ class Disk:
         return self._opened.files.size(longest, content_bytes)
 
     def payload_bytes(self, file: DiskFile) -> int:
-        """How much content a file holds: less than its file takes."""
+        """How much content a file holds: less than it takes on disk."""
         return file.nbytes - self._opened.files.size(file.address, 0)
 
     def put_point(

@@ -34,13 +34,13 @@ class DiskMiss(BoughError):
     """A file could not be loaded: it is missing, unreadable, truncated, damaged, or another page's. It has been dropped."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"a copy on disk is {reason}" + (f": {detail}" if detail else ""))
+        super().__init__(f"a file on disk is {reason}" + (f": {detail}" if detail else ""))
         self.reason = reason
         self.detail = detail
 
 
 class DiskSlow(BoughError):
-    """Whoever wanted a file has no more patience; it is as good as before. `done_bytes` of it had been read."""
+    """Reading a file was given up because it took too long. The file is good; `done_bytes` of it were read."""
 
     def __init__(self, done_bytes: int) -> None:
         super().__init__(f"reading was given up after {done_bytes:,} bytes")

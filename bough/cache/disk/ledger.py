@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from bough.cache.disk.errors import REASONS
 from bough.cache.disk.index import Changes
 from bough.cache.disk.keys import Keys
-from bough.cache.disk.page_files import Buffer
 from bough.cache.disk.rows import PointRecord
 from bough.cache.tree.address import Address, DiskFile
+from bough.cache.tree.state import Buffer
 
 
 @dataclass
@@ -253,7 +253,7 @@ class Ledger:
             self.claimed_bytes -= file.nbytes
 
     def note_deleted(self, files: Iterable[DiskFile]) -> None:
-        """The files of these files no longer take room."""
+        """These files no longer take room."""
         with self.changed:
             self.leaving_bytes -= sum(file.nbytes for file in files)
 

@@ -22,13 +22,12 @@ from zlib import crc32
 
 from bough.cache.disk.errors import DAMAGED, FOREIGN, MISSING, TRUNCATED, UNREADABLE, DiskMiss, DiskSlow
 from bough.cache.tree.address import Address
+from bough.cache.tree.state import Buffer
 
 MAGIC = b"BOUGHPG1"
 PAGES, TEMPORARY = "pages", "tmp"
 MAX_HEADER_BYTES = 2**24
 READ_BYTES = 2 * 2**20  # read at a time; in between the reader may lose patience
-
-Buffer = bytes | bytearray | memoryview
 
 _PREFIX = struct.Struct("<8sII")
 _HEADER = struct.Struct("<iqqQIIIII")  # group, start, end, payload bytes and crc32; lengths of the four that follow

@@ -247,7 +247,7 @@ class ContentStore(PageStore, Protocol):
         ...
 
     def to_host(self, item: Page | State) -> None:
-        """Move the content to host memory, in place, without waiting for the file. Only where there is a host tier.
+        """Move the content to host memory, in place, without waiting for the copy. Only where there is a host tier.
 
         Raises EngineError or MemoryError if there is no memory for it; the item is then as it was.
         """
