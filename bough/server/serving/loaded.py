@@ -33,8 +33,8 @@ from bough.models import ModelFiles
 from bough.runner import Runner, load_files
 from bough.server.serving.catalog import Catalog, Facts
 from bough.server.serving.prompt_threads import PromptThreads
-from bough.system.own_thread import in_own_thread
 from bough.system.resources import HostMemory, read_host_memory
+from bough.system.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +284,7 @@ class LoadedModels:
         """Load the model; for lack of memory one after another of those that nobody uses has to go."""
         while True:
             try:
-                return await in_own_thread(self._start, files, self._settings)
+                return await run_in_thread(self._start, files, self._settings)
             except Exception as error:
                 if not is_short_of_memory(error):
                     raise
@@ -325,7 +325,7 @@ class LoadedModels:
         """Save the tree and give the memory back. Needs the lock; whoever asks for the model meanwhile waits for it."""
         del self._loaded[loaded.name]
         try:
-            await in_own_thread(_stop_model, loaded)
+            await run_in_thread(_stop_model, loaded)
         except Exception:  # whatever an engine raises, the model is gone and the others go on
             log.exception("the model %s was unloaded, but not well", loaded.name)
 

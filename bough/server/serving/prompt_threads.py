@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from bough.system.threads import give_way
+from bough.system.threads import lower_priority
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ class PromptThreads:
 
     def __init__(self) -> None:
         self._small = ThreadPoolExecutor(_NUM_THREADS, "bough-prompts")
-        self._large = ThreadPoolExecutor(1, "bough-large-prompts", initializer=give_way)
+        self._large = ThreadPoolExecutor(1, "bough-large-prompts", initializer=lower_priority)
 
     async def run(self, work: Callable[[Callable[[], bool]], Result], num_chars: int = 0) -> Result:
         """The result of work on a prompt of so many characters. It is given a way to ask whether anybody still waits."""

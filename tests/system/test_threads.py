@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bough.system.own_thread import in_own_thread
+from bough.system.threads import run_in_thread
 
 
 def test_the_thread_is_gone_when_its_work_is_done() -> None:
@@ -17,11 +17,11 @@ def test_the_thread_is_gone_when_its_work_is_done() -> None:
         used.append(threading.current_thread())
         return number + 1
 
-    assert asyncio.run(in_own_thread(work, 1)) == 2
+    assert asyncio.run(run_in_thread(work, 1)) == 2
     used[0].join(10)
     assert not used[0].is_alive() and used[0] is not threading.current_thread()
 
 
 def test_what_goes_wrong_comes_back() -> None:
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(in_own_thread(lambda: 1 // 0))
+        asyncio.run(run_in_thread(lambda: 1 // 0))
