@@ -34,7 +34,6 @@ from bough.server.http.limits import Limits
 from bough.server.http.logs import Logs
 from bough.server.http.security import Security
 from bough.server.http.wire import Shape, answer_fault
-from bough.server.serving import metrics
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.service import Service
@@ -49,7 +48,6 @@ _ROUTERS = (
     anthropic.router,
     cache_api.router,
     health.router,
-    metrics.router,
 )
 _SHAPES: dict[Api, Shape] = {
     "ollama": ollama_wire.shape,
@@ -63,7 +61,6 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
     """The application over a service, which is closed with it: its models are unloaded, their trees saved."""
     app = FastAPI(title="Bough", version=version("bough"), lifespan=_lifespan)
     app.state.service = service
-    app.state.seeing = service.seeing
     app.state.is_starting = app.state.is_draining = False
     service.seeing.watch(service.models.list)
     for router in _ROUTERS:

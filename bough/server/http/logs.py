@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.server.http.api_paths import OPEN_PATHS, api_of
 from bough.server.http.errors import CLIENT_GONE
+from bough.server.http.trace import Trace, current_trace, read_trace
 from bough.server.serving.metrics import Seeing
-from bough.server.serving.record import RequestRecord
-from bough.server.serving.trace import Trace, current_trace, read_trace
+from bough.server.serving.record import RequestRecord, current_slot
 
 log = logging.getLogger("bough.requests")
 
@@ -40,7 +40,7 @@ class Logs:
             return await self._app(scope, receive, send)
         trace = read_trace(Headers(scope=scope))
         scope.setdefault("state", {})["trace"] = trace
-        token = current_trace.set(trace)
+        tokens = current_trace.set(trace), current_slot.set(trace.slot)
         self._seeing.http_began()
         try:
             await self._app(scope, receive, _Sender(send, trace))
@@ -48,12 +48,14 @@ class Logs:
             trace.status = 500 if trace.status == CLIENT_GONE else trace.status
             raise
         finally:
-            current_trace.reset(token)
+            current_trace.reset(tokens[0])
+            current_slot.reset(tokens[1])
             self._finish(scope, trace)
         return None
 
     def _finish(self, scope: Scope, trace: Trace) -> None:
-        model = trace.record.model if trace.record and trace.record.usage else ""
+        record = trace.slot.record
+        model = record.model if record and record.usage else ""
         self._seeing.http_ended(api_of(scope["path"]), model, trace.status)
         fields = describe(scope, trace, time.perf_counter() - trace.started)
         level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # others ask these every few seconds
@@ -88,7 +90,7 @@ def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
         "method": scope["method"],
         "path": _path_of(scope),
         "status": trace.status,
-        **(_describe_record(trace.record) if trace.record else {}),
+        **(_describe_record(trace.slot.record) if trace.slot.record else {}),
         "total_s": round(total_s, 4),
         "client": client[0] if client else "",
         "key": scope.get("state", {}).get("key_name", ""),

@@ -16,8 +16,8 @@ from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, RequestError
 from bough.server.http.api_paths import OPEN_PATHS, ShapeOf, refuse
 from bough.server.http.errors import Fault, fault_of
+from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
 from bough.server.http.origins import Visitors
-from bough.server.serving.keys import Key, Keys, derive_salt, read_salt, read_secret
 
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _HEADERS = frozenset(

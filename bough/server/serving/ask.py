@@ -56,6 +56,11 @@ class Ask:
         return len(self.text or "") + len(self.ids or ()) + count_chars(self.messages or ())
 
 
+def tenant_of(salt: str) -> str:
+    """The part that all salts derived from one key share; what follows a slash is the client's own refinement."""
+    return salt.partition("/")[0]
+
+
 def count_chars(messages: Sequence[Message]) -> int:
     """How many characters messages have, however their content is written."""
     contents = [message.get("content") or "" for message in messages]

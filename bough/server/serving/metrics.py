@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -195,14 +192,3 @@ def _counter(name: str, text: str, figures: Figures, key: str) -> Metric:
         if key in figure:
             family.add_metric([model], figure[key])
     return family
-
-
-router = APIRouter()
-
-
-@router.get("/metrics", response_class=Response)
-async def read_metrics(request: Request) -> Response:
-    """What Prometheus reads, in the form that it asks for."""
-    seeing: Seeing = request.app.state.seeing
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(seeing.registry), headers={"Content-Type": content_type})

@@ -19,14 +19,12 @@ from bough.generate.job import Job
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded
 from bough.server.serving.answer import Answer, Ear
-from bough.server.serving.ask import Ask, Finished, Started
+from bough.server.serving.ask import Ask, Finished, Started, tenant_of
 from bough.server.serving.catalog import Catalog
-from bough.server.serving.keys import tenant_of
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Seeing
 from bough.server.serving.prompting import ModelFacts, Prepared, prepare_ask
-from bough.server.serving.record import RequestRecord
-from bough.server.serving.trace import note_record
+from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Completion, Prompt, SamplingParams
 
 Result = TypeVar("Result")

@@ -12,9 +12,10 @@ import pytest
 from bough.config import Settings
 from bough.errors import SettingsError
 from bough.server.app import shape_of
+from bough.server.http.keys import Keys, read_secret
 from bough.server.http.origins import Visitors
 from bough.server.http.security import Security
-from bough.server.serving.keys import Keys, read_secret, tenant_of
+from bough.server.serving.ask import tenant_of
 from tests.server.layers import Inner, call_raw, send_to
 
 PAGE = "https://front.example"

@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from bough.server.http.logs import JsonFormatter, Logs
 from bough.server.serving.metrics import Seeing
-from bough.server.serving.record import RequestRecord
-from bough.server.serving.trace import note_record
+from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Usage
 from tests.server.layers import Inner, call_raw, send_to
 from tests.server.servers import StartServer

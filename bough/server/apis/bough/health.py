@@ -1,4 +1,4 @@
-"""Whether the server is there, and whether it is ready: for people, load balancers and whoever restarts processes.
+"""How the server does: health for people, load balancers and process managers, and metrics for Prometheus.
 
 `/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. Where clients have keys,
 who has none hears the status, and whether the disk takes writes, alone.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import choose_encoder
 
 from bough.server.http.wire import ServiceOf
 from bough.server.serving.service import Service
@@ -65,3 +66,10 @@ def _describe_checks(service: Service) -> dict[str, Any]:
     figures = [each.worker.snapshot() for each in service.models.list()]
     verified, different = (sum(figure.get(name, 0) for figure in figures) for name in ("verified", "different"))
     return {"verified": verified, "different": different, "alarm": different > 0}
+
+
+@router.get("/metrics", response_class=Response)
+async def read_metrics(request: Request, service: ServiceOf) -> Response:
+    """The metrics, in the format that Prometheus asks for."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(service.seeing.registry), headers={"Content-Type": content_type})

@@ -1,4 +1,4 @@
-"""The trace that a request belongs to, after the W3C's trace context, and what is noted on the way through the server."""
+"""The trace that a request belongs to, after the W3C's trace context, and what the log says of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 
 from bough.server.http.errors import CLIENT_GONE
-from bough.server.serving.record import RequestRecord
+from bough.server.serving.record import RecordSlot
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 @dataclass
 class Trace:
-    """One request on its way through the server. `record` is filled in by whoever serves it."""
+    """One request on its way through the server. The service fills `slot` with the record of its answer."""
 
     trace_id: str
     span_id: str
@@ -28,7 +28,7 @@ class Trace:
     state: str = ""  # what other systems want carried along, as it came
     status: int = CLIENT_GONE  # until an answer begins
     is_whole: bool = False
-    record: RequestRecord | None = None
+    slot: RecordSlot = field(default_factory=RecordSlot)
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -39,13 +39,6 @@ class Trace:
 
 current_trace: ContextVar[Trace | None] = ContextVar("bough_trace", default=None)
 """The request that the running task serves."""
-
-
-def note_record(record: RequestRecord) -> None:
-    """Say what became of the request that the running task serves, for its line in the log."""
-    trace = current_trace.get()
-    if trace is not None:
-        trace.record = record
 
 
 def read_trace(headers: Headers) -> Trace:

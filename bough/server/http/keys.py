@@ -116,18 +116,13 @@ def _make_secret(file: Path) -> None:
 
 
 def derive_salt(secret: bytes, key: Key, refinement: str) -> str:
-    """The salt of a key; with a refinement, one of the many that only this key can reach, and that begins with it."""
+    """The salt of a key. With a refinement it is KEY_SALT/HASH, which only this key reaches; `tenant_of` reads KEY_SALT."""
     own = _sign(secret, key.text)
     return f"{own}/{_sign(secret, key.text + bytes(1) + refinement.encode())}" if refinement else own
 
 
 def _sign(secret: bytes, message: bytes) -> str:
     return hmac.new(secret, message, hashlib.sha256).hexdigest()
-
-
-def tenant_of(salt: str) -> str:
-    """The part of a derived salt that all salts of one key have."""
-    return salt.partition("/")[0]
 
 
 def read_salt(given: bytes) -> str:
