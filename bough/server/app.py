@@ -22,18 +22,15 @@ from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough import health
 from bough.server.apis.ollama import answers as ollama
 from bough.server.apis.ollama import models as ollama_models
-from bough.server.apis.ollama import wire as ollama_wire
 from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
 from bough.server.apis.openai import models as openai_models
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.apis.openai import wire as openai_wire
-from bough.server.http.api_paths import Api, api_of
-from bough.server.http.errors import Fault
+from bough.server.http.errors import Api, Fault, Shape, answer_fault, api_of, plain_shape
 from bough.server.http.limits import Limits
 from bough.server.http.logs import Logs
 from bough.server.http.security import Security
-from bough.server.http.wire import Shape, answer_fault
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.service import Service
@@ -50,10 +47,10 @@ _ROUTERS = (
     health.router,
 )
 _SHAPES: dict[Api, Shape] = {
-    "ollama": ollama_wire.shape,
+    "ollama": plain_shape,
     "openai": openai_wire.shape,
     "anthropic": anthropic.shape,
-    "bough": ollama_wire.shape,
+    "bough": plain_shape,
 }
 
 

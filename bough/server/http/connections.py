@@ -25,15 +25,44 @@ try:
 except ImportError:  # there are systems without it
     resource = None  # type: ignore[assignment]
 
-from bough.server.http.request_reader import HEADER_BYTES, RequestReader
-
 log = logging.getLogger(__name__)
 
+HEADER_BYTES = 64 * 2**10
 _HEADER_S = 60.0
 _LINGER_S = 2.0  # a refused client may still be sending, and would not see why if it were hung up on at once
 _STALL_S = 300.0
 _MAX_CONNECTIONS = 8192
 _OTHER_FILES = 512  # for pages, the index, weights and downloads
+
+
+class RequestReader(h11.Connection):
+    """H11's, but no head is larger than `HEADER_BYTES`, however it comes, and none tells the length of its body twice.
+
+    Uvicorn hands h11 as much as has come, and h11 bounds only what is incomplete: a head that comes at once could be as
+    large as what is read at once. `refusal` is what was wrong with the last request, if something was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, HEADER_BYTES)
+        self.refusal: h11.RemoteProtocolError | None = None
+
+    def next_event(self) -> Any:
+        try:
+            return self._next_checked()
+        except h11.RemoteProtocolError as error:
+            self.refusal = error
+            raise
+
+    def _next_checked(self) -> Any:
+        held_bytes = len(self.trailing_data[0]) if self.their_state is h11.IDLE else 0
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if held_bytes - len(self.trailing_data[0]) > HEADER_BYTES:
+                raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+            names = [name for name, _ in event.headers]
+            if b"content-length" in names and b"transfer-encoding" in names:
+                raise h11.RemoteProtocolError("there are both Content-Length and Transfer-Encoding")
+        return event
 
 
 class Waiting:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from bough.errors import (
     AccessDenied,
@@ -20,6 +28,10 @@ from bough.errors import (
     Unavailable,
     UnsupportedModel,
 )
+
+log = logging.getLogger(__name__)
+
+Api = Literal["ollama", "openai", "anthropic", "bough"]
 
 CLIENT_GONE = 499
 """The status of a request whose client hung up: nobody sees it but the log."""
@@ -56,7 +68,7 @@ class Fault:
             object.__setattr__(self, "text", self.text[: MAX_TEXT_CHARACTERS - 1] + "…")
 
 
-def fault_of(error: BoughError) -> Fault:
+def _fault_of(error: BoughError) -> Fault:
     """How to answer a request that failed by one of our own errors."""
     headers = {}
     if isinstance(error, Unavailable):
@@ -71,3 +83,61 @@ def _code_of(error: BoughError) -> str | None:
     if isinstance(error, PromptTooLong):
         return "context_length_exceeded"
     return "model_not_found" if isinstance(error, ModelNotFound) else None
+
+
+def find_fault(error: Exception) -> Fault:
+    """What to say of any error; one that is none of ours is logged with its trace."""
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, BoughError):  # what reading the body raised
+        return _fault_of(error.__cause__)
+    if isinstance(error, BoughError):
+        return _fault_of(error)
+    if isinstance(error, RequestValidationError):
+        return Fault(400, describe(error))
+    if isinstance(error, HTTPException):
+        return Fault(error.status_code, str(error.detail))
+    log.error("a request failed by a mistake of ours", exc_info=error)
+    return Fault(500, f"{type(error).__name__}: {error}")
+
+
+def describe(error: RequestValidationError) -> str:
+    """What is wrong with a body, field by field, without repeating it."""
+    found = error.errors()
+    texts = [f"{_place(each['loc'])}: {each['msg']}" for each in found[:3]]
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return "; ".join(texts) + more
+
+
+def _place(location: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in location if part != "body") or "body"
+
+
+Shape = Callable[[Fault], dict[str, Any]]
+"""Writes the body of an error as one API does."""
+
+ShapeOf = Callable[[str], Shape]
+"""The shape that errors have for a path."""
+
+
+def plain_shape(fault: Fault) -> dict[str, Any]:
+    """The shape of Ollama's API and of our own."""
+    return {"error": fault.text}
+
+
+def api_of(path: str) -> Api:
+    """The API that owns a path, whether or not there is anything at it."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return "anthropic"
+    if path == "/v1" or path.startswith("/v1/"):
+        return "openai"
+    if path == "/api/cache" or path.startswith("/api/cache/"):
+        return "bough"
+    return "ollama" if path == "/" or path == "/api" or path.startswith("/api/") else "bough"
+
+
+def answer_fault(fault: Fault, shape: Shape) -> JSONResponse:
+    return JSONResponse(shape(fault), fault.status, fault.headers)
+
+
+async def refuse(fault: Fault, shape_of: ShapeOf, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request with an error instead of passing it on."""
+    await answer_fault(fault, shape_of(scope["path"]))(scope, receive, send)

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.config import Settings
 from bough.errors import RateLimited, ShuttingDown
-from bough.server.http.api_paths import OPEN_PATHS, ShapeOf, refuse
-from bough.server.http.errors import Fault, fault_of
+from bough.server.http.errors import Fault, ShapeOf, find_fault, refuse
+from bough.server.http.security import OPEN_PATHS
 
 BODY_S = 60.0
 MOST_BODIES = 32
@@ -93,7 +93,7 @@ class Limits:
             self._check(scope)
             receive = await self._bounded(scope, receive)
         except (RateLimited, ShuttingDown) as error:
-            return await refuse(fault_of(error), self._shape_of, scope, receive, send)
+            return await refuse(find_fault(error), self._shape_of, scope, receive, send)
         except BodyRefused as refused:
             if refused.fault is None:
                 return None

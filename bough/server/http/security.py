@@ -14,10 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, RequestError
-from bough.server.http.api_paths import OPEN_PATHS, ShapeOf, refuse
-from bough.server.http.errors import Fault, fault_of
+from bough.server.http.errors import Fault, ShapeOf, find_fault, refuse
 from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
 from bough.server.http.origins import Visitors
+
+OPEN_PATHS = frozenset(("/", "/health", "/health/live", "/health/ready"))
+"""What everybody may see, also without a key: that there is a server, and how it does."""
 
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _HEADERS = frozenset(
@@ -59,7 +61,7 @@ class Security:
             self._check_host(scope, headers)
             origin = self._check_origin(headers)
         except BoughError as error:
-            return await refuse(fault_of(error), self._shape_of, scope, receive, send)
+            return await refuse(find_fault(error), self._shape_of, scope, receive, send)
         if origin is not None:
             send = _CorsSender(send, origin)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -67,7 +69,7 @@ class Security:
         try:
             self._gate.admit(scope, headers)
         except BoughError as error:
-            return await refuse(_with_challenge(fault_of(error)), self._shape_of, scope, receive, send)
+            return await refuse(_with_challenge(find_fault(error)), self._shape_of, scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _check_host(self, scope: Scope, headers: Headers) -> None:

@@ -10,33 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from bough.errors import BoughError, RequestError
+from bough.errors import RequestError
 from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES
-from bough.server.http.errors import CLIENT_GONE, Fault, fault_of
+from bough.server.http.errors import CLIENT_GONE, Shape, answer_fault, find_fault
 from bough.server.http.streaming import ClientGone
 from bough.server.serving.service import Service
-
-log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 2**16  # what is larger is read in a thread
 _SURELY_FEW_BYTES = MAX_PARTS  # what is smaller is within all bounds
 _DIGITS_AS_0 = bytes(0x30 if 0x30 <= code <= 0x39 else 0x20 for code in range(256))
-
-Shape = Callable[[Fault], dict[str, Any]]
-"""Writes the body of an error as one API does."""
 
 
 class Wire(BaseModel):
@@ -161,34 +153,3 @@ def route_class(shape: Shape) -> type[APIRoute]:
             return answer
 
     return Route
-
-
-def find_fault(error: Exception) -> Fault:
-    """What to say of any error; one that is none of ours is logged with its trace."""
-    cause = error.__cause__ if isinstance(error, HTTPException) else None
-    if isinstance(cause, BoughError):  # what reading the body raised
-        return fault_of(cause)
-    if isinstance(error, BoughError):
-        return fault_of(error)
-    if isinstance(error, RequestValidationError):
-        return Fault(400, describe(error))
-    if isinstance(error, HTTPException):
-        return Fault(error.status_code, str(error.detail))
-    log.error("a request failed by a mistake of ours", exc_info=error)
-    return Fault(500, f"{type(error).__name__}: {error}")
-
-
-def describe(error: RequestValidationError) -> str:
-    """What is wrong with a body, field by field, without repeating it."""
-    found = error.errors()
-    texts = [f"{_place(each['loc'])}: {each['msg']}" for each in found[:3]]
-    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-    return "; ".join(texts) + more
-
-
-def _place(location: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in location if part != "body") or "body"
-
-
-def answer_fault(fault: Fault, shape: Shape) -> JSONResponse:
-    return JSONResponse(shape(fault), fault.status, fault.headers)

@@ -19,8 +19,8 @@ from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.http import bounds
-from bough.server.http.errors import Fault
-from bough.server.http.wire import find_fault, read_json
+from bough.server.http.errors import Fault, find_fault
+from bough.server.http.wire import read_json
 from bough.types import SamplingParams
 from tests.readme_tree import ROOT
 

@@ -16,10 +16,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
-from bough.server.http.errors import Fault
+from bough.server.http.errors import Fault, find_fault
+from bough.server.http.logs import current_trace
 from bough.server.http.streaming import sse, sse_comment, sse_stream, to_json, unless_gone
-from bough.server.http.trace import current_trace
-from bough.server.http.wire import SaltOf, ServiceOf, find_fault, route_class
+from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, Progress, ToolCall
 from bough.server.serving.service import Answered, Service

@@ -24,11 +24,11 @@ from bough.config import Settings
 from bough.errors import RequestError, TooLarge, Unavailable
 from bough.models.prompts import Encoded
 from bough.server.apis.bough.transfers import SentOnce, make_file, spool, temporary_file
-from bough.server.apis.ollama.wire import Messages, Tools, shape
 from bough.server.http.bounds import SHORT_NAME
-from bough.server.http.errors import Fault
+from bough.server.http.errors import Fault, answer_fault, plain_shape
+from bough.server.http.messages import Messages, Tools
 from bough.server.http.streaming import unless_gone
-from bough.server.http.wire import SaltOf, ServiceOf, Wire, answer_fault, route_class
+from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.ask import Ask, ToolChoice, count_chars
 from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.service import Service
@@ -36,7 +36,7 @@ from bough.server.serving.tools import prepare
 from bough.system.resources import free_disk_bytes
 from bough.types import Prompt
 
-router = APIRouter(prefix="/api/cache", route_class=route_class(shape), tags=["cache"])
+router = APIRouter(prefix="/api/cache", route_class=route_class(plain_shape), tags=["cache"])
 
 _BUDGETS = ("cache", "lanes", "device_bytes", "host_bytes", "disk_bytes", "disk_free_bytes", "disk_ttl_s", "salt_share")
 _SUMMED = ("nodes", "tokens", "pages", "restore_points", "kept", "tree_bytes")
@@ -236,9 +236,11 @@ async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> 
         is_kept = await service.on_engine(loaded, lambda: runner.cache.is_kept(ids, salt=salt))
     known = f"{found.matched_tokens} of the {found.prompt_tokens} tokens are known"
     if found.matched_tokens < found.prompt_tokens:
-        return answer_fault(Fault(409, f"{known}: warm the prefix first"), shape)
+        return answer_fault(Fault(409, f"{known}: warm the prefix first"), plain_shape)
     if is_kept is not kept:
-        return answer_fault(Fault(409, f"{known}, and cannot be gone on from at their end: warm the prefix first"), shape)
+        return answer_fault(
+            Fault(409, f"{known}, and cannot be gone on from at their end: warm the prefix first"), plain_shape
+        )
     return JSONResponse({"model": loaded.name, "kept": kept, **asdict(found)})
 
 
@@ -285,7 +287,7 @@ async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, mod
                     await asyncio.to_thread(loaded.runner.cache.check_archive, file)
                     found = await service.on_engine(loaded, lambda: loaded.runner.cache.take_archive(file, salt))
     except TooLarge as error:
-        return answer_fault(Fault(413, str(error), headers={"Connection": "close"}), shape)
+        return answer_fault(Fault(413, str(error), headers={"Connection": "close"}), plain_shape)
     except OSError as error:
         raise Unavailable(f"the archive could not be taken in: {error.strerror or error}") from error
     return JSONResponse({"model": loaded.name, **asdict(found)})

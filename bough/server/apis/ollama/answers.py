@@ -20,16 +20,17 @@ from fastapi.responses import JSONResponse, Response
 from bough.errors import RequestError
 from bough.models.encoder import PromptLimit
 from bough.server.apis.ollama.context import follow
-from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, shape, write_time
+from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
+from bough.server.http.errors import find_fault, plain_shape
 from bough.server.http.streaming import json_line, ndjson_stream, unless_gone
-from bough.server.http.wire import SaltOf, ServiceOf, find_fault, route_class
+from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, ToolCall
 from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.service import Service
 from bough.types import Message, TokenLogprob
 
-router = APIRouter(route_class=route_class(shape), tags=["Ollama"])
+router = APIRouter(route_class=route_class(plain_shape), tags=["Ollama"])
 
 
 @router.post("/api/chat")
@@ -123,7 +124,7 @@ async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
             elif isinstance(event, Finished):
                 yield json_line({**wording.write(), **wording.end(event, answer.started.load_s, answer.prompt_ids)})
     except Exception as error:
-        yield json_line(shape(find_fault(error)))
+        yield json_line(plain_shape(find_fault(error)))
 
 
 def _is_worth_a_line(delta: Delta) -> bool:

@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from bough.errors import RequestError
 from bough.server.apis.ollama.format import close_objects
@@ -22,24 +22,16 @@ from bough.server.http.bounds import (
     FEW_STOPS,
     MAX_DURATION_CHARACTERS,
     MAX_IDS,
-    MAX_IMAGES,
-    MAX_MESSAGES,
-    MAX_SCHEMA_CHARACTERS,
-    MAX_SCHEMA_VALUES,
-    MAX_TOOL_CALLS,
-    MAX_TOOLS,
     SHORT_NAME,
     SHORT_STOP,
-    SMALL_TOOLS,
     at_most,
-    describe_excess,
     no_longer_than,
     show,
 )
-from bough.server.http.errors import Fault
+from bough.server.http.messages import Images, Messages, Name, Tools, check_schema_size
 from bough.server.http.wire import Wire
 from bough.server.serving.ask import Ask
-from bough.types import Message, SamplingParams
+from bough.types import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 DEFAULTS: Mapping[str, int | float] = {
@@ -56,11 +48,6 @@ _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _DURATION = re.compile(rf"([-+]?)((?:{_PART.pattern})+|0)")
 _DEPTHS_OF_THOUGHT = ("low", "medium", "high", "max")
 _ANY_SEED = -1
-
-
-def shape(fault: Fault) -> dict[str, Any]:
-    """The body of an error."""
-    return {"error": fault.text}
 
 
 def write_time(moment: datetime) -> str:
@@ -99,10 +86,6 @@ def _to_list(value: Any) -> Any:
     return value
 
 
-def _to_lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 def _to_thought(value: Any) -> Any:
     if isinstance(value, str) and value in _DEPTHS_OF_THOUGHT:
         return True
@@ -115,16 +98,11 @@ def _to_format(value: Any) -> Any:
     if value is None or value == "":
         return None
     if isinstance(value, dict):
-        _check_schema(value)
+        check_schema_size(value)
         return close_objects(value)
     if value == "json":
         return value
     raise ValueError(f"{show(value)} must be 'json' or a JSON schema object")
-
-
-def _check_schema(schema: dict[str, Any]) -> None:
-    if excess := describe_excess(schema, MAX_SCHEMA_VALUES, MAX_SCHEMA_CHARACTERS):
-        raise ValueError(f"the JSON schema {excess}")
 
 
 def _to_ids(value: Any) -> Any:
@@ -132,18 +110,6 @@ def _to_ids(value: Any) -> Any:
     if isinstance(value, list) and float in set(map(type, value)):
         return [_to_whole(each) for each in value]
     return value
-
-
-def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") not in (None, "function") or not isinstance(function, dict):
-        raise ValueError("a tool has type 'function' and an object `function`")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise ValueError("a tool's function has no name")
-    if not isinstance(function.get("parameters"), dict | None):
-        raise ValueError(f"the parameters of {function['name'][:40]!r} must be a JSON schema object")
-    _check_schema(function.get("parameters") or {})
-    return {**tool, "type": "function"}
 
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), BeforeValidator(_to_whole)]
@@ -156,11 +122,6 @@ KeepAlive = Annotated[
 ]
 Thought = Annotated[bool | None, BeforeValidator(_to_thought, json_schema_input_type=bool | str | None)]
 Format = Annotated[str | dict[str, Any] | None, BeforeValidator(_to_format)]
-Role = Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_to_lower)]
-Tool = Annotated[dict[str, Any], AfterValidator(_check_tool)]
-Tools = Annotated[list[Tool], FAIL_FAST, SMALL_TOOLS, at_most(MAX_TOOLS)]
-Name = Annotated[str, Field(min_length=1), SHORT_NAME]
-Images = Annotated[list[Any], at_most(MAX_IMAGES)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], FAIL_FAST, BeforeValidator(_to_ids), at_most(MAX_IDS)]
 Stops = Annotated[list[Annotated[str, SHORT_STOP]], FAIL_FAST, FEW_STOPS]
 
@@ -198,50 +159,6 @@ class Options(Wire):
         values["seed"] = None if self.seed == _ANY_SEED else self.seed
         has_limit = self.num_predict is not None and self.num_predict >= 0
         return {**values, "max_tokens": self.num_predict if has_limit else None}
-
-
-class FunctionCall(Wire):
-    """A tool and what it is called with: an object, never a text."""
-
-    name: Name
-    arguments: dict[str, Any] | None = None
-
-
-class ToolCall(Wire):
-    """A call that an earlier answer made."""
-
-    id: str | None = None
-    function: FunctionCall
-
-    def to_message(self) -> dict[str, Any]:
-        called = {"name": self.function.name, "arguments": self.function.arguments or {}}
-        return {**({"id": self.id} if self.id else {}), "type": "function", "function": called}
-
-
-class ChatMessage(Wire):
-    """One message of a conversation."""
-
-    role: Role
-    content: str | None = None
-    thinking: str | None = None
-    images: Images | None = None
-    tool_calls: Annotated[list[ToolCall], FAIL_FAST, at_most(MAX_TOOL_CALLS)] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
-    def to_message(self) -> Message:
-        """The message as the templates know it."""
-        optional = {
-            "reasoning_content": self.thinking,
-            "tool_calls": [each.to_message() for each in self.tool_calls or ()],
-            "name": self.tool_name,
-            "tool_call_id": self.tool_call_id,
-        }
-        given = {name: value for name, value in optional.items() if value}
-        return {"role": self.role, "content": self.content or "", **given}
-
-
-Messages = Annotated[list[ChatMessage], FAIL_FAST, at_most(MAX_MESSAGES)]
 
 
 class AnswerRequest(Wire):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bough.server.apis.openai.wire import count, make_id, write_logprobs
+from bough.server.http.errors import find_fault
 from bough.server.http.streaming import to_json
-from bough.server.http.wire import find_fault
 from bough.server.serving.ask import Delta, Finished, Started, ToolCall
 from bough.server.serving.loaded import LoadedModel
 from bough.types import TokenLogprob

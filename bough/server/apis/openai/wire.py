@@ -28,9 +28,9 @@ from bough.server.http.bounds import (
     check_tools_size,
     show,
 )
-from bough.server.http.errors import Fault
+from bough.server.http.errors import Fault, find_fault
 from bough.server.http.streaming import sse, sse_comment
-from bough.server.http.wire import Wire, find_fault, read_json
+from bough.server.http.wire import Wire, read_json
 from bough.server.serving.ask import Finished, Progress, Started, ToolChoice, ToolMode
 from bough.server.serving.loaded import LoadedModel
 from bough.types import Alternative, SamplingParams, TokenLogprob, Usage
