@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bough.errors import PromptTooLong, RequestError
 from bough.models.encoder import PromptLimit
@@ -12,8 +15,13 @@ from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.ask import Ask, Tool
 from bough.server.serving.tools import forced_format, prepare
 from bough.server.serving.truncation import shorten
+from bough.system.threads import lower_priority
 from bough.types import Message, SamplingParams
 
+Result = TypeVar("Result")
+
+LARGE_CHARS = 2**18  # a prompt of more characters is large
+_NUM_THREADS = 4
 _THINK = "<think>"
 _ROOM_TOKENS = 128
 """What is left for an answer of unknown length when a chat is shortened."""
@@ -192,3 +200,25 @@ def _tokens_for_prompt(ask: Ask, limit: PromptLimit) -> int:
 
 def _name(tool: Tool) -> str:
     return str(tool["function"]["name"])
+
+
+class PromptThreads:
+    """The threads in which one model's prompts are prepared: rendered, encoded, and their grammars compiled.
+
+    Each model has its own, because chat templates come with models and may take long: one model's prompts never wait for
+    another's. Only one thread at a time runs Python, so there are few of them. Large prompts run one after the other, in a
+    thread of lower priority. The threads end with this object.
+    """
+
+    def __init__(self) -> None:
+        self._small = ThreadPoolExecutor(_NUM_THREADS, "bough-prompts")
+        self._large = ThreadPoolExecutor(1, "bough-large-prompts", initializer=lower_priority)
+
+    async def run(self, work: Callable[[Callable[[], bool]], Result], num_chars: int = 0) -> Result:
+        """The result of work on a prompt of so many characters. It is given a way to ask whether anybody still waits."""
+        gone = threading.Event()
+        executor = self._large if num_chars > LARGE_CHARS else self._small
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, work, gone.is_set)
+        finally:
+            gone.set()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.server.serving.thinking import ThoughtSplitter
+from bough.server.serving.parsing.thinking import ThoughtSplitter
 
 PARTS = st.sampled_from(["<think>", "</think>", "<thi", "</", "\n", "\r\n", " ", "a", "Hello <b>", "é🙂"])
 
