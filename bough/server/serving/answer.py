@@ -11,7 +11,7 @@ from bough.errors import BoughError
 from bough.server.serving.ask import Ask, Event, Progress, Started
 from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.parsing.sorter import Sorter
-from bough.server.serving.prompting import Prepared
+from bough.server.serving.prompting.prompt import Prepared
 from bough.server.serving.record import RequestRecord
 from bough.types import Chunk, Completion, Usage
 

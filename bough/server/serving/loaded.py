@@ -32,7 +32,7 @@ from bough.generate.worker import Limits, Worker
 from bough.models import ModelFiles
 from bough.runner import Runner, load_files
 from bough.server.serving.catalog import Catalog, Facts
-from bough.server.serving.prompting import PromptThreads
+from bough.server.serving.prompting.prompt import PromptThreads
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
 

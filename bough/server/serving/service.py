@@ -23,7 +23,7 @@ from bough.server.serving.ask import Ask, Finished, Started, tenant_of
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Seeing
-from bough.server.serving.prompting import ModelFacts, Prepared, prepare_ask
+from bough.server.serving.prompting.prompt import ModelFacts, Prepared, prepare_ask
 from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Completion, Prompt, SamplingParams
 

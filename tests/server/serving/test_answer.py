@@ -14,7 +14,7 @@ from bough.models.prompts import Encoded
 from bough.server.serving.answer import Answer, Ear
 from bough.server.serving.ask import Ask, Delta, Finished, ToolChoice
 from bough.server.serving.loaded import LoadedModel
-from bough.server.serving.prompting import Prepared
+from bough.server.serving.prompting.prompt import Prepared
 from bough.server.serving.record import RequestRecord
 from bough.types import Chunk, Completion, SamplingParams, Usage
 

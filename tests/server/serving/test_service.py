@@ -17,7 +17,7 @@ from bough.errors import PromptTooLong
 from bough.models.encoder import PromptLimit
 from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough.cache import PrefixBody
-from bough.server.serving.prompting import LARGE_CHARS, PromptThreads
+from bough.server.serving.prompting.prompt import LARGE_CHARS, PromptThreads
 from bough.server.serving.service import Service
 
 

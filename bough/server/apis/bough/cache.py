@@ -31,8 +31,8 @@ from bough.server.http.streaming import unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.ask import Ask, ToolChoice, count_chars
 from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.prompting.tools import prepare
 from bough.server.serving.service import Service
-from bough.server.serving.tools import prepare
 from bough.system.resources import free_disk_bytes
 from bough.types import Prompt
 

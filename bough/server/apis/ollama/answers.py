@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
 from bough.models.encoder import PromptLimit
-from bough.server.apis.ollama.context import follow
 from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
 from bough.server.http.errors import find_fault, plain_shape
 from bough.server.http.streaming import json_line, ndjson_stream, unless_gone
@@ -27,6 +26,7 @@ from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, ToolCall
 from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.prompting.continuation import follow
 from bough.server.serving.service import Service
 from bough.types import Message, TokenLogprob
 

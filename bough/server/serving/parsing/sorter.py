@@ -5,7 +5,7 @@ from __future__ import annotations
 from bough.server.serving.ask import Delta, Finished, FinishReason, ToolCall
 from bough.server.serving.parsing.thinking import ThoughtSplitter
 from bough.server.serving.parsing.tool_calls import CallFinder
-from bough.server.serving.prompting import Prepared
+from bough.server.serving.prompting.prompt import Prepared
 from bough.types import Chunk, Completion
 
 

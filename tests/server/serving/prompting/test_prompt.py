@@ -10,7 +10,7 @@ from bough.errors import PromptTooLong, RequestError
 from bough.models import ModelFiles, load_tokenizer
 from bough.models.prompts import Prompts
 from bough.server.serving.ask import Ask, ToolChoice
-from bough.server.serving.prompting import ModelFacts, Prepared, prepare_ask
+from bough.server.serving.prompting.prompt import ModelFacts, Prepared, prepare_ask
 from bough.types import SamplingParams
 
 pytestmark = pytest.mark.model

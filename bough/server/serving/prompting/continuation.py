@@ -1,6 +1,6 @@
-"""The `context` of /api/generate: a conversation as the ids of its last prompt and answer, which the client keeps.
+"""Chats that continue from a context: the ids of an earlier prompt and its answer, which the client keeps.
 
-An answer's ids have no end-of-turn token; what follows them is rendered so that the turn is ended first.
+The ids of an answer have no end-of-turn token, so the prompt that follows them begins by ending that turn.
 """
 
 from __future__ import annotations

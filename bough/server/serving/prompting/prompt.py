@@ -13,8 +13,8 @@ from bough.errors import PromptTooLong, RequestError
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.ask import Ask, Tool
-from bough.server.serving.tools import forced_format, prepare
-from bough.server.serving.truncation import shorten
+from bough.server.serving.prompting.tools import forced_format, prepare
+from bough.server.serving.prompting.truncation import shorten
 from bough.system.threads import lower_priority
 from bough.types import Message, SamplingParams
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bough.errors import RequestError
 from bough.server.serving.ask import ToolChoice
 from bough.server.serving.parsing.tool_calls import CallFinder
-from bough.server.serving.tools import forced_format, prepare
+from bough.server.serving.prompting.tools import forced_format, prepare
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": PARAMETERS}}

@@ -6,7 +6,7 @@ import pytest
 
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
-from bough.server.apis.ollama.context import follow
+from bough.server.serving.prompting.continuation import follow
 from tests.models.tiny_tokenizer import ALTERNATES, CHATML, byte_level
 
 HELLO = {"role": "user", "content": "Hello"}
