@@ -59,7 +59,6 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
     app = FastAPI(title="Bough", version=version("bough"), lifespan=_lifespan)
     app.state.service = service
     app.state.is_starting = app.state.is_draining = False
-    service.seeing.watch(service.models.list)
     for router in _ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _answer_unmatched)

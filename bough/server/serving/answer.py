@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from bough.errors import BoughError
 from bough.server.serving.ask import Ask, Event, Progress, Started
-from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.metrics import Seeing
 from bough.server.serving.parsing.sorter import Sorter
 from bough.server.serving.prompting.prompt import Prepared
-from bough.server.serving.record import RequestRecord
+from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Chunk, Completion, Usage
 
 
@@ -25,63 +27,57 @@ class _Begun:
 _Heard = _Begun | Progress | Chunk | Completion | BoughError
 
 
-class Mailbox:
-    """Where the engine's thread leaves what it has, choice by choice, and the event loop finds it."""
+class AnswerListener:
+    """Hears one choice in the engine's thread, and hands what it hears to the answer's queue on the event loop."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, _Heard]] = asyncio.Queue()
-
-    def put(self, choice: int, heard: _Heard) -> None:
-        """Leave something, from any thread; nobody is there any more if the loop has ended."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (choice, heard))
-
-    async def get(self) -> tuple[int, _Heard]:
-        return await self._queue.get()
-
-
-class Ear:
-    """Listens to one choice for its mailbox."""
-
-    def __init__(self, mailbox: Mailbox, choice: int) -> None:
-        self._mailbox = mailbox
+    def __init__(self, choice: int, queue: asyncio.Queue[tuple[int, _Heard]]) -> None:
         self._choice = choice
+        self._queue = queue
+        self._loop = asyncio.get_running_loop()
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
-        self._mailbox.put(self._choice, _Begun(usage, waited_s))
+        self._put(_Begun(usage, waited_s))
 
     def on_progress(self, done_tokens: int, total_tokens: int) -> None:
-        self._mailbox.put(self._choice, Progress(done_tokens, total_tokens))
+        self._put(Progress(done_tokens, total_tokens))
 
     def on_chunk(self, chunk: Chunk) -> None:
-        self._mailbox.put(self._choice, chunk)
+        self._put(chunk)
 
     def on_end(self, completion: Completion) -> None:
-        self._mailbox.put(self._choice, completion)
+        self._put(completion)
 
     def on_error(self, error: BoughError) -> None:
-        self._mailbox.put(self._choice, error)
+        self._put(error)
+
+    def _put(self, heard: _Heard) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (self._choice, heard))
 
 
 class Answer:
-    """One answer with all its choices: iterate it for its events, and close it whatever happens."""
+    """One answer with all its choices: iterate it for its events, and close it whatever happens.
+
+    It holds its model from the beginning, and gives it back when it is closed.
+    """
 
     def __init__(
         self,
         ask: Ask,
         loaded: LoadedModel,
         load_s: float,
-        on_close: Callable[[RequestRecord], None],
-        clock: Callable[[], float],
+        models: LoadedModels,
+        seeing: Seeing,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.ask = ask
-        self.loaded = loaded
-        self.started = Started(Usage(), load_s)
-        self.prompt_ids: Sequence[int] = ()
-        self.mailbox = Mailbox()
+        self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.runner.prefix_cache.is_enabled)
         self.cancelled = threading.Event()
-        self._on_close = on_close
+        self._queue: asyncio.Queue[tuple[int, _Heard]] = asyncio.Queue()
+        self.listeners = [AnswerListener(choice, self._queue) for choice in range(ask.num_choices)]
+        self._loaded = loaded
+        self._models = models
+        self._seeing = seeing
         self._clock = clock
         self._opened_s = clock()
         self._sorters: list[Sorter] = []
@@ -95,26 +91,26 @@ class Answer:
 
     def expect(self, prepared: Prepared) -> None:
         """Say what the model is given, and how its answer is to be read."""
-        self.prompt_ids = prepared.encoded.ids
-        single = self.ask.tool_choice.is_single
-        self._sorters = [Sorter(prepared, choice, single) for choice in range(self.ask.num_choices)]
+        self.started = replace(self.started, prompt_ids=prepared.encoded.ids)
+        tokenizer, is_single = self._loaded.runner.tokenizer, self.ask.tool_choice.is_single
+        self._sorters = [Sorter(prepared, tokenizer, choice, is_single) for choice in range(self.ask.num_choices)]
 
     async def start(self) -> None:
         """Wait until the first choice has a lane. Raises what became of the request instead."""
         while True:
-            _, heard = await self.mailbox.get()
+            _, heard = await self._queue.get()
             if isinstance(heard, BoughError):
                 self._error = str(heard)
                 raise heard
             if isinstance(heard, _Begun):
-                self.started = Started(heard.usage, self.started.load_s)
+                self.started = replace(self.started, usage=heard.usage)
                 self._waited_s = heard.waited_s
                 return
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         missing = len(self._sorters)
         while missing:
-            choice, heard = await self.mailbox.get()
+            choice, heard = await self._queue.get()
             if isinstance(heard, BoughError):
                 self._error = str(heard)
                 raise heard
@@ -138,7 +134,10 @@ class Answer:
         if not self._is_closed:
             self._is_closed = True
             self.cancelled.set()
-            self._on_close(self._record())
+            record = self._record()
+            self._models.give_back(self._loaded)
+            self._seeing.request_done(record)
+            note_record(record)
 
     def _record(self) -> RequestRecord:
         """What is known of the answer; of one that was broken off, as far as it was heard."""
@@ -146,7 +145,7 @@ class Answer:
         usage = replace(usage, computed_tokens=max(0, self._done_tokens - usage.cached_tokens))
         usage = self._completions[0].usage if self._completions else usage
         return RequestRecord(
-            model=self.loaded.name,
+            model=self._loaded.name,
             usage=usage if usage.prompt_tokens else None,
             completion_tokens=self._num_generated,
             queue_s=self._waited_s,

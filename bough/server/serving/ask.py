@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bough.types import Completion, Message, SamplingParams, TokenLogprob, Usage
+from bough.types import Completion, Message, SamplingParams, Usage
 
 Tool = Mapping[str, Any]
 """A tool as OpenAI and Ollama write it: {"type": "function", "function": {"name", "description", "parameters"}}."""
@@ -41,7 +41,8 @@ class Ask:
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     needs_tool_template: bool = False  # refuse tools if the model's chat template does not know them
-    is_chat: bool = False  # the ids are those of a chat: thinking in the answer is told apart
+    context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
+    may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
     think: bool | None = None  # None: as the template does by itself, and the thinking stays apart all the same
     num_choices: int = 1
     context_tokens: int | None = None  # a smaller context than the model's
@@ -53,7 +54,7 @@ class Ask:
     @property
     def num_chars(self) -> int:
         """About how long the prompt is, in characters or ids."""
-        return len(self.text or "") + len(self.ids or ()) + count_chars(self.messages or ())
+        return len(self.text or "") + len(self.ids or ()) + len(self.context) + _count_chars(self.messages or ())
 
 
 def tenant_of(salt: str) -> str:
@@ -61,7 +62,7 @@ def tenant_of(salt: str) -> str:
     return salt.partition("/")[0]
 
 
-def count_chars(messages: Sequence[Message]) -> int:
+def _count_chars(messages: Sequence[Message]) -> int:
     """How many characters messages have, however their content is written."""
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
@@ -78,14 +79,26 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Started:
-    """Every choice has its lane: nothing can be refused any more. `usage` has no completion tokens yet.
+class ScoredToken:
+    """A token of an answer as its bytes, with the log of its probability, and the likeliest tokens at its place."""
 
-    Of several choices `usage` is that of the first.
+    data: bytes
+    logprob: float
+    top: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
+
+    `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse.
     """
 
     usage: Usage
     load_s: float = 0.0
+    prompt_ids: Sequence[int] = ()
+    digest: str = ""
+    is_stored: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,13 +117,13 @@ class Delta:
     text: str = ""
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[ScoredToken, ...] = ()
     token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One choice is complete. `text`, `thinking` and `tool_calls` are all of it, told apart."""
+    """One choice is complete. `text`, `thinking`, `tool_calls` and `logprobs` are all of it."""
 
     choice: int
     text: str
@@ -118,6 +131,16 @@ class Finished:
     tool_calls: tuple[ToolCall, ...]
     finish_reason: FinishReason
     completion: Completion
+    logprobs: tuple[ScoredToken, ...] = ()
+    thinking_tokens: int = 0
 
 
 Event = Progress | Delta | Finished
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A whole answer, its choices in order."""
+
+    started: Started
+    choices: tuple[Finished, ...]

@@ -58,6 +58,18 @@ class Facts:
     license: str
 
 
+@dataclass(frozen=True)
+class LoadedInfo:
+    """What an API may tell of a loaded model. `expires_at` is None if it stays for ever."""
+
+    facts: Facts
+    num_bytes: int
+    device_bytes: int  # of these, on an accelerator
+    context_tokens: int
+    engine: str
+    expires_at: datetime | None
+
+
 class Catalog:
     """The models of the model folder, and `named`, the files of the model that the server was started with."""
 

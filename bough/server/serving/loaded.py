@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ from bough.errors import NoRoom, ShuttingDown
 from bough.generate.worker import Limits, Worker
 from bough.models import ModelFiles
 from bough.runner import Runner, load_files
-from bough.server.serving.catalog import Catalog, Facts
+from bough.server.serving.catalog import Catalog, Facts, LoadedInfo
 from bough.server.serving.prompting.prompt import PromptThreads
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
@@ -332,6 +332,21 @@ class LoadedModels:
     def list(self) -> list[LoadedModel]:
         """Every loaded model, the one that was used last first."""
         return sorted(self._loaded.values(), key=lambda each: each.used_s, reverse=True)
+
+    def describe(self) -> Sequence[LoadedInfo]:
+        """Every loaded model for people to see, the one that was used last first."""
+        return [self._describe(each) for each in self.list()]
+
+    def _describe(self, loaded: LoadedModel) -> LoadedInfo:
+        engine = loaded.runner.engine
+        return LoadedInfo(
+            facts=loaded.info,
+            num_bytes=loaded.num_bytes,
+            device_bytes=0 if _is_on_cpu(loaded) else loaded.num_bytes,
+            context_tokens=engine.context_tokens,
+            engine=engine.describe()["engine"],
+            expires_at=self.expires_at(loaded),
+        )
 
 
 def is_short_of_memory(error: BaseException | None) -> bool:

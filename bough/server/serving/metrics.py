@@ -36,10 +36,16 @@ class Watched(Protocol):
     def worker(self) -> Any: ...
 
 
-class Seeing:
-    """The counters of one server, in a registry of their own."""
+class ModelList(Protocol):
+    """The loaded models, as far as they are looked at here."""
 
-    def __init__(self) -> None:
+    def list(self) -> Iterable[Watched]: ...
+
+
+class Seeing:
+    """The counters of one server, in a registry of their own, and the figures of the models that are loaded."""
+
+    def __init__(self, models: ModelList | None = None) -> None:
         self.registry = registry = CollectorRegistry()
         self._names = {""}  # models that have figures of their own; some requests have none
         self._requests = Counter(
@@ -78,10 +84,8 @@ class Seeing:
             "bough_token_seconds", "Time for each token after the first", ("model",), buckets=_TOKEN_S, registry=registry
         )
         ProcessCollector(registry=registry)
-
-    def watch(self, list_models: Callable[[], Iterable[Watched]]) -> None:
-        """Show the figures of these models from now on, too. Once."""
-        self.registry.register(_Models(list_models))
+        if models is not None:
+            registry.register(_Models(models))
 
     def http_began(self) -> None:
         """A request came in."""
@@ -128,14 +132,14 @@ class Seeing:
 class _Models(Collector):
     """The figures of the loaded models, taken at the moment of asking."""
 
-    def __init__(self, list_models: Callable[[], Iterable[Watched]]) -> None:
-        self._list_models = list_models
+    def __init__(self, models: ModelList) -> None:
+        self._models = models
 
     def describe(self) -> list[Metric]:
         return []  # so that registering asks no model
 
     def collect(self) -> Iterator[Metric]:
-        figures = {loaded.name: loaded.worker.snapshot() for loaded in self._list_models()}
+        figures = {loaded.name: loaded.worker.snapshot() for loaded in self._models.list()}
         yield GaugeMetricFamily("bough_models_loaded", "Models in memory", value=len(figures))
         yield _gauge("bough_queue_length", "Requests that wait for a lane", figures, {(): _get("queue")})
         lanes: Reads = {("busy",): _get("busy_lanes"), ("resting",): lambda figure: figure["lanes"] - figure["busy_lanes"]}

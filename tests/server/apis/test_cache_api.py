@@ -15,8 +15,7 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import Unavailable
-from bough.server.apis.bough.cache import require_room
-from bough.server.apis.bough.transfers import make_file
+from bough.server.serving.transfers import make_file, require_room
 from bough.system.resources import free_disk_bytes
 from tests.server.servers import Server, StartServer, wait_for_log
 
@@ -303,9 +302,10 @@ def test_an_archive_that_makes_no_sense_is_refused_and_leaves_no_trace(
 
 
 def test_a_file_that_vanishes_meanwhile_does_not_keep_another_from_being_made(tmp_path: Path) -> None:
-    (tmp_path / "gone.tar").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "transfers").mkdir()
+    (tmp_path / "transfers" / "gone.tar").symlink_to(tmp_path / "nowhere")
 
-    assert make_file(tmp_path).read_bytes() == b""
+    assert make_file(Settings(cache_folder=tmp_path)).read_bytes() == b""
 
 
 def test_a_body_of_unknown_size_may_fill_the_disk_only_as_far_as_the_settings_allow(tmp_path: Path) -> None:

@@ -15,15 +15,21 @@ from bough.server.apis.bough import health
 from bough.server.apis.bough.health import read_health, status_of
 from bough.server.app import shape_of
 from bough.server.http.security import Security
+from bough.server.serving.service import Service
 from tests.server.layers import send_to
 from tests.server.servers import StartServer
 
 
 def make_service(is_stuck: bool = False, verified: int = 0, different: int = 0) -> Any:
     """A service as far as health looks at it, in states that a real one cannot be put into."""
-    worker = SimpleNamespace(snapshot=lambda: {"verified": verified, "different": different})
-    models = SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])
-    return SimpleNamespace(is_stuck=is_stuck, models=models, settings=Settings(verify_cache=0.5))
+    return with_figures({"verified": verified, "different": different}, is_stuck, verify_cache=0.5)
+
+
+def with_figures(figures: dict[str, Any], is_stuck: bool = False, **settings: Any) -> Service:
+    """A service over one model whose engine's thread noted these figures."""
+    worker = SimpleNamespace(snapshot=lambda: figures, is_stuck=is_stuck)
+    models: Any = SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])
+    return Service(Settings(**settings), models, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +68,8 @@ async def test_an_answer_that_differed_raises_the_alarm_and_the_server_stays_up(
 )
 async def test_health_tells_whether_what_is_computed_reaches_the_disk(figures: dict[str, Any], disk: str) -> None:
     request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace()), state=SimpleNamespace())
-    worker = SimpleNamespace(snapshot=lambda: figures)
-    models = SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])
 
-    answer = await read_health(request, SimpleNamespace(is_stuck=False, models=models, settings=Settings()))
+    answer = await read_health(request, with_figures(figures))
 
     assert answer.status_code == 200  # answers go on
     assert f'"disk":"{disk}"'.encode() in answer.body

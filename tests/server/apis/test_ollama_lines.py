@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,7 @@ COMPLETION = Completion("Yes.", (7, 8), "stop", Usage(10, 6, 6, 4, 2), Timings(p
 class ScriptedAnswer:
     """An answer with these events, which may end in an error."""
 
-    loaded = SimpleNamespace()
-    started = Started(Usage(10), load_s=1.5)
-    prompt_ids = (1, 2)
+    started = Started(Usage(10), load_s=1.5, prompt_ids=(1, 2))
 
     def __init__(self, *events: Event | Exception) -> None:
         self._events = events

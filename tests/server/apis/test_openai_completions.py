@@ -8,10 +8,8 @@ import openai
 import pytest
 
 from bough.errors import RequestError
-from bough.models.tokenizer import Tokenizer
 from bough.server.apis.openai.completions import CompletionRequest, LogprobList, read_prompts, to_asks
-from bough.types import Alternative, TokenLogprob
-from tests.models.tiny_tokenizer import byte_level
+from bough.server.serving.ask import ScoredToken
 from tests.server.servers import Server
 
 
@@ -42,20 +40,18 @@ def test_what_is_not_supported_is_refused_by_name(field: dict[str, Any]) -> None
 
 
 def test_a_token_that_is_part_of_a_character_is_told_by_its_bytes() -> None:
-    tokenizer = Tokenizer(byte_level())
-    first, second = tokenizer.encode("é")[:2]
+    first, second = (bytes([each]) for each in "é".encode())
 
-    written = LogprobList(tokenizer).write([TokenLogprob(first, "?", -0.5, (Alternative(second, float("-inf")),))])
+    written = LogprobList().write([ScoredToken(first, -0.5, (ScoredToken(second, float("-inf")),))])
 
     assert written["tokens"] == ["bytes:\\xc3"]
     assert written["top_logprobs"] == [{"bytes:\\xa9": -9999.0, "bytes:\\xc3": -0.5}]
 
 
 def test_every_token_of_a_character_begins_where_the_character_does() -> None:
-    tokenizer = Tokenizer(byte_level())
-    ids = tokenizer.encode("é!é")
+    tokens = [bytes([each]) for each in "é!é".encode()]
 
-    written = LogprobList(tokenizer).write([TokenLogprob(each, "?", -0.5) for each in ids])
+    written = LogprobList().write([ScoredToken(each, -0.5) for each in tokens])
 
     assert written["text_offset"] == [0, 0, 1, 2, 2]
 

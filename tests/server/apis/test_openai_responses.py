@@ -10,8 +10,7 @@ import pytest
 
 from bough.errors import EngineError, RequestError
 from bough.server.apis.openai.responses import ResponseRequest, read_input, to_ask, write_events
-from bough.server.serving.ask import Delta
-from bough.types import TokenLogprob
+from bough.server.serving.ask import Delta, ScoredToken
 from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
 
@@ -141,7 +140,7 @@ def test_only_a_complete_response_tells_when_it_was_completed() -> None:
 
 
 def test_tokens_without_text_of_their_own_keep_their_logprobs_in_a_stream() -> None:
-    first, second, last = (Delta(text=text, logprobs=(TokenLogprob(65, "?", -0.5),)) for text in ("", "é", ""))
+    first, second, last = (Delta(text=text, logprobs=(ScoredToken(b"?", -0.5),)) for text in ("", "é", ""))
 
     events = parse(collect(write_events(script([first, second, last, finish(text="é")]), body(stream=True))))
 

@@ -37,7 +37,11 @@ def seeing() -> Seeing:
 
 @pytest.fixture
 def read(seeing: Seeing) -> Read:
-    """The value of one metric with these labels."""
+    return reader_of(seeing)
+
+
+def reader_of(seeing: Seeing) -> Read:
+    """Reads the value of one metric with these labels."""
     return lambda name, **labels: seeing.registry.get_sample_value(name, labels)
 
 
@@ -116,11 +120,11 @@ def test_a_request_that_fails_inside_is_counted_as_a_failure(seeing: Seeing, rea
     assert read("bough_requests_in_progress") == 0
 
 
-def test_trees_and_lanes_are_read_when_somebody_asks(seeing: Seeing, read: Read) -> None:
+def test_trees_and_lanes_are_read_when_somebody_asks() -> None:
     figures: dict[str, Any] = {"queue": 3, "lanes": 4, "busy_lanes": 1, "used_bytes": 10, "budget_bytes": 20, "tokens": 7}
     figures |= {"disk_bytes": 5, "disk_budget_bytes": 50, "evicted_tokens": 8, "evicted_points": 2, "verified": 6}
     worker = SimpleNamespace(snapshot=lambda: figures)
-    seeing.watch(lambda: [SimpleNamespace(name="tiny", worker=worker)])
+    read = reader_of(Seeing(SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])))
 
     figures["queue"] = 9
 
@@ -132,10 +136,11 @@ def test_trees_and_lanes_are_read_when_somebody_asks(seeing: Seeing, read: Read)
     assert read("bough_verified_total", model="tiny") == 6
 
 
-def test_a_disk_that_fails_shows_in_the_metrics(seeing: Seeing, read: Read) -> None:
+def test_a_disk_that_fails_shows_in_the_metrics() -> None:
     figures: dict[str, Any] = {"queue": 0, "lanes": 1, "busy_lanes": 0}
     figures |= {"disk_is_failing": True, "disk_failed_writes": 3, "disk_misses": 2, "disk_bad_rows": 1}
-    seeing.watch(lambda: [SimpleNamespace(name="tiny", worker=SimpleNamespace(snapshot=lambda: figures))])
+    worker = SimpleNamespace(snapshot=lambda: figures)
+    read = reader_of(Seeing(SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])))
 
     assert read("bough_disk_failing", model="tiny") == 1
     assert read("bough_disk_failed_writes_total", model="tiny") == 3

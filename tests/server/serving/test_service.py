@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,12 @@ from bough.server.serving.prompting.prompt import LARGE_CHARS, PromptThreads
 from bough.server.serving.service import Service
 
 
+def _call_at_once(work: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(work())
+    return future
+
+
 class OneModel(Service):
     """A service with one model of a context of 100, which notes on which thread it is asked to do what."""
 
@@ -34,6 +41,7 @@ class OneModel(Service):
             runner=SimpleNamespace(prompts=prompts, cache=cache, engine=engine),
             info=SimpleNamespace(capabilities=()),
             threads=PromptThreads(),
+            worker=SimpleNamespace(call=_call_at_once),
         )
         models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using)
         super().__init__(Settings(), models, SimpleNamespace())  # type: ignore[arg-type]
@@ -41,9 +49,6 @@ class OneModel(Service):
     @asynccontextmanager
     async def _using(self, model: str) -> AsyncIterator[Any]:
         yield self.loaded
-
-    async def on_engine(self, loaded: Any, work: Callable[[], Any]) -> Any:
-        return work()
 
     def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> Any:
         thread = threading.current_thread()

@@ -21,8 +21,8 @@ from bough.server.http.logs import current_trace
 from bough.server.http.streaming import sse, sse_comment, sse_stream, to_json, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Finished, Progress, ToolCall
-from bough.server.serving.service import Answered, Service
+from bough.server.serving.ask import Answered, Ask, Delta, Finished, Progress, ToolCall
+from bough.server.serving.service import Service
 from bough.types import Usage
 
 _KINDS = {

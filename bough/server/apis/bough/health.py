@@ -31,7 +31,7 @@ async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
     status = status_of(request.app.state, service)
     details = _describe_models(service) if getattr(request.state, "is_known", False) else {}
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
-    body = {"status": status, "disk": _describe_disk(service)} | details
+    body = {"status": status, "disk": service.disk_state} | details
     return JSONResponse(body, 200 if status == "ok" else 503, headers)
 
 
@@ -44,28 +44,13 @@ def status_of(state: Any, service: Service) -> str:
     return "stuck" if service.is_stuck else "ok"
 
 
-def _describe_disk(service: Service) -> str:
-    """Whether what is computed reaches the disk. If it does not, answers go on: only a restart would lose more."""
-    figures = [each.worker.snapshot() for each in service.models.list()]
-    if any(figure.get("disk_is_failing") for figure in figures):
-        return "failing"
-    if any(figure.get("disk_problem") for figure in figures):
-        return "unavailable"
-    return "ok" if any("disk_bytes" in figure for figure in figures) else "off"
-
-
 def _describe_models(service: Service) -> dict[str, Any]:
-    names = [each.name for each in service.models.list()]
-    return {"model": service.settings.model, "models": names} | _describe_checks(service)
-
-
-def _describe_checks(service: Service) -> dict[str, Any]:
-    """How many answers were computed again without reuse, and how many came out different: none should."""
+    about: dict[str, Any] = {"model": service.settings.model, "models": service.loaded_names}
     if not service.settings.verify_cache:
-        return {}
-    figures = [each.worker.snapshot() for each in service.models.list()]
-    verified, different = (sum(figure.get(name, 0) for figure in figures) for name in ("verified", "different"))
-    return {"verified": verified, "different": different, "alarm": different > 0}
+        return about
+    checks = service.count_checks()
+    found = {"verified": checks.num_verified, "different": checks.num_different}
+    return about | found | {"alarm": checks.num_different > 0}
 
 
 @router.get("/metrics", response_class=Response)

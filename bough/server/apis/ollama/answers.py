@@ -11,24 +11,20 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
-from bough.models.encoder import PromptLimit
 from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
 from bough.server.http.errors import find_fault, plain_shape
 from bough.server.http.streaming import json_line, ndjson_stream, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Finished, ToolCall
-from bough.server.serving.loaded import LoadedModel
-from bough.server.serving.prompting.continuation import follow
+from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, Started, ToolCall
 from bough.server.serving.service import Service
-from bough.types import Message, TokenLogprob
+from bough.types import Message
 
 router = APIRouter(route_class=route_class(plain_shape), tags=["Ollama"])
 
@@ -58,30 +54,10 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf, 
     await _check_thinking(ask, service)
     if body.raw:
         return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
-    async with service.models.using(ask.model, ask.keep_alive_s) as loaded:
-        load_s = time.perf_counter() - wording.began_s
-        work = partial(_as_turn, ask, body, loaded)
-        ask = await loaded.threads.run(work, len(body.prompt) + len(body.system or ""))
-        wording = replace(wording, gives_context=True, load_s=load_s)
-        return await _answer(body, ask, wording, request, service)
-
-
-def _as_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel, is_cancelled: Callable[[], bool]) -> Ask:
-    """The prompt as a turn of a chat: the first, or one that goes on from the context of an earlier answer."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages: list[Message] = [*system, {"role": "user", "content": body.prompt}]
-    if not loaded.info.template:
-        return replace(ask, text="\n\n".join(message["content"] for message in messages))
-    if not body.context:
-        return replace(ask, messages=messages)
-    options = {} if ask.think is None else {"enable_thinking": ask.think}
-    prompts, context_tokens = loaded.runner.prompts, loaded.runner.engine.context_tokens
-    limit = PromptLimit(context_tokens, is_cancelled)
-    if ask.truncates:  # of what is longer, only the end is used
-        longest = context_tokens * prompts.tokenizer.encoder.token_bytes
-        messages[-1] = {**messages[-1], "content": messages[-1]["content"][-longest:]}
-        limit = replace(limit, max_tokens=None)
-    return replace(ask, ids=follow(prompts, body.context, messages, limit, **options), is_chat=True)
+    ask = replace(ask, messages=messages, context=body.context or (), may_lack_template=True)
+    return await _answer(body, ask, replace(wording, gives_context=True), request, service)
 
 
 async def _check_thinking(ask: Ask, service: Service) -> None:
@@ -108,10 +84,8 @@ async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Requ
         return ndjson_stream(answer, write_lines(answer, wording))
     answered = await unless_gone(request, service.complete(ask))
     (finished,) = answered.choices
-    said = wording.write(
-        finished.text, finished.thinking, finished.tool_calls, finished.completion.logprobs, answered.loaded
-    )
-    return JSONResponse({**said, **wording.end(finished, answered.started.load_s, answered.prompt_ids)})
+    said = wording.write(finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
+    return JSONResponse({**said, **wording.end(finished, answered.started)})
 
 
 async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
@@ -119,10 +93,10 @@ async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
     try:
         async for event in answer:
             if isinstance(event, Delta) and _is_worth_a_line(event):
-                said = wording.write(event.text, event.thinking, event.tool_calls, event.logprobs, answer.loaded)
+                said = wording.write(event.text, event.thinking, event.tool_calls, event.logprobs)
                 yield json_line({**said, "done": False})
             elif isinstance(event, Finished):
-                yield json_line({**wording.write(), **wording.end(event, answer.started.load_s, answer.prompt_ids)})
+                yield json_line({**wording.write(), **wording.end(event, answer.started)})
     except Exception as error:
         yield json_line(plain_shape(find_fault(error)))
 
@@ -138,7 +112,6 @@ class Wording:
     model: str
     place: Callable[[dict[str, Any]], dict[str, Any]]  # where an endpoint has what is said
     gives_context: bool = False  # the ids of prompt and answer, for the client to send back
-    load_s: float = 0.0  # before the answer was asked for
     began_s: float = field(default_factory=time.perf_counter)
 
     def write(
@@ -146,8 +119,7 @@ class Wording:
         text: str = "",
         thinking: str = "",
         tool_calls: Sequence[ToolCall] = (),
-        logprobs: Sequence[TokenLogprob] = (),
-        loaded: LoadedModel | None = None,
+        logprobs: Sequence[ScoredToken] = (),
     ) -> dict[str, Any]:
         """An object with a piece of the answer, or with all of it."""
         said: dict[str, Any] = {"content": text}
@@ -156,21 +128,21 @@ class Wording:
         if tool_calls:
             said["tool_calls"] = [_write_call(number, call) for number, call in enumerate(tool_calls)]
         written = {"model": self.model, "created_at": write_time(datetime.now(UTC)), **self.place(said)}
-        if logprobs and loaded is not None:
-            written["logprobs"] = [_write_logprob(each, loaded) for each in logprobs]
+        if logprobs:
+            written["logprobs"] = [_write_logprob(each) for each in logprobs]
         return written
 
-    def end(self, finished: Finished, load_s: float, prompt_ids: Sequence[int]) -> dict[str, Any]:
+    def end(self, finished: Finished, started: Started) -> dict[str, Any]:
         """What the last object has besides: why the answer ended, what was counted and how long it took."""
         usage, timings = finished.completion.usage, finished.completion.timings
         reason = "length" if finished.finish_reason == "length" else "stop"
-        context = {"context": [*prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}
+        context = {"context": [*started.prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}
         return {
             **context,
             "done": True,
             "done_reason": reason,
             "total_duration": _nanoseconds(time.perf_counter() - self.began_s),
-            "load_duration": _nanoseconds(self.load_s + load_s),
+            "load_duration": _nanoseconds(started.load_s),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_cached_count": usage.cached_tokens,
             "prompt_eval_duration": _nanoseconds(timings.prefill_s),
@@ -192,14 +164,12 @@ def _write_call(number: int, call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "function": {"index": number, "name": call.name, "arguments": call.arguments}}
 
 
-def _write_logprob(found: TokenLogprob, loaded: LoadedModel) -> dict[str, Any]:
-    top = [_write_token(each.token_id, each.logprob, loaded) for each in found.top]
-    return {**_write_token(found.token_id, found.logprob, loaded), "top_logprobs": top}
+def _write_logprob(token: ScoredToken) -> dict[str, Any]:
+    return {**_write_token(token), "top_logprobs": [_write_token(each) for each in token.top]}
 
 
-def _write_token(token_id: int, logprob: float, loaded: LoadedModel) -> dict[str, Any]:
-    exact = loaded.runner.tokenizer.token_bytes(token_id)
-    return {"token": exact.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(exact)}
+def _write_token(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.data.decode("utf-8", "replace"), "logprob": token.logprob, "bytes": list(token.data)}
 
 
 def _nanoseconds(seconds: float) -> int:

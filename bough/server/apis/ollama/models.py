@@ -22,8 +22,7 @@ from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, P
 from bough.server.http.errors import plain_shape
 from bough.server.http.streaming import unless_gone
 from bough.server.http.wire import ServiceOf, route_class
-from bough.server.serving.catalog import Facts
-from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.catalog import Facts, LoadedInfo
 from bough.server.serving.service import Service
 
 router = APIRouter(route_class=route_class(plain_shape), tags=["Ollama"])
@@ -57,9 +56,7 @@ async def list_models(service: ServiceOf) -> Response:
 @router.get("/api/ps")
 async def list_loaded(service: ServiceOf) -> Response:
     """The models that are loaded."""
-    return JSONResponse(
-        {"models": [_write_loaded(each, service.models.expires_at(each)) for each in service.models.list()]}
-    )
+    return JSONResponse({"models": [_write_loaded(each) for each in service.models.describe()]})
 
 
 @router.post("/api/show")
@@ -111,8 +108,7 @@ async def copy(body: CopyRequest, service: ServiceOf) -> Response:
 async def delete(body: NamedRequest, service: ServiceOf) -> Response:
     """Delete a model for good. If it is loaded, it is unloaded first."""
     facts = await _find(service, body.wanted)
-    await service.unload(facts.name)
-    if service.models.find(facts.name) is not None:
+    if not await service.unload(facts.name):
         raise Unavailable(f"model '{facts.name}' is in use: it can be deleted when its answers have ended")
     await asyncio.to_thread(service.catalog.remove, facts.name)
     return Response()
@@ -177,16 +173,14 @@ def _write_details(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _write_loaded(loaded: LoadedModel, expires_at: datetime | None) -> dict[str, Any]:
-    engine = loaded.runner.engine
-    about = engine.describe()
+def _write_loaded(loaded: LoadedInfo) -> dict[str, Any]:
     return {
-        **_write(loaded.info),
+        **_write(loaded.facts),
         "size": loaded.num_bytes,
-        "size_vram": 0 if about["device"] == "cpu" else loaded.num_bytes,
-        "expires_at": write_time(expires_at or FOR_EVER),
-        "context_length": engine.context_tokens,
-        "engine": about["engine"],
+        "size_vram": loaded.device_bytes,
+        "expires_at": write_time(loaded.expires_at or FOR_EVER),
+        "context_length": loaded.context_tokens,
+        "engine": loaded.engine,
     }
 
 

@@ -15,7 +15,6 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
-from bough.models.tokenizer import Tokenizer
 from bough.server.apis.openai.wire import (
     DONE,
     Head,
@@ -45,9 +44,8 @@ from bough.server.http.bounds import (
 from bough.server.http.streaming import sse, sse_stream, to_json, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Event, Finished, Progress, ToolCall
-from bough.server.serving.service import Answered
-from bough.types import Message, TokenLogprob
+from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken, ToolCall
+from bough.types import Message
 
 router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
 
@@ -177,12 +175,12 @@ def _read_call(number: int, i: int, call: EarlierCall) -> dict[str, Any]:
 
 def write_whole(answered: Answered, body: ChatRequest) -> dict[str, Any]:
     """The whole answer as one object."""
-    head = Head.make("chatcmpl-", body.model, answered.loaded)
-    choices = [_write_choice(each, body, answered.loaded.runner.tokenizer) for each in answered.choices]
-    return head.write(WHOLE, choices, usage=count(answered.started, answered.choices, answered.loaded).write())
+    head = Head.make("chatcmpl-", body.model, answered.started.digest)
+    choices = [_write_choice(each, body) for each in answered.choices]
+    return head.write(WHOLE, choices, usage=count(answered.started, answered.choices).write())
 
 
-def _write_choice(finished: Finished, body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_choice(finished: Finished, body: ChatRequest) -> dict[str, Any]:
     content = None if finished.tool_calls and not finished.text else finished.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if finished.thinking:
@@ -192,7 +190,7 @@ def _write_choice(finished: Finished, body: ChatRequest, tokenizer: Tokenizer) -
     return {
         "index": finished.choice,
         "message": message,
-        "logprobs": _write_logprobs(finished.completion.logprobs, tokenizer) if body.logprobs else None,
+        "logprobs": _write_logprobs(finished.logprobs) if body.logprobs else None,
         "finish_reason": finished.finish_reason,
     }
 
@@ -201,8 +199,8 @@ def _write_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": to_json(call.arguments)}}
 
 
-def _write_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
-    return {"content": write_logprobs(logprobs, tokenizer), "refusal": None}
+def _write_logprobs(logprobs: Sequence[ScoredToken]) -> dict[str, Any]:
+    return {"content": write_logprobs(logprobs), "refusal": None}
 
 
 async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
@@ -228,7 +226,7 @@ class ChatStream:
     def __init__(self, answer: Answer, body: ChatRequest) -> None:
         self._answer = answer
         self._body = body
-        self._head = Head.make("chatcmpl-", body.model, answer.loaded)
+        self._head = Head.make("chatcmpl-", body.model, answer.started.digest)
         self._usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
         self._finished: list[Finished] = []
         self._num_calls = [0] * answer.ask.num_choices
@@ -262,7 +260,7 @@ class ChatStream:
 
     def usage(self) -> str:
         """The chunk without choices that tells the usage of all of them."""
-        counts = count(self._answer.started, self._finished, self._answer.loaded)
+        counts = count(self._answer.started, self._finished)
         return sse(self._head.write(CHUNK, [], usage=counts.write()))
 
     def chunk(
@@ -270,10 +268,9 @@ class ChatStream:
         number: int,
         delta: dict[str, Any],
         *,
-        logprobs: Sequence[TokenLogprob] = (),
+        logprobs: Sequence[ScoredToken] = (),
         finish_reason: str | None = None,
     ) -> str:
-        tokenizer = self._answer.loaded.runner.tokenizer
-        written = _write_logprobs(logprobs, tokenizer) if self._body.logprobs and logprobs else None
+        written = _write_logprobs(logprobs) if self._body.logprobs and logprobs else None
         choice = {"index": number, "delta": delta, "logprobs": written, "finish_reason": finish_reason}
         return sse(self._head.write(CHUNK, [choice], **self._usage))

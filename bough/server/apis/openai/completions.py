@@ -13,8 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bough.errors import PromptTooLong, RequestError
-from bough.models.tokenizer import Tokenizer
+from bough.errors import RequestError
 from bough.server.apis.openai.wire import (
     DONE,
     Counts,
@@ -32,9 +31,8 @@ from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_le
 from bough.server.http.streaming import sse, sse_stream, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Finished, Progress
-from bough.server.serving.service import Answered, Service
-from bough.types import Alternative, TokenLogprob
+from bough.server.serving.ask import Answered, Ask, Finished, Progress, ScoredToken
+from bough.server.serving.service import Service
 
 router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
 
@@ -125,10 +123,7 @@ def _check_num_ids(num_ids: int) -> None:
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
     """The answer to the first prompt. Raises for any that does not fit: when its turn comes, the status is long sent."""
     for ask in asks[1:]:
-        async with service.models.using(ask.model) as loaded:
-            num_tokens, context = await service.count_tokens(ask), loaded.runner.engine.context_tokens
-        if num_tokens >= context:
-            raise PromptTooLong(num_tokens, context)
+        await service.require_fit(ask)
     return await service.open(asks[0])
 
 
@@ -151,18 +146,18 @@ async def _complete_all(asks: Sequence[Ask], service: Service) -> list[Answered]
 
 def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[str, Any]:
     """All answers as one object."""
-    first, *others = (count(each.started, each.choices, each.loaded) for each in answers)
+    first, *others = (count(each.started, each.choices) for each in answers)
     choices = [
-        _write_choice(number * (body.n or 1) + finished.choice, finished, body, each.loaded.runner.tokenizer)
+        _write_choice(number * (body.n or 1) + finished.choice, finished, body)
         for number, each in enumerate(answers)
         for finished in each.choices
     ]
-    head = Head.make("cmpl-", body.model, answers[0].loaded)
+    head = Head.make("cmpl-", body.model, answers[0].started.digest)
     return head.write(KIND, choices, usage=sum(others, start=first).write())
 
 
-def _write_choice(index: int, finished: Finished, body: CompletionRequest, tokenizer: Tokenizer) -> dict[str, Any]:
-    logprobs = None if body.logprobs is None else LogprobList(tokenizer).write(finished.completion.logprobs)
+def _write_choice(index: int, finished: Finished, body: CompletionRequest) -> dict[str, Any]:
+    logprobs = None if body.logprobs is None else LogprobList().write(finished.logprobs)
     text = finished.thinking + finished.text
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished.finish_reason}
 
@@ -170,12 +165,11 @@ def _write_choice(index: int, finished: Finished, body: CompletionRequest, token
 class LogprobList:
     """Writes the log-probabilities of one choice as completions do: side by side, with where in the text each begins."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # of the characters that are complete
 
-    def write(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def write(self, logprobs: Sequence[ScoredToken]) -> dict[str, Any]:
         return {
             "tokens": [self._name(each) for each in logprobs],
             "token_logprobs": [finite(each.logprob) for each in logprobs],
@@ -183,23 +177,22 @@ class LogprobList:
             "text_offset": [self._step(each) for each in logprobs],
         }
 
-    def _rivals(self, token: TokenLogprob) -> dict[str, float]:
+    def _rivals(self, token: ScoredToken) -> dict[str, float]:
         """The strongest tokens, and always the one that was chosen."""
         found = {self._name(rival): finite(rival.logprob) for rival in token.top}
         return {**found, self._name(token): finite(token.logprob)}
 
-    def _name(self, token: TokenLogprob | Alternative) -> str:
+    def _name(self, token: ScoredToken) -> str:
         """A token's text; one that is a part of a character is told by its bytes, so that no two look alike."""
-        data = self._tokenizer.token_bytes(token.token_id)
         try:
-            return data.decode()
+            return token.data.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
 
-    def _step(self, token: TokenLogprob) -> int:
+    def _step(self, token: ScoredToken) -> int:
         """Where the token begins; one within a character begins where the character does."""
         offset = self._offset
-        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token.token_id)))
+        self._offset += len(self._decoder.decode(token.data))
         return offset
 
 
@@ -207,7 +200,7 @@ async def write_events(
     first: Answer, others: Sequence[Ask], body: CompletionRequest, service: Service
 ) -> AsyncIterator[str]:
     """The answers as server-sent events, one prompt after the other."""
-    head = Head.make("cmpl-", body.model, first.loaded)
+    head = Head.make("cmpl-", body.model, first.started.digest)
     usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
     counts: list[Counts] = []
     try:
@@ -231,8 +224,7 @@ async def _write_pieces(
     answer: Answer, first_index: int, body: CompletionRequest, counts: list[Counts]
 ) -> AsyncIterator[dict[str, Any] | str]:
     """The choices of one answer piece by piece, with comments in between; its counts are added to `counts` at its end."""
-    tokenizer = answer.loaded.runner.tokenizer
-    logprobs = [LogprobList(tokenizer) for _ in range(answer.ask.num_choices)]
+    logprobs = [LogprobList() for _ in range(answer.ask.num_choices)]
     finished: list[Finished] = []
     async for event in answer:
         if isinstance(event, Progress):
@@ -243,7 +235,7 @@ async def _write_pieces(
         elif (text := event.thinking + event.text) or event.logprobs:
             written = logprobs[event.choice].write(event.logprobs) if event.logprobs else None
             yield _write_piece(first_index + event.choice, text, written)
-    counts.append(count(answer.started, finished, answer.loaded))
+    counts.append(count(answer.started, finished))
 
 
 def _write_piece(

@@ -14,9 +14,7 @@ from typing import Any
 from bough.server.apis.openai.wire import count, make_id, write_logprobs
 from bough.server.http.errors import find_fault
 from bough.server.http.streaming import to_json
-from bough.server.serving.ask import Delta, Finished, Started, ToolCall
-from bough.server.serving.loaded import LoadedModel
-from bough.types import TokenLogprob
+from bough.server.serving.ask import Delta, Finished, ScoredToken, Started, ToolCall
 
 Item = dict[str, Any]
 Event = dict[str, Any]
@@ -28,15 +26,14 @@ class Writer:
     `echo` is what the response repeats of its request.
     """
 
-    def __init__(self, started: Started, loaded: LoadedModel, echo: dict[str, Any]) -> None:
+    def __init__(self, started: Started, echo: dict[str, Any]) -> None:
         self._started = started
-        self._loaded = loaded
         self._echo = echo
         self._id = make_id("resp_")
         self._created_at = int(time.time())
         self._done: list[Item] = []
         self._open: Item | None = None
-        self._waiting: list[TokenLogprob] = []  # of tokens whose text is still held back
+        self._waiting: list[ScoredToken] = []  # of tokens whose text is still held back
         self._num_events = 0
 
     def start(self) -> Iterator[Event]:
@@ -129,7 +126,7 @@ class Writer:
 
     def _take_logprobs(self) -> list[Item]:
         taken, self._waiting = self._waiting, []
-        return write_logprobs(taken, self._loaded.runner.tokenizer)
+        return write_logprobs(taken)
 
     def _part(self) -> Item:
         assert self._open is not None
@@ -146,8 +143,8 @@ class Writer:
         return event
 
     def _usage(self, finished: Finished) -> dict[str, Any]:
-        counts = count(self._started, [finished], self._loaded)
-        is_stored = self._loaded.runner.prefix_cache.is_enabled
+        counts = count(self._started, [finished])
+        is_stored = self._started.is_stored
         written = counts.prompt.prompt_tokens - counts.prompt.matched_tokens if is_stored else 0
         return {
             "input_tokens": counts.prompt.prompt_tokens,

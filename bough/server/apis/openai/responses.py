@@ -50,7 +50,6 @@ from bough.server.http.streaming import sse, sse_stream, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started, Tool
-from bough.server.serving.loaded import LoadedModel
 from bough.types import Message, SamplingParams
 
 router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
@@ -108,7 +107,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceOf, s
         answer = await unless_gone(request, service.open(ask))
         return sse_stream(answer, write_events(answer, body))
     answered = await unless_gone(request, service.complete(ask))
-    return JSONResponse(write_whole(answered.started, answered.choices[0], answered.loaded, body))
+    return JSONResponse(write_whole(answered.started, answered.choices[0], body))
 
 
 def to_ask(body: ResponseRequest, salt: str) -> Ask:
@@ -246,11 +245,10 @@ def _part(place: str, part: Any) -> str:
     return _text(place, part, "text")
 
 
-def write_whole(started: Started, finished: Finished, loaded: LoadedModel, body: ResponseRequest) -> dict[str, Any]:
+def write_whole(started: Started, finished: Finished, body: ResponseRequest) -> dict[str, Any]:
     """The whole response as one object."""
-    writer = Writer(started, loaded, echo(body))
-    logprobs = finished.completion.logprobs
-    pieces = Delta(0, finished.text, finished.thinking, finished.tool_calls, logprobs)
+    writer = Writer(started, echo(body))
+    pieces = Delta(0, finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
     *_, last = (*writer.add(pieces), *writer.finish(finished))
     response: dict[str, Any] = last["response"]
     return response
@@ -258,7 +256,7 @@ def write_whole(started: Started, finished: Finished, loaded: LoadedModel, body:
 
 async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[str]:
     """The response as server-sent events, each with its name."""
-    writer = Writer(answer.started, answer.loaded, echo(body))
+    writer = Writer(answer.started, echo(body))
     for each in writer.start():
         yield sse(each, each["type"])
     try:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from bough.errors import RequestError
-from bough.models.tokenizer import Tokenizer
 from bough.server.http.bounds import (
     MAX_ARGUMENTS_CHARACTERS,
     MAX_CHOICES,
@@ -31,9 +30,8 @@ from bough.server.http.bounds import (
 from bough.server.http.errors import Fault, find_fault
 from bough.server.http.streaming import sse, sse_comment
 from bough.server.http.wire import Wire, read_json
-from bough.server.serving.ask import Finished, Progress, Started, ToolChoice, ToolMode
-from bough.server.serving.loaded import LoadedModel
-from bough.types import Alternative, SamplingParams, TokenLogprob, Usage
+from bough.server.serving.ask import Finished, Progress, ScoredToken, Started, ToolChoice, ToolMode
+from bough.types import SamplingParams, Usage
 
 DONE = sse("[DONE]")
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for "as good as never"; JSON has no infinity
@@ -208,9 +206,9 @@ class Head:
     fingerprint: str
 
     @classmethod
-    def make(cls, prefix: str, model: str, loaded: LoadedModel) -> Self:
+    def make(cls, prefix: str, model: str, digest: str) -> Self:
         """The head of a new answer; the model is called what the client called it."""
-        return cls(make_id(prefix), int(time.time()), model, f"fp_{loaded.info.digest[:10]}")
+        return cls(make_id(prefix), int(time.time()), model, f"fp_{digest[:10]}")
 
     def write(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         start = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -256,24 +254,20 @@ class Counts:
         }
 
 
-def count(started: Started, choices: Sequence[Finished], loaded: LoadedModel) -> Counts:
+def count(started: Started, choices: Sequence[Finished]) -> Counts:
     """The counts of an answer with these choices."""
     completion_tokens = sum(each.completion.usage.completion_tokens for each in choices)
-    thought = [loaded.runner.tokenizer.encode(each.thinking) for each in choices if each.thinking]
-    return Counts(started.usage, completion_tokens, min(completion_tokens, sum(len(ids) for ids in thought)))
+    thinking_tokens = sum(each.thinking_tokens for each in choices)
+    return Counts(started.usage, completion_tokens, min(completion_tokens, thinking_tokens))
 
 
-def write_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def write_logprobs(logprobs: Sequence[ScoredToken]) -> list[dict[str, Any]]:
     """Tokens with their rivals, as chats and responses report them."""
-    return [
-        {**_alternative(each, tokenizer), "top_logprobs": [_alternative(rival, tokenizer) for rival in each.top]}
-        for each in logprobs
-    ]
+    return [{**_write_token(each), "top_logprobs": [_write_token(rival) for rival in each.top]} for each in logprobs]
 
 
-def _alternative(token: TokenLogprob | Alternative, tokenizer: Tokenizer) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token.token_id)
-    return {"token": data.decode("utf-8", "replace"), "logprob": finite(token.logprob), "bytes": list(data)}
+def _write_token(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.data.decode("utf-8", "replace"), "logprob": finite(token.logprob), "bytes": list(token.data)}
 
 
 def finite(logprob: float) -> float:

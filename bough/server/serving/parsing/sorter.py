@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from bough.server.serving.ask import Delta, Finished, FinishReason, ToolCall
+from bough.models.tokenizer import Tokenizer
+from bough.server.serving.ask import Delta, Finished, FinishReason, ScoredToken, ToolCall
 from bough.server.serving.parsing.thinking import ThoughtSplitter
 from bough.server.serving.parsing.tool_calls import CallFinder
 from bough.server.serving.prompting.prompt import Prepared
-from bough.types import Chunk, Completion
+from bough.types import Alternative, Chunk, Completion, TokenLogprob
 
 
 class Sorter:
-    """Tells apart what one choice consists of."""
+    """Reads one choice. What is not certain yet, such as half of a tag, comes with a later piece."""
 
-    def __init__(self, prepared: Prepared, choice: int, is_single: bool) -> None:
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, choice: int, is_single: bool) -> None:
+        self._tokenizer = tokenizer
         self._choice = choice
         self._is_single = is_single
         self._thoughts = ThoughtSplitter(prepared.starts_thinking) if prepared.splits_thinking else None
@@ -20,9 +22,10 @@ class Sorter:
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._found: list[ToolCall] = []
+        self._logprobs: list[ScoredToken] = []
 
     def take(self, chunk: Chunk) -> Delta:
-        """A piece of the answer, told apart; what is not certain yet comes later."""
+        """What the next piece adds to the choice."""
         thinking, text = "", chunk.text
         if self._thoughts is not None:
             thought = self._thoughts.add(chunk.text)
@@ -30,18 +33,21 @@ class Sorter:
         return self._keep(thinking, text, chunk, is_end=False)
 
     def finish(self, completion: Completion) -> tuple[Delta, Finished]:
-        """What was held back, and then the whole."""
+        """What was held back, and then the whole choice."""
         thought = self._thoughts.flush() if self._thoughts is not None else None
         thinking, text = (thought.thinking, thought.text) if thought is not None else ("", "")
         last = self._keep(thinking, text, Chunk(""), is_end=True)
         reason: FinishReason = "length" if completion.finish_reason == "length" else "stop"
+        whole_thinking = "".join(self._thinking)
         return last, Finished(
             self._choice,
             "".join(self._text),
-            "".join(self._thinking),
+            whole_thinking,
             tuple(self._found),
             "tool_calls" if self._found else reason,
             completion,
+            tuple(self._logprobs),
+            len(self._tokenizer.encode(whole_thinking)) if whole_thinking else 0,
         )
 
     def _keep(self, thinking: str, text: str, chunk: Chunk, *, is_end: bool) -> Delta:
@@ -52,7 +58,13 @@ class Sorter:
             text, calls = text + rest.text, [*calls, *rest.calls]
         if self._is_single:
             calls = calls[: max(0, 1 - len(self._found))]
+        logprobs = tuple(self._score(each, each.top) for each in chunk.logprobs)
         self._text.append(text)
         self._thinking.append(thinking)
         self._found += calls
-        return Delta(self._choice, text, thinking, tuple(calls), chunk.logprobs, chunk.token_ids)
+        self._logprobs += logprobs
+        return Delta(self._choice, text, thinking, tuple(calls), logprobs, chunk.token_ids)
+
+    def _score(self, token: TokenLogprob | Alternative, top: tuple[Alternative, ...] = ()) -> ScoredToken:
+        data = self._tokenizer.token_bytes(token.token_id)
+        return ScoredToken(data, token.logprob, tuple(self._score(each) for each in top))

@@ -13,6 +13,7 @@ from bough.errors import PromptTooLong, RequestError
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.ask import Ask, Tool
+from bough.server.serving.prompting.continuation import follow
 from bough.server.serving.prompting.tools import forced_format, prepare
 from bough.server.serving.prompting.truncation import shorten
 from bough.system.threads import lower_priority
@@ -42,6 +43,7 @@ class ModelFacts:
     context_tokens: int
     knows_tools: bool
     knows_thinking: bool
+    has_template: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,13 @@ def prepare_ask(
 
     Raises RequestError for what this model cannot do, PromptTooLong and RequestCancelled.
     """
+    ask = _resolve(ask, model, is_cancelled)
     context = min(ask.context_tokens or model.context_tokens, model.context_tokens)
     encoded = _encode(ask, model, PromptLimit(max_tokens or context, is_cancelled), sorts_tools)
     params = _bounded(ask, encoded, context)
     offered = ask.tools if ask.tool_choice.mode != "none" else ()
     forced = forced_format(ask.tools, ask.tool_choice)
-    splits = (ask.messages is not None or ask.is_chat) and model.knows_thinking
+    splits = (ask.messages is not None or bool(ask.context)) and model.knows_thinking
     return Prepared(
         encoded,
         params if forced is None else replace(params, format=forced),
@@ -82,6 +85,23 @@ def prepare_ask(
         splits_thinking=splits,
         starts_thinking=splits and model.prompts.decode(encoded.ids[-8:]).rstrip().endswith(_THINK),
     )
+
+
+def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> Ask:
+    """The ask with a text instead of messages if the model has no template, and with ids if it continues a context."""
+    if ask.messages is None:
+        return ask
+    if ask.may_lack_template and not model.has_template:
+        return replace(ask, messages=None, context=(), text="\n\n".join(map(_text_of, ask.messages)))
+    if not ask.context:
+        return ask
+    options = {} if ask.think is None else {"enable_thinking": ask.think}
+    messages, limit = list(ask.messages), PromptLimit(model.context_tokens, is_cancelled)
+    if ask.truncates:  # only the end of a longer message is used
+        longest = model.context_tokens * model.prompts.tokenizer.encoder.token_bytes
+        messages[-1] = {**messages[-1], "content": _text_of(messages[-1])[-longest:]}
+        limit = replace(limit, max_tokens=None)
+    return replace(ask, messages=None, ids=follow(model.prompts, ask.context, messages, limit, **options))
 
 
 def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
