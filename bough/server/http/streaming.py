@@ -18,6 +18,9 @@ from bough.server.serving.answer import Answer
 
 Result = TypeVar("Result")
 
+NDJSON = "application/x-ndjson"
+EVENT_STREAM = "text/event-stream"
+
 
 def to_json(value: Any) -> str:
     """Compact JSON, one line."""
@@ -57,14 +60,6 @@ class AnswerStream(StreamingResponse):
             close: Callable[[], Awaitable[None]] | None = getattr(self._pieces, "aclose", None)
             if close is not None:
                 await close()
-
-
-def ndjson_stream(answer: Answer, lines: AsyncIterator[str]) -> AnswerStream:
-    return AnswerStream(answer, lines, "application/x-ndjson")
-
-
-def sse_stream(answer: Answer, events: AsyncIterator[str]) -> AnswerStream:
-    return AnswerStream(answer, events, "text/event-stream")
 
 
 class ClientGone(Exception):

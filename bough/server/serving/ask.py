@@ -49,7 +49,6 @@ class Ask:
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
     keep_alive_s: float | None = None  # None: the server's default; inf: for ever; 0: unload afterwards
     salt: str = ""
-    store: bool = True
 
     @property
     def num_chars(self) -> int:
@@ -118,7 +117,6 @@ class Delta:
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[ScoredToken, ...] = ()
-    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

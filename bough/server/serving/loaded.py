@@ -22,7 +22,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -110,16 +110,13 @@ class LoadedModels:
         self._is_closed = False
         self.has_left_load = False  # whether a thread still loads a model that nobody waits for, after `close`
 
-    def using(self, name: str, keep_alive_s: float | None = None) -> AbstractAsyncContextManager[LoadedModel]:
+    @asynccontextmanager
+    async def using(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[LoadedModel]:
         """The model, loaded if need be, and in use until the context ends; then it stays for `keep_alive_s`.
 
         None: as the settings say; 0: unloaded when nobody uses it; below 0 or infinite: for ever. Raises ModelNotFound,
         NoRoom, ShuttingDown, or what loading raises.
         """
-        return self._using(name, keep_alive_s)
-
-    @asynccontextmanager
-    async def _using(self, name: str, keep_alive_s: float | None) -> AsyncIterator[LoadedModel]:
         loaded = await self.take(name, keep_alive_s)
         try:
             yield loaded

@@ -17,8 +17,6 @@ class RequestRecord:
     """
 
     model: str
-    api: str = ""
-    status: int = 200
     usage: Usage | None = None
     completion_tokens: int = 0
     queue_s: float = 0.0

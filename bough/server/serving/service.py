@@ -82,7 +82,6 @@ class Service:
                 prepared.encoded,
                 prepared.params,
                 salt=ask.salt,
-                store=ask.store,
                 choice=choice,
                 is_cancelled=answer.cancelled.is_set,
                 on_progress=listener.on_progress if choice == 0 else None,

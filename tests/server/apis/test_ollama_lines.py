@@ -53,7 +53,7 @@ def test_what_goes_wrong_on_the_way_is_the_last_line():
 
 
 def test_a_piece_without_text_makes_no_line():
-    answer = ScriptedAnswer(Progress(1, 2), Delta(token_ids=(7,)), Delta(text="Yes."), finish())
+    answer = ScriptedAnswer(Progress(1, 2), Delta(), Delta(text="Yes."), finish())
 
     assert len(lines_of(answer, Wording("m", write_chat))) == 2
 

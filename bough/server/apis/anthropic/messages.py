@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
 from bough.server.http.errors import Fault, find_fault
 from bough.server.http.logs import current_trace
-from bough.server.http.streaming import sse, sse_comment, sse_stream, to_json, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, sse_comment, to_json, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Delta, Finished, Progress, ToolCall
@@ -61,7 +61,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
         answered = await unless_gone(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
     answer = await unless_gone(request, service.open(ask))
-    return sse_stream(answer, write_events(answer, body))
+    return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -41,7 +41,7 @@ from bough.server.http.bounds import (
     at_most,
     check_length,
 )
-from bough.server.http.streaming import sse, sse_stream, to_json, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, to_json, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken, ToolCall
@@ -106,7 +106,7 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: Sa
         answered = await unless_gone(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
     answer = await unless_gone(request, service.open(ask))
-    return sse_stream(answer, write_events(answer, body))
+    return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
 
 
 def to_ask(body: ChatRequest, salt: str) -> Ask:

@@ -28,7 +28,7 @@ from bough.server.apis.openai.wire import (
     shape,
 )
 from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
-from bough.server.http.streaming import sse, sse_stream, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Finished, Progress, ScoredToken
@@ -60,7 +60,7 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
         answers = await unless_gone(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
     first = await unless_gone(request, _open_first(asks, service))
-    return sse_stream(first, write_events(first, asks[1:], body, service))
+    return AnswerStream(first, write_events(first, asks[1:], body, service), EVENT_STREAM)
 
 
 def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:

@@ -63,7 +63,7 @@ class Sorter:
         self._thinking.append(thinking)
         self._found += calls
         self._logprobs += logprobs
-        return Delta(self._choice, text, thinking, tuple(calls), logprobs, chunk.token_ids)
+        return Delta(self._choice, text, thinking, tuple(calls), logprobs)
 
     def _score(self, token: TokenLogprob | Alternative, top: tuple[Alternative, ...] = ()) -> ScoredToken:
         data = self._tokenizer.token_bytes(token.token_id)
