@@ -1,4 +1,4 @@
-"""Prompts are worked on in threads of their own, and not longer than somebody waits for them."""
+"""Prefixes are encoded in threads of their own, and no prompt is worked on longer than its client waits."""
 
 from __future__ import annotations
 
