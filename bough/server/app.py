@@ -27,7 +27,7 @@ from bough.server.apis.openai import completions as openai_completions
 from bough.server.apis.openai import models as openai_models
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.apis.openai import wire as openai_wire
-from bough.server.http.errors import Api, Fault, Shape, answer_fault, api_of, plain_shape
+from bough.server.http.errors import Api, ErrorFormat, HttpError, api_of, error_response, format_plain_error
 from bough.server.http.limits import Limits
 from bough.server.http.logs import Logs
 from bough.server.http.security import Security
@@ -46,11 +46,11 @@ _ROUTERS = (
     cache_api.router,
     health.router,
 )
-_SHAPES: dict[Api, Shape] = {
-    "ollama": plain_shape,
-    "openai": openai_wire.shape,
-    "anthropic": anthropic.shape,
-    "bough": plain_shape,
+_ERROR_FORMATS: dict[Api, ErrorFormat] = {
+    "ollama": format_plain_error,
+    "openai": openai_wire.format_error,
+    "anthropic": anthropic.format_error,
+    "bough": format_plain_error,
 }
 
 
@@ -62,8 +62,10 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _answer_unmatched)
-    app.add_middleware(Limits, settings=settings, shape_of=shape_of)  # the last that is added is the outermost
-    app.add_middleware(Security, settings=settings, shape_of=shape_of)
+    app.add_middleware(
+        Limits, settings=settings, error_format_of=error_format_of
+    )  # the last that is added is the outermost
+    app.add_middleware(Security, settings=settings, error_format_of=error_format_of)
     app.add_middleware(Logs, seeing=service.seeing)
     return app
 
@@ -84,9 +86,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await app.state.service.close()
 
 
-def shape_of(path: str) -> Shape:
+def error_format_of(path: str) -> ErrorFormat:
     """How errors look for a path."""
-    return _SHAPES[api_of(path)]
+    return _ERROR_FORMATS[api_of(path)]
 
 
 async def _answer_unmatched(request: Request, error: Exception) -> Response:
@@ -94,5 +96,7 @@ async def _answer_unmatched(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     place = f"{request.method} {request.url.path[:200]}"
     texts = {404: f"there is no {place} here", 405: f"the method is not allowed: {place}"}
-    fault = Fault(error.status_code, texts.get(error.status_code, str(error.detail)), headers=dict(error.headers or {}))
-    return answer_fault(fault, shape_of(request.url.path))
+    http_error = HttpError(
+        error.status_code, texts.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
+    )
+    return error_response(http_error, error_format_of(request.url.path))

@@ -1,4 +1,4 @@
-"""What went wrong, as HTTP says it: a status and headers. Each API writes the body in its own shape."""
+"""What went wrong, as HTTP says it: a status and headers. Each API writes the body in its own format."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MAX_TEXT_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True)
-class Fault:
+class HttpError:
     """A status, a text for people, headers, and a code for programs where there is one."""
 
     status: int
@@ -68,15 +68,15 @@ class Fault:
             object.__setattr__(self, "text", self.text[: MAX_TEXT_CHARACTERS - 1] + "…")
 
 
-def _fault_of(error: BoughError) -> Fault:
+def _from_bough_error(error: BoughError) -> HttpError:
     """How to answer a request that failed by one of our own errors."""
     headers = {}
     if isinstance(error, Unavailable):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     if isinstance(error, AccessDenied):
-        return Fault(401 if error.needs_key else 403, str(error))
+        return HttpError(401 if error.needs_key else 403, str(error))
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-    return Fault(status, str(error), _code_of(error), headers)
+    return HttpError(status, str(error), _code_of(error), headers)
 
 
 def _code_of(error: BoughError) -> str | None:
@@ -85,18 +85,18 @@ def _code_of(error: BoughError) -> str | None:
     return "model_not_found" if isinstance(error, ModelNotFound) else None
 
 
-def find_fault(error: Exception) -> Fault:
+def to_http_error(error: Exception) -> HttpError:
     """What to say of any error; one that is none of ours is logged with its trace."""
     if isinstance(error, HTTPException) and isinstance(error.__cause__, BoughError):  # what reading the body raised
-        return _fault_of(error.__cause__)
+        return _from_bough_error(error.__cause__)
     if isinstance(error, BoughError):
-        return _fault_of(error)
+        return _from_bough_error(error)
     if isinstance(error, RequestValidationError):
-        return Fault(400, describe(error))
+        return HttpError(400, describe(error))
     if isinstance(error, HTTPException):
-        return Fault(error.status_code, str(error.detail))
+        return HttpError(error.status_code, str(error.detail))
     log.error("a request failed by a mistake of ours", exc_info=error)
-    return Fault(500, f"{type(error).__name__}: {error}")
+    return HttpError(500, f"{type(error).__name__}: {error}")
 
 
 def describe(error: RequestValidationError) -> str:
@@ -111,16 +111,16 @@ def _place(location: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in location if part != "body") or "body"
 
 
-Shape = Callable[[Fault], dict[str, Any]]
+ErrorFormat = Callable[[HttpError], dict[str, Any]]
 """Writes the body of an error as one API does."""
 
-ShapeOf = Callable[[str], Shape]
-"""The shape that errors have for a path."""
+ErrorFormatOf = Callable[[str], ErrorFormat]
+"""Finds the format that errors have for a path."""
 
 
-def plain_shape(fault: Fault) -> dict[str, Any]:
-    """The shape of Ollama's API and of our own."""
-    return {"error": fault.text}
+def format_plain_error(http_error: HttpError) -> dict[str, Any]:
+    """An error as the Ollama API writes it, and our own."""
+    return {"error": http_error.text}
 
 
 def api_of(path: str) -> Api:
@@ -134,10 +134,10 @@ def api_of(path: str) -> Api:
     return "ollama" if path == "/" or path == "/api" or path.startswith("/api/") else "bough"
 
 
-def answer_fault(fault: Fault, shape: Shape) -> JSONResponse:
-    return JSONResponse(shape(fault), fault.status, fault.headers)
+def error_response(http_error: HttpError, format_error: ErrorFormat) -> JSONResponse:
+    return JSONResponse(format_error(http_error), http_error.status, http_error.headers)
 
 
-async def refuse(fault: Fault, shape_of: ShapeOf, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(http_error: HttpError, error_format_of: ErrorFormatOf, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request with an error instead of passing it on."""
-    await answer_fault(fault, shape_of(scope["path"]))(scope, receive, send)
+    await error_response(http_error, error_format_of(scope["path"]))(scope, receive, send)

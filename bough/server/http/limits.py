@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.config import Settings
 from bough.errors import RateLimited, ShuttingDown
-from bough.server.http.errors import Fault, ShapeOf, find_fault, refuse
+from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
 from bough.server.http.security import OPEN_PATHS
 
 BODY_S = 60.0
@@ -70,18 +70,18 @@ class RateLimit:
 class BodyRefused(Exception):
     """The body is too large, came too slowly, or not at all."""
 
-    def __init__(self, fault: Fault | None) -> None:
-        super().__init__(fault.text if fault else "the client hung up")
-        self.fault = fault
+    def __init__(self, http_error: HttpError | None) -> None:
+        super().__init__(http_error.text if http_error else "the client hung up")
+        self.http_error = http_error
 
 
 class Limits:
     """The layer itself."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, shape_of: ShapeOf, body_s: float = BODY_S) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf, body_s: float = BODY_S) -> None:
         self._app = app
         self._settings = settings
-        self._shape_of = shape_of
+        self._error_format_of = error_format_of
         self._body_s = body_s
         self._rate = RateLimit(settings.rate_limit)
         self._coming_bytes = 0  # of all bodies that are not whole yet
@@ -93,11 +93,11 @@ class Limits:
             self._check(scope)
             receive = await self._bounded(scope, receive)
         except (RateLimited, ShuttingDown) as error:
-            return await refuse(find_fault(error), self._shape_of, scope, receive, send)
+            return await refuse(to_http_error(error), self._error_format_of, scope, receive, send)
         except BodyRefused as refused:
-            if refused.fault is None:
+            if refused.http_error is None:
                 return None
-            return await refuse(refused.fault, self._shape_of, scope, receive, send)
+            return await refuse(refused.http_error, self._error_format_of, scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
@@ -168,18 +168,18 @@ class Limits:
             return
 
 
-def too_large(size: int, limit: int) -> Fault:
-    return Fault(413, f"the body has {size:,} bytes or more, and may have {limit:,}", headers={"Connection": "close"})
+def too_large(size: int, limit: int) -> HttpError:
+    return HttpError(413, f"the body has {size:,} bytes or more, and may have {limit:,}", headers={"Connection": "close"})
 
 
-def too_slow(seconds: float, size: int) -> Fault:
+def too_slow(seconds: float, size: int) -> HttpError:
     text = f"after {math.ceil(seconds)} s only {size:,} bytes of the body had come"
-    return Fault(408, text, headers={"Connection": "close"})
+    return HttpError(408, text, headers={"Connection": "close"})
 
 
-def too_many(size: int, limit: int) -> Fault:
+def too_many(size: int, limit: int) -> HttpError:
     text = f"{size:,} bytes of bodies are coming at the same time, and there may be {limit:,}; try again soon"
-    return Fault(503, text, headers={"Connection": "close", "Retry-After": "1"})
+    return HttpError(503, text, headers={"Connection": "close", "Retry-After": "1"})
 
 
 class _Replay:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, RequestError
-from bough.server.http.errors import Fault, ShapeOf, find_fault, refuse
+from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
 from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
 from bough.server.http.origins import Visitors
 
@@ -47,9 +47,9 @@ _PREFLIGHT_S = "600"
 class Security:
     """The layer itself."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, shape_of: ShapeOf) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf) -> None:
         self._app = app
-        self._shape_of = shape_of
+        self._error_format_of = error_format_of
         self._visitors = Visitors(settings.host, settings.allowed_hosts, settings.origins)
         self._gate = Gate(settings)
 
@@ -61,7 +61,7 @@ class Security:
             self._check_host(scope, headers)
             origin = self._check_origin(headers)
         except BoughError as error:
-            return await refuse(find_fault(error), self._shape_of, scope, receive, send)
+            return await refuse(to_http_error(error), self._error_format_of, scope, receive, send)
         if origin is not None:
             send = _CorsSender(send, origin)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -69,7 +69,7 @@ class Security:
         try:
             self._gate.admit(scope, headers)
         except BoughError as error:
-            return await refuse(_with_challenge(find_fault(error)), self._shape_of, scope, receive, send)
+            return await refuse(_with_challenge(to_http_error(error)), self._error_format_of, scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _check_host(self, scope: Scope, headers: Headers) -> None:
@@ -135,10 +135,12 @@ def _raw(headers: Headers, name: bytes) -> bytes:
     return next((value for key, value in headers.raw if key == name), b"")
 
 
-def _with_challenge(fault: Fault) -> Fault:
-    if fault.status != 401:
-        return fault
-    return Fault(fault.status, fault.text, "invalid_api_key", {**fault.headers, "WWW-Authenticate": "Bearer"})
+def _with_challenge(http_error: HttpError) -> HttpError:
+    if http_error.status != 401:
+        return http_error
+    return HttpError(
+        http_error.status, http_error.text, "invalid_api_key", {**http_error.headers, "WWW-Authenticate": "Bearer"}
+    )
 
 
 def _preflight(headers: Headers) -> Response:

@@ -1,4 +1,4 @@
-"""Bodies as they come over the wire: JSON of bounded depth and size, read strictly, and errors in each API's own shape.
+"""Bodies as they come over the wire: JSON of bounded depth and size, read strictly, and errors in the format of each API.
 
 Always true of a body that a route sees: its text is valid Unicode (a lone surrogate became U+FFFD, as in other servers),
 it is no deeper than `MAX_DEPTH` and has no more values than `bounds` says. No other thread runs while `json.loads` does: a
@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from bough.errors import RequestError
 from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES
-from bough.server.http.errors import CLIENT_GONE, Shape, answer_fault, find_fault
+from bough.server.http.errors import CLIENT_GONE, ErrorFormat, error_response, to_http_error
 from bough.server.http.streaming import ClientGone
 from bough.server.serving.service import Service
 
@@ -135,8 +135,8 @@ def _replace_surrogates(value: Any) -> Any:
     return value
 
 
-def route_class(shape: Shape) -> type[APIRoute]:
-    """A class of routes that read bodies as above and answer every error in this shape."""
+def route_class(format_error: ErrorFormat) -> type[APIRoute]:
+    """A class of routes that read bodies as above and answer every error in this format."""
 
     class Route(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -148,7 +148,7 @@ def route_class(shape: Shape) -> type[APIRoute]:
                 except (ClientDisconnect, ClientGone):
                     return Response(status_code=CLIENT_GONE)
                 except Exception as error:
-                    return answer_fault(find_fault(error), shape)
+                    return error_response(to_http_error(error), format_error)
 
             return answer
 

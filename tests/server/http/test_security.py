@@ -11,7 +11,7 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import SettingsError
-from bough.server.app import shape_of
+from bough.server.app import error_format_of
 from bough.server.http.keys import Keys, read_secret
 from bough.server.http.origins import Visitors
 from bough.server.http.security import Security
@@ -22,7 +22,9 @@ PAGE = "https://front.example"
 
 
 def make_layer(folder: Path, **settings: Any) -> Security:
-    return Security(Inner(), Settings(data_folder=folder / "data", cache_folder=folder / "cache", **settings), shape_of)
+    return Security(
+        Inner(), Settings(data_folder=folder / "data", cache_folder=folder / "cache", **settings), error_format_of
+    )
 
 
 def write_keys(folder: Path, text: str, mode: int = 0o600) -> Path:

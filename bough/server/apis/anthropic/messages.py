@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
-from bough.server.http.errors import Fault, find_fault
+from bough.server.http.errors import HttpError, to_http_error
 from bough.server.http.logs import current_trace
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, sse_comment, to_json, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
@@ -41,16 +41,16 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 Json = dict[str, Any]
 
 
-def shape(fault: Fault) -> Json:
+def format_error(http_error: HttpError) -> Json:
     """An error as Anthropic's clients read it. Coding agents shorten a chat when they find these words about its length."""
-    kind = _KINDS.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
+    kind = _KINDS.get(http_error.status, "api_error" if http_error.status >= 500 else "invalid_request_error")
     trace = current_trace.get()
-    text = f"prompt is too long: {fault.text}" if fault.code == "context_length_exceeded" else fault.text
+    text = f"prompt is too long: {http_error.text}" if http_error.code == "context_length_exceeded" else http_error.text
     error = {"type": "error", "error": {"type": kind, "message": text}}
     return {**error, "request_id": trace.request_id} if trace else error
 
 
-router = APIRouter(route_class=route_class(shape), tags=["Anthropic"])
+router = APIRouter(route_class=route_class(format_error), tags=["Anthropic"])
 
 
 @router.post("/v1/messages")
@@ -144,7 +144,7 @@ async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[s
                 for piece in stream.add(event) if isinstance(event, Delta) else stream.finish(event, usage):
                     yield piece
     except Exception as error:  # the status is sent already: the stream itself must tell
-        yield sse(shape(find_fault(error)), "error")
+        yield sse(format_error(to_http_error(error)), "error")
 
 
 class MessageStream:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from bough.cache.admin.view import TreeView
 from bough.errors import RequestError, TooLarge, Unavailable
 from bough.server.http.bounds import SHORT_NAME
-from bough.server.http.errors import Fault, answer_fault, plain_shape
+from bough.server.http.errors import HttpError, error_response, format_plain_error
 from bough.server.http.messages import Messages, Tools
 from bough.server.http.streaming import unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
@@ -30,7 +30,7 @@ from bough.server.serving.service import Service
 from bough.server.serving.transfers import require_room, temporary_file
 from bough.types import Message
 
-router = APIRouter(prefix="/api/cache", route_class=route_class(plain_shape), tags=["cache"])
+router = APIRouter(prefix="/api/cache", route_class=route_class(format_plain_error), tags=["cache"])
 
 _BUDGETS = ("cache", "lanes", "device_bytes", "host_bytes", "disk_bytes", "disk_free_bytes", "disk_ttl_s", "salt_share")
 
@@ -151,10 +151,10 @@ async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> 
     found = pinned.result.explanation
     known = f"{found.matched_tokens} of the {found.prompt_tokens} tokens are known"
     if found.matched_tokens < found.prompt_tokens:
-        return answer_fault(Fault(409, f"{known}: warm the prefix first"), plain_shape)
+        return error_response(HttpError(409, f"{known}: warm the prefix first"), format_plain_error)
     if pinned.result.is_kept is not kept:
         text = f"{known}, and cannot be gone on from at their end: warm the prefix first"
-        return answer_fault(Fault(409, text), plain_shape)
+        return error_response(HttpError(409, text), format_plain_error)
     return JSONResponse({"model": pinned.model, "kept": kept, **asdict(found)})
 
 
@@ -191,7 +191,7 @@ async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, mod
             await _spool(request.stream(), file, min(settings.max_import_bytes, room_bytes))
             found = await service.cache.import_archive(model, file, salt)
     except TooLarge as error:
-        return answer_fault(Fault(413, str(error), headers={"Connection": "close"}), plain_shape)
+        return error_response(HttpError(413, str(error), headers={"Connection": "close"}), format_plain_error)
     except OSError as error:
         raise Unavailable(f"the archive could not be taken in: {error.strerror or error}") from error
     return JSONResponse({"model": found.model, **asdict(found.result)})

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
 from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
-from bough.server.http.errors import find_fault, plain_shape
+from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.streaming import NDJSON, AnswerStream, json_line, unless_gone
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
@@ -26,7 +26,7 @@ from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, Started,
 from bough.server.serving.service import Service
 from bough.types import Message
 
-router = APIRouter(route_class=route_class(plain_shape), tags=["Ollama"])
+router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
 
 @router.post("/api/chat")
@@ -98,7 +98,7 @@ async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
             elif isinstance(event, Finished):
                 yield json_line({**wording.write(), **wording.end(event, answer.started)})
     except Exception as error:
-        yield json_line(plain_shape(find_fault(error)))
+        yield json_line(format_plain_error(to_http_error(error)))
 
 
 def _is_worth_a_line(delta: Delta) -> bool:

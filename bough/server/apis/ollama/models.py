@@ -19,13 +19,13 @@ from bough.errors import ModelNotFound, RequestError, Unavailable
 from bough.models.store import plain_name
 from bough.server.apis.ollama.pull import fetch, pull_lines
 from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
-from bough.server.http.errors import plain_shape
+from bough.server.http.errors import format_plain_error
 from bough.server.http.streaming import NDJSON, unless_gone
 from bough.server.http.wire import ServiceOf, route_class
 from bough.server.serving.catalog import Facts, LoadedInfo
 from bough.server.serving.service import Service
 
-router = APIRouter(route_class=route_class(plain_shape), tags=["Ollama"])
+router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
 FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 """When a model that stays for ever expires, for clients that want a date."""

@@ -17,7 +17,7 @@ from bough.errors import DownloadError
 from bough.models.fetching.progress import Progress
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name
-from bough.server.http.errors import find_fault, plain_shape
+from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.streaming import json_line
 
 _LINE_EVERY_S = 0.1
@@ -73,7 +73,7 @@ async def pull_lines(name: str, settings: Settings, is_here: bool) -> AsyncItera
                 async for line in lines:
                     yield json_line(line)
         except Exception as error:
-            yield json_line(plain_shape(find_fault(error)))
+            yield json_line(format_plain_error(to_http_error(error)))
             return
     yield json_line({"status": "success"})
 

@@ -27,9 +27,9 @@ from bough.server.apis.openai.wire import (
     choose_tool,
     count,
     error_event,
+    format_error,
     progress_comment,
     read_arguments,
-    shape,
     write_logprobs,
 )
 from bough.server.http.bounds import (
@@ -47,7 +47,7 @@ from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken, ToolCall
 from bough.types import Message
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 

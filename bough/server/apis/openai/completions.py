@@ -24,8 +24,8 @@ from bough.server.apis.openai.wire import (
     count,
     error_event,
     finite,
+    format_error,
     progress_comment,
-    shape,
 )
 from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, unless_gone
@@ -34,7 +34,7 @@ from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Finished, Progress, ScoredToken
 from bough.server.serving.service import Service
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 KIND = "text_completion"
 DEFAULT_MAX_TOKENS = 16

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bough.server.apis.openai.wire import count, make_id, write_logprobs
-from bough.server.http.errors import find_fault
+from bough.server.http.errors import to_http_error
 from bough.server.http.streaming import to_json
 from bough.server.serving.ask import Delta, Finished, ScoredToken, Started, ToolCall
 
@@ -63,8 +63,11 @@ class Writer:
 
     def fail(self, error: Exception) -> Event:
         """The event that ends a response that failed half-way."""
-        fault = find_fault(error)
-        details = {"code": "rate_limit_exceeded" if fault.status == 429 else "server_error", "message": fault.text}
+        http_error = to_http_error(error)
+        details = {
+            "code": "rate_limit_exceeded" if http_error.status == 429 else "server_error",
+            "message": http_error.text,
+        }
         return self._event("response.failed", response=self._response("failed", error=details))
 
     def _grow(self, kind: str, text: str) -> Iterator[Event]:

@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from bough.errors import RequestError
-from bough.server.apis.openai.wire import shape
+from bough.server.apis.openai.wire import format_error
 from bough.server.http.wire import ServiceOf, Wire, route_class
 from bough.server.serving.catalog import Facts
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 
 class EmbeddingsRequest(Wire):

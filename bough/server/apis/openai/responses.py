@@ -26,9 +26,9 @@ from bough.server.apis.openai.wire import (
     check_arguments,
     check_tools,
     choose_tool,
+    format_error,
     progress_comment,
     read_arguments,
-    shape,
     spread,
 )
 from bough.server.http.bounds import (
@@ -52,7 +52,7 @@ from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started, Tool
 from bough.types import Message, SamplingParams
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

@@ -27,7 +27,7 @@ from bough.server.http.bounds import (
     check_tools_size,
     show,
 )
-from bough.server.http.errors import Fault, find_fault
+from bough.server.http.errors import HttpError, to_http_error
 from bough.server.http.streaming import sse, sse_comment
 from bough.server.http.wire import Wire, read_json
 from bough.server.serving.ask import Finished, Progress, ScoredToken, Started, ToolChoice, ToolMode
@@ -50,24 +50,24 @@ NumAlternatives = Annotated[int, Field(ge=0, le=20)]
 Name = Annotated[str, Field(min_length=1), SHORT_NAME]
 
 
-def shape(fault: Fault) -> dict[str, Any]:
+def format_error(http_error: HttpError) -> dict[str, Any]:
     """An error as OpenAI's clients read it. Some know a prompt that is too long by these words alone."""
-    kind = _TYPES.get(fault.status, "server_error" if fault.status >= 500 else "invalid_request_error")
-    code = fault.code or _CODES.get(fault.status)
-    text = f"This model's maximum context length is exceeded: {fault.text}" if code == TOO_LONG else fault.text
-    return {"error": {"message": text, "type": kind, "param": _param_of(fault), "code": code}}
+    kind = _TYPES.get(http_error.status, "server_error" if http_error.status >= 500 else "invalid_request_error")
+    code = http_error.code or _CODES.get(http_error.status)
+    text = f"This model's maximum context length is exceeded: {http_error.text}" if code == TOO_LONG else http_error.text
+    return {"error": {"message": text, "type": kind, "param": _param_of(http_error), "code": code}}
 
 
-def _param_of(fault: Fault) -> str | None:
-    if fault.code is not None:
-        return "model" if fault.code == "model_not_found" else None
-    found = _PARAM.match(fault.text) if fault.status == 400 else None
+def _param_of(http_error: HttpError) -> str | None:
+    if http_error.code is not None:
+        return "model" if http_error.code == "model_not_found" else None
+    found = _PARAM.match(http_error.text) if http_error.status == 400 else None
     return found[1] if found and found[1] != "body" else None
 
 
 def error_event(error: Exception) -> str:
     """What a stream that fails half-way ends with."""
-    return sse(shape(find_fault(error)))
+    return sse(format_error(to_http_error(error)))
 
 
 def progress_comment(progress: Progress) -> str:

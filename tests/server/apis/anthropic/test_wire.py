@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from bough.errors import EngineError, RequestError
-from bough.server.apis.anthropic.messages import MessageStream, shape, write_events, write_usage
+from bough.server.apis.anthropic.messages import MessageStream, format_error, write_events, write_usage
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, drop_accounting, read_messages, to_ask
-from bough.server.http.errors import Fault
+from bough.server.http.errors import HttpError
 from bough.server.serving.ask import Delta, Finished, Progress, Started, ToolCall, ToolChoice
 from bough.types import Completion, Usage
 
@@ -228,13 +228,13 @@ def test_input_and_cache_together_are_the_prompt():
     ],
 )
 def test_errors_have_the_type_of_their_status(status, kind):
-    assert shape(Fault(status, "why")) == {"type": "error", "error": {"type": kind, "message": "why"}}
+    assert format_error(HttpError(status, "why")) == {"type": "error", "error": {"type": kind, "message": "why"}}
 
 
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for():
-    fault = Fault(400, "the prompt has 9 tokens", code="context_length_exceeded")
+    http_error = HttpError(400, "the prompt has 9 tokens", code="context_length_exceeded")
 
-    assert shape(fault)["error"]["message"] == "prompt is too long: the prompt has 9 tokens"
+    assert format_error(http_error)["error"]["message"] == "prompt is too long: the prompt has 9 tokens"
 
 
 CALL = ToolCall("call_1", "weather", {"city": "Paris"})

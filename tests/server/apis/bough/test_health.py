@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from bough.config import Settings
 from bough.server.apis.bough import health
 from bough.server.apis.bough.health import read_health, status_of
-from bough.server.app import shape_of
+from bough.server.app import error_format_of
 from bough.server.http.security import Security
 from bough.server.serving.service import Service
 from tests.server.layers import send_to
@@ -102,7 +102,7 @@ def keyed(tmp_path: Path) -> Security:
     app = FastAPI()
     app.include_router(health.router)
     app.state.service = make_service(verified=5, different=2)
-    return Security(app, Settings(data_folder=tmp_path, cache_folder=tmp_path, keys_file=file), shape_of)
+    return Security(app, Settings(data_folder=tmp_path, cache_folder=tmp_path, keys_file=file), error_format_of)
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/ready"])

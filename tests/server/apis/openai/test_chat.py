@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from bough.errors import EngineError, PromptTooLong, RequestError
 from bough.server.apis.openai.chat import ChatRequest, to_ask, write_events
-from bough.server.apis.openai.wire import shape
-from bough.server.http.errors import find_fault
+from bough.server.apis.openai.wire import format_error
+from bough.server.http.errors import to_http_error
 from bough.server.serving.ask import Delta, Progress, ToolChoice
 from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
@@ -335,7 +335,7 @@ def test_a_bad_field_is_refused_by_its_name(ask: Any, param: str) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for() -> None:
-    error = shape(find_fault(PromptTooLong(9000, 8192)))["error"]
+    error = format_error(to_http_error(PromptTooLong(9000, 8192)))["error"]
 
     assert error["code"] == "context_length_exceeded"
     assert error["message"].startswith("This model's maximum context length is exceeded: the prompt has 9000 tokens")
