@@ -66,7 +66,7 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
         Limits, settings=settings, error_format_of=error_format_of
     )  # the last that is added is the outermost
     app.add_middleware(Security, settings=settings, error_format_of=error_format_of)
-    app.add_middleware(Logs, seeing=service.seeing)
+    app.add_middleware(Logs, metrics=service.metrics)
     return app
 
 

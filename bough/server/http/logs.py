@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.server.http.errors import CLIENT_GONE, api_of
 from bough.server.http.security import OPEN_PATHS
-from bough.server.serving.metrics import Seeing
+from bough.server.serving.metrics import Metrics
 from bough.server.serving.record import RecordSlot, RequestRecord, current_slot
 
 log = logging.getLogger("bough.requests")
@@ -76,9 +76,9 @@ def read_trace(headers: Headers) -> Trace:
 class Logs:
     """The layer itself."""
 
-    def __init__(self, app: ASGIApp, seeing: Seeing) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
-        self._seeing = seeing
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,7 +86,7 @@ class Logs:
         trace = read_trace(Headers(scope=scope))
         scope.setdefault("state", {})["trace"] = trace
         tokens = current_trace.set(trace), current_slot.set(trace.slot)
-        self._seeing.http_began()
+        self._metrics.http_began()
         try:
             await self._app(scope, receive, _Sender(send, trace))
         except BaseException:
@@ -101,7 +101,7 @@ class Logs:
     def _finish(self, scope: Scope, trace: Trace) -> None:
         record = trace.slot.record
         model = record.model if record and record.usage else ""
-        self._seeing.http_ended(api_of(scope["path"]), model, trace.status)
+        self._metrics.http_ended(api_of(scope["path"]), model, trace.status)
         fields = describe(scope, trace, time.perf_counter() - trace.started)
         level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # others ask these every few seconds
         log.log(level, to_line(fields), extra={"fields": fields})

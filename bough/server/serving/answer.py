@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from bough.errors import BoughError
 from bough.server.serving.ask import Ask, Event, Progress, Started
 from bough.server.serving.loaded import LoadedModel, LoadedModels
-from bough.server.serving.metrics import Seeing
+from bough.server.serving.metrics import Metrics
 from bough.server.serving.parsing.sorter import Sorter
 from bough.server.serving.prompting.prompt import Prepared
 from bough.server.serving.record import RequestRecord, note_record
@@ -67,7 +67,7 @@ class Answer:
         loaded: LoadedModel,
         load_s: float,
         models: LoadedModels,
-        seeing: Seeing,
+        metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.ask = ask
@@ -77,7 +77,7 @@ class Answer:
         self.listeners = [AnswerListener(choice, self._queue) for choice in range(ask.num_choices)]
         self._loaded = loaded
         self._models = models
-        self._seeing = seeing
+        self._metrics = metrics
         self._clock = clock
         self._opened_s = clock()
         self._sorters: list[Sorter] = []
@@ -136,7 +136,7 @@ class Answer:
             self.cancelled.set()
             record = self._record()
             self._models.give_back(self._loaded)
-            self._seeing.request_done(record)
+            self._metrics.request_done(record)
             note_record(record)
 
     def _record(self) -> RequestRecord:

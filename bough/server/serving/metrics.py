@@ -26,7 +26,7 @@ _MAX_NAMES = 100
 _OTHERS = "(others)"  # which is no name of a model
 
 
-class Watched(Protocol):
+class WatchedModel(Protocol):
     """A loaded model, as far as it is looked at here."""
 
     @property
@@ -39,10 +39,10 @@ class Watched(Protocol):
 class ModelList(Protocol):
     """The loaded models, as far as they are looked at here."""
 
-    def list(self) -> Iterable[Watched]: ...
+    def list(self) -> Iterable[WatchedModel]: ...
 
 
-class Seeing:
+class Metrics:
     """The counters of one server, in a registry of their own, and the figures of the models that are loaded."""
 
     def __init__(self, models: ModelList | None = None) -> None:

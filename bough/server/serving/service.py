@@ -22,7 +22,7 @@ from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
-from bough.server.serving.metrics import Seeing
+from bough.server.serving.metrics import Metrics
 from bough.server.serving.prompting.prompt import ModelFacts, prepare_ask
 from bough.types import SamplingParams
 
@@ -46,14 +46,14 @@ class Service:
         self.settings = settings
         self.models = models
         self.catalog = catalog
-        self.seeing = Seeing(models)
+        self.metrics = Metrics(models)
         self.cache = CacheService(settings, models, catalog)
 
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot begin; until then nothing was sent to the client."""
         started_s = time.perf_counter()
         loaded = await self.models.take(ask.model, ask.keep_alive_s)
-        answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.seeing)
+        answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics)
         try:
             jobs = await loaded.threads.run(
                 lambda is_cancelled: self._make_jobs(answer, loaded, is_cancelled), ask.num_chars

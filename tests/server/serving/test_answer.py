@@ -35,8 +35,8 @@ def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]],
 
     async def play() -> None:
         models: Any = SimpleNamespace(give_back=lambda loaded: None)
-        seeing: Any = SimpleNamespace(request_done=records.append)
-        answer = Answer(Ask("m", **ask), LOADED, 0.0, models, seeing, lambda: 0.0)
+        metrics: Any = SimpleNamespace(request_done=records.append)
+        answer = Answer(Ask("m", **ask), LOADED, 0.0, models, metrics, lambda: 0.0)
         tools: dict[str, Any] = {"add": None} if "tool_choice" in ask else {}
         answer.expect(Prepared(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
         (listener,) = answer.listeners

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 
 from bough.server.http.logs import Logs
-from bough.server.serving.metrics import Seeing
+from bough.server.serving.metrics import Metrics
 from bough.server.serving.record import RequestRecord
 from bough.types import Usage
 from tests.server.layers import Inner, send_to
@@ -26,25 +26,25 @@ Read = Callable[..., float | None]
 
 
 @pytest.fixture
-def seeing() -> Seeing:
-    return Seeing()
+def metrics() -> Metrics:
+    return Metrics()
 
 
 @pytest.fixture
-def read(seeing: Seeing) -> Read:
-    return reader_of(seeing)
+def read(metrics: Metrics) -> Read:
+    return reader_of(metrics)
 
 
-def reader_of(seeing: Seeing) -> Read:
+def reader_of(metrics: Metrics) -> Read:
     """Reads the value of one metric with these labels."""
-    return lambda name, **labels: seeing.registry.get_sample_value(name, labels)
+    return lambda name, **labels: metrics.registry.get_sample_value(name, labels)
 
 
 # Figures
 
 
-def test_tokens_of_prompts_are_counted_by_what_became_of_them(seeing: Seeing, read: Read) -> None:
-    seeing.request_done(RECORD)
+def test_tokens_of_prompts_are_counted_by_what_became_of_them(metrics: Metrics, read: Read) -> None:
+    metrics.request_done(RECORD)
 
     kinds = {kind: read("bough_prompt_tokens_total", model="tiny", kind=kind) for kind in ("matched", "cached", "computed")}
     assert kinds == {"matched": 80, "cached": 60, "computed": 40}
@@ -53,39 +53,39 @@ def test_tokens_of_prompts_are_counted_by_what_became_of_them(seeing: Seeing, re
 
 @pytest.mark.parametrize(("host_bytes", "disk_bytes", "place"), [(0, 0, "device"), (7, 0, "host"), (7, 9, "disk")])
 def test_a_hit_counts_for_the_lowest_place_that_it_came_from(
-    seeing: Seeing, read: Read, host_bytes: int, disk_bytes: int, place: str
+    metrics: Metrics, read: Read, host_bytes: int, disk_bytes: int, place: str
 ) -> None:
-    seeing.request_done(RequestRecord("tiny", usage=USAGE, host_bytes=host_bytes, disk_bytes=disk_bytes))
+    metrics.request_done(RequestRecord("tiny", usage=USAGE, host_bytes=host_bytes, disk_bytes=disk_bytes))
 
     assert read("bough_hits_total", model="tiny", place=place) == 1
     assert read("bough_loaded_bytes_total", model="tiny", place="disk") == disk_bytes
 
 
-def test_times_are_of_the_first_token_and_of_each_further_one(seeing: Seeing, read: Read) -> None:
-    seeing.request_done(RECORD)
+def test_times_are_of_the_first_token_and_of_each_further_one(metrics: Metrics, read: Read) -> None:
+    metrics.request_done(RECORD)
 
     assert read("bough_first_token_seconds_sum", model="tiny") == pytest.approx(0.2)
     assert read("bough_token_seconds_sum", model="tiny") == pytest.approx(0.1)
     assert read("bough_queue_seconds_sum", model="tiny") == pytest.approx(0.5)
 
 
-def test_names_that_clients_make_up_never_become_labels(seeing: Seeing) -> None:
+def test_names_that_clients_make_up_never_become_labels(metrics: Metrics) -> None:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
-        seeing.request_done(RequestRecord(f"made up {scope['path']}", error="not found"))
+        metrics.request_done(RequestRecord(f"made up {scope['path']}", error="not found"))
         await Inner()(scope, receive, send)
 
     for number in range(20):
-        send_to(Logs(fail, seeing), path=f"/api/{number}")
+        send_to(Logs(fail, metrics), path=f"/api/{number}")
 
-    samples = [sample for metric in seeing.registry.collect() for sample in metric.samples]
+    samples = [sample for metric in metrics.registry.collect() for sample in metric.samples]
     assert not any("made up" in value for sample in samples for value in sample.labels.values())
 
 
-def test_models_beyond_the_first_hundred_are_counted_together(seeing: Seeing, read: Read) -> None:
+def test_models_beyond_the_first_hundred_are_counted_together(metrics: Metrics, read: Read) -> None:
     for number in range(300):
-        seeing.http_began()
-        seeing.request_done(replace(RECORD, model=f"copy-{number}"))
-        seeing.http_ended("openai", f"copy-{number}", 200)
+        metrics.http_began()
+        metrics.request_done(replace(RECORD, model=f"copy-{number}"))
+        metrics.http_ended("openai", f"copy-{number}", 200)
 
     assert read("bough_completion_tokens_total", model="copy-99") == 5
     assert read("bough_completion_tokens_total", model="copy-100") is None
@@ -93,8 +93,8 @@ def test_models_beyond_the_first_hundred_are_counted_together(seeing: Seeing, re
     assert read("bough_requests_total", api="openai", model="(others)", status="200") == 200
 
 
-def test_requests_are_counted_by_api_and_status_and_none_stays_under_way(seeing: Seeing, read: Read) -> None:
-    layer = Logs(Inner(), seeing)
+def test_requests_are_counted_by_api_and_status_and_none_stays_under_way(metrics: Metrics, read: Read) -> None:
+    layer = Logs(Inner(), metrics)
 
     for path in ("/v1/messages", "/v1/chat/completions", "/api/tags", "/api/cache/tree"):
         send_to(layer, path=path)
@@ -104,12 +104,12 @@ def test_requests_are_counted_by_api_and_status_and_none_stays_under_way(seeing:
     assert read("bough_requests_in_progress") == 0
 
 
-def test_a_request_that_fails_inside_is_counted_as_a_failure(seeing: Seeing, read: Read) -> None:
+def test_a_request_that_fails_inside_is_counted_as_a_failure(metrics: Metrics, read: Read) -> None:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise ValueError("a mistake")
 
     with pytest.raises(ValueError, match="a mistake"):
-        send_to(Logs(fail, seeing))
+        send_to(Logs(fail, metrics))
 
     assert read("bough_requests_total", api="ollama", model="", status="500") == 1
     assert read("bough_requests_in_progress") == 0
@@ -119,7 +119,7 @@ def test_trees_and_lanes_are_read_when_somebody_asks() -> None:
     figures: dict[str, Any] = {"queue": 3, "lanes": 4, "busy_lanes": 1, "used_bytes": 10, "budget_bytes": 20, "tokens": 7}
     figures |= {"disk_bytes": 5, "disk_budget_bytes": 50, "evicted_tokens": 8, "evicted_points": 2, "verified": 6}
     worker = SimpleNamespace(snapshot=lambda: figures)
-    read = reader_of(Seeing(SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])))
+    read = reader_of(Metrics(SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])))
 
     figures["queue"] = 9
 
@@ -135,7 +135,7 @@ def test_a_disk_that_fails_shows_in_the_metrics() -> None:
     figures: dict[str, Any] = {"queue": 0, "lanes": 1, "busy_lanes": 0}
     figures |= {"disk_is_failing": True, "disk_failed_writes": 3, "disk_misses": 2, "disk_bad_rows": 1}
     worker = SimpleNamespace(snapshot=lambda: figures)
-    read = reader_of(Seeing(SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])))
+    read = reader_of(Metrics(SimpleNamespace(list=lambda: [SimpleNamespace(name="tiny", worker=worker)])))
 
     assert read("bough_disk_failing", model="tiny") == 1
     assert read("bough_disk_failed_writes_total", model="tiny") == 3
@@ -145,7 +145,7 @@ def test_a_disk_that_fails_shows_in_the_metrics() -> None:
 
 
 def test_two_servers_in_one_process_count_apart(read: Read) -> None:
-    Seeing().request_done(RECORD)
+    Metrics().request_done(RECORD)
 
     assert read("bough_completion_tokens_total", model="tiny") is None
 

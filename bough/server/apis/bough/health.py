@@ -57,4 +57,4 @@ def _describe_models(service: Service) -> dict[str, Any]:
 async def read_metrics(request: Request, service: ServiceOf) -> Response:
     """The metrics, in the format that Prometheus asks for."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(service.seeing.registry), headers={"Content-Type": content_type})
+    return Response(encode(service.metrics.registry), headers={"Content-Type": content_type})
