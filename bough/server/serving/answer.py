@@ -12,7 +12,7 @@ from bough.errors import BoughError
 from bough.server.serving.ask import Ask, Event, Progress, Started
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.parsing.sorter import Sorter
+from bough.server.serving.parsing.answer_parser import AnswerParser
 from bough.server.serving.prompting.prompt import Prepared
 from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Chunk, Completion, Usage
@@ -80,7 +80,7 @@ class Answer:
         self._metrics = metrics
         self._clock = clock
         self._opened_s = clock()
-        self._sorters: list[Sorter] = []
+        self._parsers: list[AnswerParser] = []
         self._waited_s = 0.0
         self._first_s = 0.0
         self._done_tokens = 0  # of the prompt, as far as was told
@@ -93,7 +93,7 @@ class Answer:
         """Say what the model is given, and how its answer is to be read."""
         self.started = replace(self.started, prompt_ids=prepared.encoded.ids)
         tokenizer, is_single = self._loaded.runner.tokenizer, self.ask.tool_choice.is_single
-        self._sorters = [Sorter(prepared, tokenizer, choice, is_single) for choice in range(self.ask.num_choices)]
+        self._parsers = [AnswerParser(prepared, tokenizer, choice, is_single) for choice in range(self.ask.num_choices)]
 
     async def start(self) -> None:
         """Wait until the first choice has a lane. Raises what became of the request instead."""
@@ -108,7 +108,7 @@ class Answer:
                 return
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        missing = len(self._sorters)
+        missing = len(self._parsers)
         while missing:
             choice, heard = await self._queue.get()
             if isinstance(heard, BoughError):
@@ -120,11 +120,11 @@ class Answer:
             elif isinstance(heard, Chunk):
                 self._first_s = self._first_s or self._clock() - self._opened_s
                 self._num_generated += len(heard.token_ids)
-                yield self._sorters[choice].take(heard)
+                yield self._parsers[choice].add(heard)
             elif isinstance(heard, Completion):
                 missing -= 1
                 self._completions.append(heard)
-                last, finished = self._sorters[choice].finish(heard)
+                last, finished = self._parsers[choice].finish(heard)
                 if last.text or last.thinking or last.tool_calls:
                     yield last
                 yield finished

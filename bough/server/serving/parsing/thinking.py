@@ -30,7 +30,7 @@ class _Part(Enum):
     TEXT = "the answer"
 
 
-class ThoughtSplitter:
+class ThinkingParser:
     """Tells thinking from text in one answer. `starts_inside`: the prompt has already opened the thinking."""
 
     def __init__(self, starts_inside: bool = False) -> None:

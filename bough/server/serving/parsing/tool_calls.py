@@ -1,7 +1,9 @@
 """Tool calls in the text of an answer.
 
-Always true of a `CallFinder`, however the text is cut into pieces: all text and all calls that come out are the same; text
-without a call comes out unchanged; a call has the name of a tool that was offered and a JSON object as its arguments.
+Always true of a `ToolCallParser`:
+- however the text is cut into pieces, the same text and the same calls come out;
+- text without a call comes out unchanged;
+- a call has the name of a tool that was offered, and a JSON object as its arguments.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class _Place(Enum):
     TEXT = "only markers begin calls"
 
 
-class CallFinder:
+class ToolCallParser:
     """Tells the calls of tools from the text of one answer.
 
     It knows <tool_call> with JSON or with <function=...> in it, [TOOL_CALLS] with a list, and answers that are as a whole a

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.server.serving.parsing.thinking import ThoughtSplitter
+from bough.server.serving.parsing.thinking import ThinkingParser
 
 PARTS = st.sampled_from(["<think>", "</think>", "<thi", "</", "\n", "\r\n", " ", "a", "Hello <b>", "é🙂"])
 
 
 def split(pieces, starts_inside=False):
-    splitter = ThoughtSplitter(starts_inside)
+    splitter = ThinkingParser(starts_inside)
     found = [*(splitter.add(piece) for piece in pieces), splitter.flush()]
     return "".join(each.thinking for each in found), "".join(each.text for each in found)
 
@@ -59,13 +59,13 @@ def test_the_pieces_of_an_answer_do_not_change_what_is_found(parts, starts_insid
 
 
 def test_text_without_thinking_is_not_held_back():
-    splitter = ThoughtSplitter()
+    splitter = ThinkingParser()
 
     assert [splitter.add(piece).text for piece in ("Pa", "ris", " <", "b>")] == ["Pa", "ris", " <", "b>"]
 
 
 def test_thinking_streams_but_for_what_may_be_its_end():
-    splitter = ThoughtSplitter()
+    splitter = ThinkingParser()
 
     found = [splitter.add(piece) for piece in ("<think>", "\nYes", ",\n", "no</thi", "nk>", "\nOK")]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bough.errors import RequestError
 from bough.server.serving.ask import ToolChoice
-from bough.server.serving.parsing.tool_calls import CallFinder
+from bough.server.serving.parsing.tool_calls import ToolCallParser
 from bough.server.serving.prompting.tools import forced_format, prepare
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -36,7 +36,7 @@ ASKED = [
 
 def find(pieces, is_forced=False):
     numbers = itertools.count()
-    finder = CallFinder(
+    finder = ToolCallParser(
         ["weather", "clock"],
         is_forced=is_forced,
         schemas={"weather": PARAMETERS},
@@ -125,7 +125,7 @@ def test_lone_surrogates_in_arguments_are_replaced():
 
 
 def test_a_forced_answer_is_a_call_as_soon_as_it_is_complete():
-    finder = CallFinder(["weather"], is_forced=True)
+    finder = ToolCallParser(["weather"], is_forced=True)
 
     first, second = finder.add(PARIS[:-1]), finder.add(PARIS[-1:])
 
@@ -138,17 +138,17 @@ def test_a_forced_answer_that_was_cut_off_is_text():
 
 
 def test_without_tools_everything_passes_at_once():
-    finder = CallFinder([])
+    finder = ToolCallParser([])
 
     assert finder.add(PARIS).text == PARIS
     assert finder.flush().text == ""
 
 
 def test_plain_text_and_json_that_is_no_call_stream_on():
-    finder = CallFinder(["weather"])
+    finder = ToolCallParser(["weather"])
 
     given = [finder.add(piece).text for piece in ("He", "llo,", " a <", "b>", " [x]")]
-    other = CallFinder(["weather"])
+    other = ToolCallParser(["weather"])
 
     assert given == ["He", "llo,", " a", " <b>", " [x]"]
     assert other.add('{"nam').text == ""
@@ -156,7 +156,10 @@ def test_plain_text_and_json_that_is_no_call_stream_on():
 
 
 def test_every_call_has_an_id_of_its_own():
-    first, second = CallFinder(["weather"], is_forced=True).add(PARIS), CallFinder(["weather"], is_forced=True).add(PARIS)
+    first, second = (
+        ToolCallParser(["weather"], is_forced=True).add(PARIS),
+        ToolCallParser(["weather"], is_forced=True).add(PARIS),
+    )
 
     assert re.fullmatch("call_[0-9a-f]{24}", first.calls[0].id)
     assert first.calls[0].id != second.calls[0].id

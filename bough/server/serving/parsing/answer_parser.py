@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.ask import Delta, Finished, FinishReason, ScoredToken, ToolCall
-from bough.server.serving.parsing.thinking import ThoughtSplitter
-from bough.server.serving.parsing.tool_calls import CallFinder
+from bough.server.serving.parsing.thinking import ThinkingParser
+from bough.server.serving.parsing.tool_calls import ToolCallParser
 from bough.server.serving.prompting.prompt import Prepared
 from bough.types import Alternative, Chunk, Completion, TokenLogprob
 
 
-class Sorter:
+class AnswerParser:
     """Reads one choice. What is not certain yet, such as half of a tag, comes with a later piece."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, choice: int, is_single: bool) -> None:
         self._tokenizer = tokenizer
         self._choice = choice
         self._is_single = is_single
-        self._thoughts = ThoughtSplitter(prepared.starts_thinking) if prepared.splits_thinking else None
-        self._calls = CallFinder(prepared.tools.keys(), is_forced=prepared.is_forced, schemas=prepared.tools)
+        self._thoughts = ThinkingParser(prepared.starts_thinking) if prepared.splits_thinking else None
+        self._calls = ToolCallParser(prepared.tools.keys(), is_forced=prepared.is_forced, schemas=prepared.tools)
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._found: list[ToolCall] = []
         self._logprobs: list[ScoredToken] = []
 
-    def take(self, chunk: Chunk) -> Delta:
+    def add(self, chunk: Chunk) -> Delta:
         """What the next piece adds to the choice."""
         thinking, text = "", chunk.text
         if self._thoughts is not None:
