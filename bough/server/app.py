@@ -28,9 +28,9 @@ from bough.server.apis.openai import models as openai_models
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.apis.openai import wire as openai_wire
 from bough.server.http.errors import Api, ErrorFormat, HttpError, api_of, error_response, format_plain_error
-from bough.server.http.limits import Limits
-from bough.server.http.logs import Logs
-from bough.server.http.security import Security
+from bough.server.http.limits import LimitsMiddleware
+from bough.server.http.logs import LogsMiddleware
+from bough.server.http.security import SecurityMiddleware
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.service import Service
@@ -63,10 +63,10 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _answer_unmatched)
     app.add_middleware(
-        Limits, settings=settings, error_format_of=error_format_of
+        LimitsMiddleware, settings=settings, error_format_of=error_format_of
     )  # the last that is added is the outermost
-    app.add_middleware(Security, settings=settings, error_format_of=error_format_of)
-    app.add_middleware(Logs, metrics=service.metrics)
+    app.add_middleware(SecurityMiddleware, settings=settings, error_format_of=error_format_of)
+    app.add_middleware(LogsMiddleware, metrics=service.metrics)
     return app
 
 

@@ -65,7 +65,7 @@ class RequestReader(h11.Connection):
         return event
 
 
-class Waiting:
+class WaitingConnections:
     """The connections that wait for their clients, the longest first; at most `max_connections` may be open in all."""
 
     def __init__(self, max_connections: int) -> None:
@@ -120,7 +120,7 @@ class Connection(H11Protocol):
     stall_s = _STALL_S
     conn: RequestReader
 
-    def __init__(self, *args: Any, waiting: Waiting, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, waiting: WaitingConnections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = RequestReader()
         self._is_refused = False

@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 Api = Literal["ollama", "openai", "anthropic", "bough"]
 
-CLIENT_GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 """The status of a request whose client hung up: nobody sees it but the log."""
 
 _STATUSES: tuple[tuple[type[BoughError], int], ...] = (
-    (RequestCancelled, CLIENT_GONE),
+    (RequestCancelled, CLIENT_CLOSED_REQUEST),
     (TooLarge, 413),
     (RequestError, 400),
     (SettingsError, 400),

@@ -75,7 +75,7 @@ class BodyRefused(Exception):
         self.http_error = http_error
 
 
-class Limits:
+class LimitsMiddleware:
     """The layer itself."""
 
     def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf, body_s: float = BODY_S) -> None:
@@ -118,10 +118,10 @@ class Limits:
             await self._drain(receive, limit)
             raise BodyRefused(too_large(int(declared[:20]), limit))
         if is_import:
-            return _Patient(receive, self._body_s)
+            return _TimedBody(receive, self._body_s)
         scope["headers"] = list(scope["headers"])
         MutableHeaders(scope=scope)["content-type"] = "application/json"
-        return _Replay(await self._read(receive, limit), receive)
+        return _BufferedBody(await self._read(receive, limit), receive)
 
     async def _read(self, receive: Receive, limit: int) -> bytes:
         """A whole body. What all that are coming take together is bounded: who sends half of one holds memory."""
@@ -182,7 +182,7 @@ def too_many(size: int, limit: int) -> HttpError:
     return HttpError(503, text, headers={"Connection": "close", "Retry-After": "1"})
 
 
-class _Replay:
+class _BufferedBody:
     """Gives the body once, then what the connection says: that the client has gone."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
@@ -196,7 +196,7 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-class _Patient:
+class _TimedBody:
     """Passes a long body on, piece by piece; a client that sends nothing for too long counts as gone."""
 
     def __init__(self, receive: Receive, piece_s: float) -> None:

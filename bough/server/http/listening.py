@@ -29,14 +29,14 @@ from fastapi import FastAPI
 
 from bough.config import Settings
 from bough.errors import SettingsError
-from bough.server.http.connections import Connection, Waiting, allow_many_files
+from bough.server.http.connections import Connection, WaitingConnections, allow_many_files
 from bough.server.serving.service import Service
 
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IDLE_CONNECTION_S = 75
-_LAST_WORDS_S = 5  # what connections get after `stop_s` before they are cut
+_GRACE_S = 5  # what connections get after `stop_s` before they are cut
 _BACKLOG = 128
 _SWITCH_S = 0.0005  # a tenth of what Python begins with
 _TICKS_BETWEEN_LOOKS = 100  # there are ten ticks a second
@@ -78,11 +78,11 @@ def is_loopback(bound: socket.socket) -> bool:
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
-class Listener(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Uvicorn, which goes on listening while answers finish, so that whoever comes meanwhile is told to try again."""
 
     def __init__(self, app: FastAPI, settings: Settings, service: Service, max_connections: int) -> None:
-        self._waiting = Waiting(max_connections)
+        self._waiting = WaitingConnections(max_connections)
         config = uvicorn.Config(
             app,
             http=partial(Connection, waiting=self._waiting),  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ class Listener(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=_IDLE_CONNECTION_S,
-            timeout_graceful_shutdown=2 * _LAST_WORDS_S,
+            timeout_graceful_shutdown=2 * _GRACE_S,
             backlog=max(1, min(_BACKLOG, max_connections // 4)),  # so many are let in before one is closed
         )
         super().__init__(config)
@@ -124,14 +124,14 @@ class Listener(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's, but who still listens after the last words is disconnected: so requests end, and are not cancelled."""
-        cutting = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._disconnect_all)
+        cutting = asyncio.get_running_loop().call_later(_GRACE_S, self._disconnect_all)
         await super().shutdown(sockets)
         cutting.cancel()
         if self.force_exit:  # uvicorn leaves it out then
             await self.lifespan.shutdown()
         self._disconnect_all()
         if self.server_state.tasks:
-            await asyncio.wait(set(self.server_state.tasks), timeout=_LAST_WORDS_S)
+            await asyncio.wait(set(self.server_state.tasks), timeout=_GRACE_S)
 
     def _disconnect_all(self) -> None:
         for connection in list(self.server_state.connections):
@@ -151,26 +151,26 @@ class Listener(uvicorn.Server):
 
 def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until a signal comes; `on_ready` is called when model and socket are there. Raises what loading raises."""
-    listener = Listener(app, settings, service, allow_many_files())
-    with _hearing(listener.stop), _switching_threads_often(), bound:
-        asyncio.run(_host(listener, app, service, bound, on_ready))
+    server = HttpServer(app, settings, service, allow_many_files())
+    with _handling_signals(server.stop), _switching_threads_often(), bound:
+        asyncio.run(_host(server, app, service, bound, on_ready))
 
 
 async def _host(
-    listener: Listener, app: FastAPI, service: Service, bound: socket.socket, on_ready: Callable[[], None]
+    server: HttpServer, app: FastAPI, service: Service, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     app.state.is_starting = True
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "bough-server"))
-    serving = asyncio.create_task(listener.serve([bound]))
+    serving = asyncio.create_task(server.serve([bound]))
     try:
-        await _unless_done(serving, _load(listener, app, service, on_ready))
+        await _unless_done(serving, _load(server, app, service, on_ready))
         await serving
     except BaseException:
-        listener.should_exit = listener.force_exit = True
+        server.should_exit = server.force_exit = True
         raise
     finally:
         await asyncio.gather(serving, return_exceptions=True)
-        await listener.closed()
+        await server.closed()
         await service.close()  # which the application has done, if it began at all
         if service.has_left_load:
             _leave()
@@ -184,9 +184,9 @@ def _leave() -> None:
     os._exit(0)
 
 
-async def _load(listener: Listener, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
+async def _load(server: HttpServer, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
     await service.load(service.settings.model)
-    while not listener.started:  # a model may be there sooner than the socket
+    while not server.started:  # a model may be there sooner than the socket
         await asyncio.sleep(0.01)
     app.state.is_starting = False
     gc.collect()
@@ -220,13 +220,13 @@ def _switching_threads_often() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hearing(stop: Callable[[], None]) -> Iterator[None]:
+def _handling_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` at each signal that asks to end."""
 
-    def hear(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         stop()
 
-    before = {number: signal.signal(number, hear) for number in _SIGNALS}
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.server.http.errors import CLIENT_GONE, api_of
+from bough.server.http.errors import CLIENT_CLOSED_REQUEST, api_of
 from bough.server.http.security import OPEN_PATHS
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.record import RecordSlot, RequestRecord, current_slot
@@ -42,7 +42,7 @@ class Trace:
     flags: str
     request_id: str
     state: str = ""  # what other systems want carried along, as it came
-    status: int = CLIENT_GONE  # until an answer begins
+    status: int = CLIENT_CLOSED_REQUEST  # until an answer begins
     is_whole: bool = False
     slot: RecordSlot = field(default_factory=RecordSlot)
     started: float = field(default_factory=time.perf_counter)
@@ -73,7 +73,7 @@ def read_trace(headers: Headers) -> Trace:
     )
 
 
-class Logs:
+class LogsMiddleware:
     """The layer itself."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -90,7 +90,7 @@ class Logs:
         try:
             await self._app(scope, receive, _Sender(send, trace))
         except BaseException:
-            trace.status = 500 if trace.status == CLIENT_GONE else trace.status
+            trace.status = 500 if trace.status == CLIENT_CLOSED_REQUEST else trace.status
             raise
         finally:
             current_trace.reset(tokens[0])

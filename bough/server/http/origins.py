@@ -16,14 +16,14 @@ _APP_SCHEMES = ("app", "tauri", "vscode-webview", "vscode-file", "file")  # prog
 
 
 @dataclass(frozen=True)
-class Visitors:
+class OriginRules:
     """The rules: names and origins as the settings give them, with commas between; "*" is all."""
 
     bound_host: str
     allowed_hosts: str
     origins: str
 
-    def may_call(self, host_header: str) -> bool:
+    def allows_host(self, host_header: str) -> bool:
         """Whether a request may name this host. A bare address is no danger: only names can be made to point here."""
         host = host_of(host_header)
         listed = _listed(self.allowed_hosts)
@@ -33,7 +33,7 @@ class Visitors:
             return _is_address(host)
         return host == self.bound_host.lower().strip("[]")
 
-    def may_ask(self, origin: str, host_header: str) -> bool:
+    def allows_origin(self, origin: str, host_header: str) -> bool:
         """Whether a page of this origin may ask: one from here, from this machine, a program's, or one that is listed."""
         listed = _listed(self.origins)
         if "*" in listed or origin.lower().rstrip("/") in listed:

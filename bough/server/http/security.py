@@ -16,7 +16,7 @@ from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, RequestError
 from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
 from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
-from bough.server.http.origins import Visitors
+from bough.server.http.origins import OriginRules
 
 OPEN_PATHS = frozenset(("/", "/health", "/health/live", "/health/ready"))
 """What everybody may see, also without a key: that there is a server, and how it does."""
@@ -44,14 +44,14 @@ _SHOWN_HEADERS = "request-id, x-request-id, traceparent, retry-after"
 _PREFLIGHT_S = "600"
 
 
-class Security:
+class SecurityMiddleware:
     """The layer itself."""
 
     def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf) -> None:
         self._app = app
         self._error_format_of = error_format_of
-        self._visitors = Visitors(settings.host, settings.allowed_hosts, settings.origins)
-        self._gate = Gate(settings)
+        self._origins = OriginRules(settings.host, settings.allowed_hosts, settings.origins)
+        self._authenticator = Authenticator(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,7 +67,7 @@ class Security:
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return await _preflight(headers)(scope, receive, send)
         try:
-            self._gate.admit(scope, headers)
+            self._authenticator.authenticate(scope, headers)
         except BoughError as error:
             return await refuse(_with_challenge(to_http_error(error)), self._error_format_of, scope, receive, send)
         return await self._app(scope, receive, send)
@@ -76,7 +76,7 @@ class Security:
         given = headers.getlist("host")
         if len(given) > 1 or (not given and scope["http_version"] != "1.0"):
             raise RequestError(f"the request has {len(given)} Host headers, and must have 1")
-        if given and not self._visitors.may_call(given[0]):
+        if given and not self._origins.allows_host(given[0]):
             text = f"the host {given[0][:100]!r} is not one of this server's names: add it to the setting allowed_hosts"
             raise AccessDenied(text, needs_key=False)
 
@@ -84,20 +84,20 @@ class Security:
         """The page that asks, if it is one that may."""
         origins = headers.getlist("origin")
         for origin in origins:
-            if not self._visitors.may_ask(origin, headers.get("host", "")):
+            if not self._origins.allows_origin(origin, headers.get("host", "")):
                 text = f"pages of {origin[:100]!r} may not ask this server: add it to the setting origins"
                 raise AccessDenied(text, needs_key=False)
         return origins[0] if origins else None
 
 
-class Gate:
+class Authenticator:
     """Admits those who have a key, or everybody where there are none, and says whose salt counts."""
 
     def __init__(self, settings: Settings) -> None:
         self._keys = Keys(settings.keys_file) if settings.keys_file else None
         self._secret = read_secret(settings.data_folder / "server_secret") if self._keys else b""
 
-    def admit(self, scope: Scope, headers: Headers) -> None:
+    def authenticate(self, scope: Scope, headers: Headers) -> None:
         """Let a request in, with its salt. Raises AccessDenied without a key, RequestError for a salt that is none."""
         state = scope.setdefault("state", {})
         client = scope.get("client")

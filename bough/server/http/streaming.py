@@ -62,24 +62,24 @@ class AnswerStream(StreamingResponse):
                 await close()
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client has hung up: there is nobody to answer."""
 
 
-async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of some work, which is cancelled when the client hangs up meanwhile; then raises ClientGone.
+async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of some work, which is cancelled when the client hangs up meanwhile; then raises ClientDisconnected.
 
     An answer that was opened all the same, in the last moment, is closed.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_gone(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     is_taken = False
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         is_taken = task.done()
         if is_taken:
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         for each in (task, gone):
             each.cancel()
@@ -88,6 +88,6 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
             outcome.close()
 
 
-async def _until_gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

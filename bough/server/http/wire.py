@@ -22,8 +22,8 @@ from starlette.requests import ClientDisconnect
 
 from bough.errors import RequestError
 from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES
-from bough.server.http.errors import CLIENT_GONE, ErrorFormat, error_response, to_http_error
-from bough.server.http.streaming import ClientGone
+from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorFormat, error_response, to_http_error
+from bough.server.http.streaming import ClientDisconnected
 from bough.server.serving.service import Service
 
 _LARGE_BYTES = 2**16  # what is larger is read in a thread
@@ -145,8 +145,8 @@ def route_class(format_error: ErrorFormat) -> type[APIRoute]:
             async def answer(request: Request) -> Response:
                 try:
                     return await handle(JsonRequest(request.scope, request.receive, request._send))
-                except (ClientDisconnect, ClientGone):
-                    return Response(status_code=CLIENT_GONE)
+                except (ClientDisconnect, ClientDisconnected):
+                    return Response(status_code=CLIENT_CLOSED_REQUEST)
                 except Exception as error:
                     return error_response(to_http_error(error), format_error)
 

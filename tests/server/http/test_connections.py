@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from bough.server.http.connections import Connection, Waiting, connections_within
+from bough.server.http.connections import Connection, WaitingConnections, connections_within
 from tests.server.http.test_listening import Place, read_body, signal_self
 
 PIECE = b"x" * 2**15
@@ -152,7 +152,7 @@ async def leave_unread(app: Talkative) -> None:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         config = uvicorn.Config(
             app,
-            http=partial(Noted, waiting=Waiting(9)),
+            http=partial(Noted, waiting=WaitingConnections(9)),
             lifespan="off",
             log_config=None,
             ws="none",  # type: ignore[arg-type]

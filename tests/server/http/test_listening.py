@@ -379,7 +379,7 @@ def test_a_body_whose_length_is_told_in_two_ways_is_refused_and_the_connection_c
 def test_whoever_keeps_a_server_from_ending_is_disconnected_and_nothing_is_logged_as_an_error(
     path: str, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("bough.server.http.listening._LAST_WORDS_S", 0.3)
+    monkeypatch.setattr("bough.server.http.listening._GRACE_S", 0.3)
     place = Place(stop_s=0.2)
     place.app.add_api_route("/state", read_body, methods=["POST"])
 

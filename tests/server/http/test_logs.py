@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from bough.server.http.logs import JsonFormatter, Logs
+from bough.server.http.logs import JsonFormatter, LogsMiddleware
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Usage
@@ -28,7 +28,7 @@ RECORD = RequestRecord("tiny", usage=USAGE, completion_tokens=5, queue_s=0.5, fi
 
 
 def trace_of(**headers: str) -> httpx.Headers:
-    return send_to(Logs(Inner(), Metrics()), headers=headers).headers
+    return send_to(LogsMiddleware(Inner(), Metrics()), headers=headers).headers
 
 
 def test_a_trace_goes_on_with_a_step_of_its_own() -> None:
@@ -84,7 +84,7 @@ def test_a_request_has_one_line_with_its_tokens_and_times(caplog: pytest.LogCapt
         note_record(RECORD)
         await Inner()(scope, receive, send)
 
-    (line,) = lines_of(caplog, lambda: send_to(Logs(serve, Metrics()), headers={"traceparent": TRACEPARENT}))
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(serve, Metrics()), headers={"traceparent": TRACEPARENT}))
 
     text = line.getMessage()
     assert text.startswith("GET /api/tags 200 model=tiny prompt_tokens=100 cached_tokens=60 computed_tokens=40")
@@ -93,11 +93,11 @@ def test_a_request_has_one_line_with_its_tokens_and_times(caplog: pytest.LogCapt
 
 
 def test_who_only_looks_whether_the_server_is_up_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    assert lines_of(caplog, lambda: send_to(Logs(Inner(), Metrics()), path="/health")) == []
+    assert lines_of(caplog, lambda: send_to(LogsMiddleware(Inner(), Metrics()), path="/health")) == []
 
 
 def test_a_line_as_json_has_the_same_fields(caplog: pytest.LogCaptureFixture) -> None:
-    (line,) = lines_of(caplog, lambda: send_to(Logs(Inner(), Metrics())))
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(Inner(), Metrics())))
 
     fields = json.loads(JsonFormatter().format(line))
     assert (fields["method"], fields["path"], fields["status"], fields["level"]) == ("GET", "/api/tags", 200, "info")
@@ -107,19 +107,19 @@ def test_neither_keys_nor_prompts_are_in_a_line(caplog: pytest.LogCaptureFixture
     headers = {"Authorization": "Bearer hidden-key", "x-api-key": "hidden-key"}
     path = "/api/cache/explain?prompt=hidden-prompt"
 
-    (line,) = lines_of(caplog, lambda: send_to(Logs(Inner(), Metrics()), path=path, headers=headers))
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(Inner(), Metrics()), path=path, headers=headers))
 
     assert "hidden" not in line.getMessage() + JsonFormatter().format(line)
 
 
 def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    (line,) = lines_of(caplog, lambda: send_to(Logs(Inner(), Metrics()), path="/api/x%0aPOST%20/forged%20200"))
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(Inner(), Metrics()), path="/api/x%0aPOST%20/forged%20200"))
 
     assert "\n" not in line.getMessage()
 
 
 def test_a_path_of_any_length_makes_a_line_of_bounded_length(caplog: pytest.LogCaptureFixture) -> None:
-    (line,) = lines_of(caplog, lambda: send_to(Logs(Inner(), Metrics()), path="/api/" + 60_000 * "a"))
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(Inner(), Metrics()), path="/api/" + 60_000 * "a"))
 
     assert len(line.getMessage()) < 1_000
 
@@ -129,6 +129,6 @@ def test_a_client_that_hangs_up_is_told_of(caplog: pytest.LogCaptureFixture) -> 
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
 
-    (line,) = lines_of(caplog, lambda: call_raw(Logs(begin, Metrics()), []))
+    (line,) = lines_of(caplog, lambda: call_raw(LogsMiddleware(begin, Metrics()), []))
 
     assert "note=the client hung up" in line.getMessage()

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 
-from bough.server.http.logs import Logs
+from bough.server.http.logs import LogsMiddleware
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.record import RequestRecord
 from bough.types import Usage
@@ -75,7 +75,7 @@ def test_names_that_clients_make_up_never_become_labels(metrics: Metrics) -> Non
         await Inner()(scope, receive, send)
 
     for number in range(20):
-        send_to(Logs(fail, metrics), path=f"/api/{number}")
+        send_to(LogsMiddleware(fail, metrics), path=f"/api/{number}")
 
     samples = [sample for metric in metrics.registry.collect() for sample in metric.samples]
     assert not any("made up" in value for sample in samples for value in sample.labels.values())
@@ -94,7 +94,7 @@ def test_models_beyond_the_first_hundred_are_counted_together(metrics: Metrics, 
 
 
 def test_requests_are_counted_by_api_and_status_and_none_stays_under_way(metrics: Metrics, read: Read) -> None:
-    layer = Logs(Inner(), metrics)
+    layer = LogsMiddleware(Inner(), metrics)
 
     for path in ("/v1/messages", "/v1/chat/completions", "/api/tags", "/api/cache/tree"):
         send_to(layer, path=path)
@@ -109,7 +109,7 @@ def test_a_request_that_fails_inside_is_counted_as_a_failure(metrics: Metrics, r
         raise ValueError("a mistake")
 
     with pytest.raises(ValueError, match="a mistake"):
-        send_to(Logs(fail, metrics))
+        send_to(LogsMiddleware(fail, metrics))
 
     assert read("bough_requests_total", api="ollama", model="", status="500") == 1
     assert read("bough_requests_in_progress") == 0

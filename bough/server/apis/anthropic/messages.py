@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
 from bough.server.http.errors import HttpError, to_http_error
 from bough.server.http.logs import current_trace
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, sse_comment, to_json, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse, sse_comment, to_json
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Delta, Finished, Progress, ToolCall
@@ -58,16 +58,16 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
     """Answer a conversation."""
     ask = await _ask_of(body, service, salt)
     if not body.stream:
-        answered = await unless_gone(request, service.complete(ask))
+        answered = await cancel_on_disconnect(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
-    answer = await unless_gone(request, service.open(ask))
+    answer = await cancel_on_disconnect(request, service.open(ask))
     return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Tell how many tokens a prompt has, without answering it."""
-    count = await unless_gone(request, service.count_tokens(await _ask_of(body, service, salt)))
+    count = await cancel_on_disconnect(request, service.count_tokens(await _ask_of(body, service, salt)))
     return JSONResponse({"input_tokens": count})
 
 

@@ -22,7 +22,7 @@ from bough.errors import RequestError, TooLarge, Unavailable
 from bough.server.http.bounds import SHORT_NAME
 from bough.server.http.errors import HttpError, error_response, format_plain_error
 from bough.server.http.messages import Messages, Tools
-from bough.server.http.streaming import unless_gone
+from bough.server.http.streaming import cancel_on_disconnect
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.ask import Ask
 from bough.server.serving.cache import FromModel
@@ -76,7 +76,7 @@ ModelName = Annotated[str | None, Query(description="A model; without one, that 
 @router.get("")
 async def read_figures(request: Request, service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
     """What each loaded model's tree holds, and what it may hold."""
-    found = await unless_gone(request, service.cache.stats(model, scope))
+    found = await cancel_on_disconnect(request, service.cache.stats(model, scope))
     budgets = {name: getattr(service.settings, name) for name in _BUDGETS}
     return JSONResponse({"models": [{"model": each.model, **each.result} for each in found], "settings": budgets})
 
@@ -92,7 +92,7 @@ async def read_tree(
     ids: Annotated[bool, Query(description="The token ids of each edge, too.")] = False,
 ) -> Response:
     """The tree of one model: every edge with its text, where it lies, what is kept and what is in use."""
-    found = await unless_gone(request, service.cache.tree(model, salt if scope is None else scope))
+    found = await cancel_on_disconnect(request, service.cache.tree(model, salt if scope is None else scope))
     if format == "text":
         return PlainTextResponse(await asyncio.to_thread(str, found.result))
     return await asyncio.to_thread(_tree_as_json, found, ids)
@@ -128,7 +128,7 @@ async def explain(body: PrefixBody, service: ServiceOf, salt: SaltOf) -> JSONRes
 @router.post("/warm")
 async def warm(body: PrefixBody, request: Request, service: ServiceOf, salt: SaltOf) -> JSONResponse:
     """Compute a prefix and keep it, so that the first request that begins with it is quick."""
-    found = await unless_gone(request, service.cache.warm(body.to_ask(salt)))
+    found = await cancel_on_disconnect(request, service.cache.warm(body.to_ask(salt)))
     usage = found.result.usage
     counts = {name: getattr(usage, name) for name in ("prompt_tokens", "cached_tokens", "computed_tokens")}
     return JSONResponse({"model": found.model, **counts})

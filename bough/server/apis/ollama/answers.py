@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from bough.errors import RequestError
 from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.streaming import NDJSON, AnswerStream, json_line, unless_gone
+from bough.server.http.streaming import NDJSON, AnswerStream, cancel_on_disconnect, json_line
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, Started, ToolCall
@@ -80,9 +80,9 @@ async def _load(body: AnswerRequest, service: Service, wording: Wording) -> Resp
 
 async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Request, service: Service) -> Response:
     if body.streams:
-        answer = await unless_gone(request, service.open(ask))
+        answer = await cancel_on_disconnect(request, service.open(ask))
         return AnswerStream(answer, write_lines(answer, wording), NDJSON)
-    answered = await unless_gone(request, service.complete(ask))
+    answered = await cancel_on_disconnect(request, service.complete(ask))
     (finished,) = answered.choices
     said = wording.write(finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
     return JSONResponse({**said, **wording.end(finished, answered.started)})

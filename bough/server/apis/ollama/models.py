@@ -20,7 +20,7 @@ from bough.models.store import plain_name
 from bough.server.apis.ollama.pull import fetch, pull_lines
 from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
 from bough.server.http.errors import format_plain_error
-from bough.server.http.streaming import NDJSON, unless_gone
+from bough.server.http.streaming import NDJSON, cancel_on_disconnect
 from bough.server.http.wire import ServiceOf, route_class
 from bough.server.serving.catalog import Facts, LoadedInfo
 from bough.server.serving.service import Service
@@ -87,7 +87,7 @@ async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Respo
     if body.stream is not False:
         return StreamingResponse(pull_lines(name, service.settings, is_here), media_type=NDJSON)
     if not is_here:
-        await unless_gone(request, fetch(name, service.settings))
+        await cancel_on_disconnect(request, fetch(name, service.settings))
     return JSONResponse({"status": "success"})
 
 

@@ -41,7 +41,7 @@ from bough.server.http.bounds import (
     at_most,
     check_length,
 )
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, to_json, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse, to_json
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken, ToolCall
@@ -103,9 +103,9 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: Sa
     """Answer a chat."""
     ask = await asyncio.to_thread(to_ask, body, salt)
     if not body.stream:
-        answered = await unless_gone(request, service.complete(ask))
+        answered = await cancel_on_disconnect(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
-    answer = await unless_gone(request, service.open(ask))
+    answer = await cancel_on_disconnect(request, service.open(ask))
     return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
 
 

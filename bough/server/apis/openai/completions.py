@@ -28,7 +28,7 @@ from bough.server.apis.openai.wire import (
     progress_comment,
 )
 from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Finished, Progress, ScoredToken
@@ -57,9 +57,9 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
     """Continue one prompt, or several."""
     asks = await asyncio.to_thread(to_asks, body, salt)
     if not body.stream:
-        answers = await unless_gone(request, _complete_all(asks, service))
+        answers = await cancel_on_disconnect(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
-    first = await unless_gone(request, _open_first(asks, service))
+    first = await cancel_on_disconnect(request, _open_first(asks, service))
     return AnswerStream(first, write_events(first, asks[1:], body, service), EVENT_STREAM)
 
 

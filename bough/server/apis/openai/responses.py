@@ -46,7 +46,7 @@ from bough.server.http.bounds import (
     no_larger_than,
     show,
 )
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, sse, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started, Tool
@@ -104,9 +104,9 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceOf, s
     """Answer with a response."""
     ask = await asyncio.to_thread(to_ask, body, salt)
     if body.stream:
-        answer = await unless_gone(request, service.open(ask))
+        answer = await cancel_on_disconnect(request, service.open(ask))
         return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
-    answered = await unless_gone(request, service.complete(ask))
+    answered = await cancel_on_disconnect(request, service.complete(ask))
     return JSONResponse(write_whole(answered.started, answered.choices[0], body))
 
 

@@ -14,7 +14,7 @@ from bough.config import Settings
 from bough.server.apis.bough import health
 from bough.server.apis.bough.health import read_health, status_of
 from bough.server.app import error_format_of
-from bough.server.http.security import Security
+from bough.server.http.security import SecurityMiddleware
 from bough.server.serving.service import Service
 from tests.server.layers import send_to
 from tests.server.servers import StartServer
@@ -94,7 +94,7 @@ def test_health_names_the_model(tiny_server: StartServer) -> None:
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Security:
+def keyed(tmp_path: Path) -> SecurityMiddleware:
     """The health of a server with one loaded model, behind the layer that knows alice's key."""
     file = tmp_path / "keys"
     file.write_text("alices-key alice\n", encoding="utf-8")
@@ -102,13 +102,13 @@ def keyed(tmp_path: Path) -> Security:
     app = FastAPI()
     app.include_router(health.router)
     app.state.service = make_service(verified=5, different=2)
-    return Security(app, Settings(data_folder=tmp_path, cache_folder=tmp_path, keys_file=file), error_format_of)
+    return SecurityMiddleware(app, Settings(data_folder=tmp_path, cache_folder=tmp_path, keys_file=file), error_format_of)
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/ready"])
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "wrong"}, {"Authorization": "Bearer alices-ke"}])
 def test_where_there_are_keys_only_who_has_one_hears_more_than_the_status(
-    keyed: Security, path: str, headers: dict[str, str]
+    keyed: SecurityMiddleware, path: str, headers: dict[str, str]
 ) -> None:
     answer = send_to(keyed, path=path, headers=headers)
 
@@ -116,7 +116,7 @@ def test_where_there_are_keys_only_who_has_one_hears_more_than_the_status(
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/ready"])
-def test_who_has_a_key_hears_of_models_and_checks(keyed: Security, path: str) -> None:
+def test_who_has_a_key_hears_of_models_and_checks(keyed: SecurityMiddleware, path: str) -> None:
     answer = send_to(keyed, path=path, headers={"Authorization": "Bearer alices-key"}).json()
 
     assert answer["models"] == ["tiny"] and answer["model"] == Settings().model
