@@ -145,7 +145,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are heard until everything is closed, which is longer than uvicorn runs: see `host`."""
+        """Signals are message until everything is closed, which is longer than uvicorn runs: see `host`."""
         yield
 
 
@@ -172,7 +172,7 @@ async def _host(
         await asyncio.gather(serving, return_exceptions=True)
         await server.closed()
         await service.close()  # which the application has done, if it began at all
-        if service.has_left_load:
+        if service.is_still_loading:
             _leave()
 
 

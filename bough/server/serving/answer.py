@@ -13,30 +13,30 @@ from bough.server.serving.ask import Ask, Event, Progress, Started
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.parsing.answer_parser import AnswerParser
-from bough.server.serving.prompting.prompt import Prepared
+from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Chunk, Completion, Usage
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Begin:
     usage: Usage
     waited_s: float
 
 
-_Heard = _Begun | Progress | Chunk | Completion | BoughError
+_Message = _Begin | Progress | Chunk | Completion | BoughError
 
 
 class AnswerListener:
     """Hears one choice in the engine's thread, and hands what it hears to the answer's queue on the event loop."""
 
-    def __init__(self, choice: int, queue: asyncio.Queue[tuple[int, _Heard]]) -> None:
+    def __init__(self, choice: int, queue: asyncio.Queue[tuple[int, _Message]]) -> None:
         self._choice = choice
         self._queue = queue
         self._loop = asyncio.get_running_loop()
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
-        self._put(_Begun(usage, waited_s))
+        self._put(_Begin(usage, waited_s))
 
     def on_progress(self, done_tokens: int, total_tokens: int) -> None:
         self._put(Progress(done_tokens, total_tokens))
@@ -50,9 +50,9 @@ class AnswerListener:
     def on_error(self, error: BoughError) -> None:
         self._put(error)
 
-    def _put(self, heard: _Heard) -> None:
+    def _put(self, message: _Message) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (self._choice, heard))
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (self._choice, message))
 
 
 class Answer:
@@ -73,7 +73,7 @@ class Answer:
         self.ask = ask
         self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.runner.prefix_cache.is_enabled)
         self.cancelled = threading.Event()
-        self._queue: asyncio.Queue[tuple[int, _Heard]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, _Message]] = asyncio.Queue()
         self.listeners = [AnswerListener(choice, self._queue) for choice in range(ask.num_choices)]
         self._loaded = loaded
         self._models = models
@@ -89,7 +89,7 @@ class Answer:
         self._error: str | None = None
         self._is_closed = False
 
-    def expect(self, prepared: Prepared) -> None:
+    def set_prompt(self, prepared: PreparedPrompt) -> None:
         """Say what the model is given, and how its answer is to be read."""
         self.started = replace(self.started, prompt_ids=prepared.encoded.ids)
         tokenizer, is_single = self._loaded.runner.tokenizer, self.ask.tool_choice.is_single
@@ -98,33 +98,33 @@ class Answer:
     async def start(self) -> None:
         """Wait until the first choice has a lane. Raises what became of the request instead."""
         while True:
-            _, heard = await self._queue.get()
-            if isinstance(heard, BoughError):
-                self._error = str(heard)
-                raise heard
-            if isinstance(heard, _Begun):
-                self.started = replace(self.started, usage=heard.usage)
-                self._waited_s = heard.waited_s
+            _, message = await self._queue.get()
+            if isinstance(message, BoughError):
+                self._error = str(message)
+                raise message
+            if isinstance(message, _Begin):
+                self.started = replace(self.started, usage=message.usage)
+                self._waited_s = message.waited_s
                 return
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         missing = len(self._parsers)
         while missing:
-            choice, heard = await self._queue.get()
-            if isinstance(heard, BoughError):
-                self._error = str(heard)
-                raise heard
-            if isinstance(heard, Progress):
-                self._done_tokens = heard.done_tokens
-                yield heard
-            elif isinstance(heard, Chunk):
+            choice, message = await self._queue.get()
+            if isinstance(message, BoughError):
+                self._error = str(message)
+                raise message
+            if isinstance(message, Progress):
+                self._done_tokens = message.done_tokens
+                yield message
+            elif isinstance(message, Chunk):
                 self._first_s = self._first_s or self._clock() - self._opened_s
-                self._num_generated += len(heard.token_ids)
-                yield self._parsers[choice].add(heard)
-            elif isinstance(heard, Completion):
+                self._num_generated += len(message.token_ids)
+                yield self._parsers[choice].add(message)
+            elif isinstance(message, Completion):
                 missing -= 1
-                self._completions.append(heard)
-                last, finished = self._parsers[choice].finish(heard)
+                self._completions.append(message)
+                last, finished = self._parsers[choice].finish(message)
                 if last.text or last.thinking or last.tool_calls:
                     yield last
                 yield finished
@@ -135,12 +135,12 @@ class Answer:
             self._is_closed = True
             self.cancelled.set()
             record = self._record()
-            self._models.give_back(self._loaded)
+            self._models.release(self._loaded)
             self._metrics.request_done(record)
             note_record(record)
 
     def _record(self) -> RequestRecord:
-        """What is known of the answer; of one that was broken off, as far as it was heard."""
+        """What is known of the answer; of one that was broken off, as far as it has come."""
         usage = self.started.usage
         usage = replace(usage, computed_tokens=max(0, self._done_tokens - usage.cached_tokens))
         usage = self._completions[0].usage if self._completions else usage

@@ -25,7 +25,7 @@ from bough.models.prompts import Encoded
 from bough.server.serving.ask import Ask, tenant_of
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
-from bough.server.serving.prompting.tools import prepare
+from bough.server.serving.prompting.tools import prepare_messages
 from bough.server.serving.transfers import make_file, require_room
 from bough.types import Completion, Prompt, SamplingParams
 
@@ -164,7 +164,7 @@ async def _encode(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encode
     options: dict[str, Any] = {"raw": True}
     if prefix.messages is not None:
         knows_tools = "tools" in loaded.info.capabilities
-        given = prepare(prefix.messages, prefix.tools, prefix.tool_choice, template_knows_tools=knows_tools)
+        given = prepare_messages(prefix.messages, prefix.tools, prefix.tool_choice, template_knows_tools=knows_tools)
         prompt, options = given.messages, {"tools": given.tools}
     context = loaded.runner.engine.context_tokens
     return await loaded.threads.run(

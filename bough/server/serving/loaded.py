@@ -39,9 +39,9 @@ from bough.system.threads import run_in_thread
 log = logging.getLogger(__name__)
 
 _LONGEST_S = 100 * 365 * 86_400.0  # what stays longer stays for ever
-_WORDS_OF_SHORT_MEMORY = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
 _HALF_TYPES = ("bfloat16", "float16")
-_LOAD_PATIENCE_S = 5.0  # for a model that is just being loaded when all ends
+_LOAD_GRACE_S = 5.0  # for a model that is just being loaded when all ends
 _STUCK_S = 30.0  # so often a model that is stuck is looked at again
 
 
@@ -106,9 +106,9 @@ class LoadedModels:
         self._wanted: Counter[str] = Counter()  # requests that wait for a model, by its name
         self._changing = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._timekeeper: asyncio.Task[None] | None = None
+        self._expiry_task: asyncio.Task[None] | None = None
         self._is_closed = False
-        self.has_left_load = False  # whether a thread still loads a model that nobody waits for, after `close`
+        self.is_still_loading = False  # whether a thread still loads a model that nobody waits for, after `close`
 
     @asynccontextmanager
     async def using(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[LoadedModel]:
@@ -117,14 +117,14 @@ class LoadedModels:
         None: as the settings say; 0: unloaded when nobody uses it; below 0 or infinite: for ever. Raises ModelNotFound,
         NoRoom, ShuttingDown, or what loading raises.
         """
-        loaded = await self.take(name, keep_alive_s)
+        loaded = await self.acquire(name, keep_alive_s)
         try:
             yield loaded
         finally:
-            self.give_back(loaded)
+            self.release(loaded)
 
-    async def take(self, name: str, keep_alive_s: float | None = None) -> LoadedModel:
-        """As `using`, for those who call `give_back` themselves, exactly once."""
+    async def acquire(self, name: str, keep_alive_s: float | None = None) -> LoadedModel:
+        """As `using`, for those who call `release` themselves, exactly once."""
         known = self.find(name) or await self._load_wanted(name)
         known.num_uses += 1
         if keep_alive_s is not None:
@@ -132,7 +132,7 @@ class LoadedModels:
         self._touch(known)
         return known
 
-    def give_back(self, loaded: LoadedModel) -> None:
+    def release(self, loaded: LoadedModel) -> None:
         """A use has ended. Never waits."""
         assert loaded.num_uses > 0, f"{loaded.name} is not in use"
         loaded.num_uses -= 1
@@ -162,12 +162,12 @@ class LoadedModels:
     async def close(self) -> None:
         """Unload everything, used or not, and take nothing new. A second call does nothing.
 
-        A load that does not end soon is left to its thread, which cannot be stopped: see `has_left_load`.
+        A load that does not end soon is left to its thread, which cannot be stopped: see `is_still_loading`.
         """
         self._is_closed = True
-        if self._timekeeper is not None:
-            self._timekeeper.cancel()
-            await asyncio.gather(self._timekeeper, return_exceptions=True)
+        if self._expiry_task is not None:
+            self._expiry_task.cancel()
+            await asyncio.gather(self._expiry_task, return_exceptions=True)
         await self._end_loading()
         async with self._changing:
             for loaded in list(self._loaded.values()):
@@ -179,8 +179,8 @@ class LoadedModels:
     async def _end_loading(self) -> None:
         if not self._loading:
             return
-        _, left = await asyncio.wait(self._loading.values(), timeout=_LOAD_PATIENCE_S)
-        self.has_left_load = bool(left)
+        _, left = await asyncio.wait(self._loading.values(), timeout=_LOAD_GRACE_S)
+        self.is_still_loading = bool(left)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -202,8 +202,8 @@ class LoadedModels:
     def _note_change(self) -> None:
         """Let the timekeeper look again."""
         self._changed.set()
-        if self._timekeeper is None and not self._is_closed:
-            self._timekeeper = asyncio.create_task(self._keep_time(), name="bough-keep-alive")
+        if self._expiry_task is None and not self._is_closed:
+            self._expiry_task = asyncio.create_task(self._watch_expiry(), name="bough-keep-alive")
 
     def _expiry(self, keep_alive_s: float | None, now: float) -> float | None:
         kept_s = self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s
@@ -215,7 +215,7 @@ class LoadedModels:
     def _is_over(self, loaded: LoadedModel) -> bool:
         return loaded.expires_s is not None and loaded.expires_s <= self._clock() and self._is_idle(loaded)
 
-    async def _keep_time(self) -> None:
+    async def _watch_expiry(self) -> None:
         while True:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -283,7 +283,7 @@ class LoadedModels:
             try:
                 return await run_in_thread(self._start, files, self._settings)
             except Exception as error:
-                if not is_short_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 if not await self._unload_oldest():
                     raise self._no_room(files, "the engine ran out of memory") from error
@@ -346,10 +346,10 @@ class LoadedModels:
         )
 
 
-def is_short_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one behind it, says that there was not enough memory."""
     while error is not None:
-        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _WORDS_OF_SHORT_MEMORY):
+        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY_TEXTS):
             return True
         error = error.__cause__
     return False

@@ -23,7 +23,7 @@ from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.prompting.prompt import ModelFacts, prepare_ask
+from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
 from bough.types import SamplingParams
 
 COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
@@ -52,7 +52,7 @@ class Service:
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot begin; until then nothing was sent to the client."""
         started_s = time.perf_counter()
-        loaded = await self.models.take(ask.model, ask.keep_alive_s)
+        loaded = await self.models.acquire(ask.model, ask.keep_alive_s)
         answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics)
         try:
             jobs = await loaded.threads.run(
@@ -72,8 +72,8 @@ class Service:
         This runs in one of the model's threads for prompts.
         """
         ask = answer.ask
-        prepared = prepare_ask(ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
-        answer.expect(prepared)
+        prepared = prepare_prompt(ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
+        answer.set_prompt(prepared)
         timeout_s = self.settings.request_timeout_s
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         jobs = []
@@ -115,7 +115,7 @@ class Service:
         facts = _facts_of(loaded)
         unbounded = replace(ask, params=SamplingParams(max_tokens=0))
         prepared = await loaded.threads.run(
-            lambda is_cancelled: prepare_ask(
+            lambda is_cancelled: prepare_prompt(
                 unbounded,
                 facts,
                 sorts_tools=self.settings.sort_tools,
@@ -145,9 +145,9 @@ class Service:
         await self.models.close()
 
     @property
-    def has_left_load(self) -> bool:
+    def is_still_loading(self) -> bool:
         """Whether a model is still being loaded after `close`, which nothing can stop."""
-        return self.models.has_left_load
+        return self.models.is_still_loading
 
     @property
     def loaded_names(self) -> list[str]:

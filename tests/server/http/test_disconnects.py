@@ -77,7 +77,7 @@ def make_visit(random: Random, number: int, num_words: int) -> Visit:
 
 
 async def pay(client: httpx.AsyncClient, server: Server, visit: Visit) -> Reply | None:
-    """Do what the visit says; what was heard, if it was anything."""
+    """Do what the visit says; what was message, if it was anything."""
     if visit.leaving in ("unsent", "half-sent", "unanswered"):
         await leave_early(server, visit)
         return None

@@ -29,7 +29,7 @@ class FakeService:
     def __init__(self, settings: Settings, error: Exception | None = None, waits: bool = False) -> None:
         self.settings = settings
         self.num_closed = 0
-        self.has_left_load = False
+        self.is_still_loading = False
         self.on_close: Callable[[], None] = lambda: None
         self._error = error
         self._waits = waits
@@ -189,7 +189,7 @@ def test_it_answers_while_the_model_loads_and_a_signal_ends_it_then_too():
 
 def test_a_load_that_cannot_be_stopped_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch):
     place, codes = Place(waits=True), []
-    place.service.has_left_load = True
+    place.service.is_still_loading = True
     monkeypatch.setattr("bough.server.http.listening.os._exit", codes.append)
     monkeypatch.setattr("bough.server.http.listening.logging.shutdown", lambda: None)
 

@@ -14,7 +14,7 @@ from bough.models.prompts import Encoded
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.answer import Answer, AnswerListener
 from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, ToolChoice
-from bough.server.serving.prompting.prompt import Prepared
+from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord
 from bough.types import Alternative, Chunk, Completion, SamplingParams, TokenLogprob, Usage
 from tests.models.tiny_tokenizer import byte_level
@@ -34,11 +34,11 @@ def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]],
     records: list[RequestRecord] = []
 
     async def play() -> None:
-        models: Any = SimpleNamespace(give_back=lambda loaded: None)
+        models: Any = SimpleNamespace(release=lambda loaded: None)
         metrics: Any = SimpleNamespace(request_done=records.append)
         answer = Answer(Ask("m", **ask), LOADED, 0.0, models, metrics, lambda: 0.0)
         tools: dict[str, Any] = {"add": None} if "tool_choice" in ask else {}
-        answer.expect(Prepared(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
+        answer.set_prompt(PreparedPrompt(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
         (listener,) = answer.listeners
         listener.on_start(STARTED, 0.5)
         await answer.start()

@@ -6,14 +6,14 @@ from bough.models.tokenizer import Tokenizer
 from bough.server.serving.ask import Delta, Finished, FinishReason, ScoredToken, ToolCall
 from bough.server.serving.parsing.thinking import ThinkingParser
 from bough.server.serving.parsing.tool_calls import ToolCallParser
-from bough.server.serving.prompting.prompt import Prepared
+from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.types import Alternative, Chunk, Completion, TokenLogprob
 
 
 class AnswerParser:
     """Reads one choice. What is not certain yet, such as half of a tag, comes with a later piece."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, choice: int, is_single: bool) -> None:
+    def __init__(self, prepared: PreparedPrompt, tokenizer: Tokenizer, choice: int, is_single: bool) -> None:
         self._tokenizer = tokenizer
         self._choice = choice
         self._is_single = is_single

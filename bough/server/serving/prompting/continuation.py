@@ -17,7 +17,7 @@ _QUESTION: Message = {"role": "user", "content": "Hello"}
 _ANSWER = "Yes"
 
 
-def follow(
+def continue_context(
     prompts: Prompts,
     context: Sequence[int],
     messages: Sequence[Message],

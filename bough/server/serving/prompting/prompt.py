@@ -13,8 +13,8 @@ from bough.errors import PromptTooLong, RequestError
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.ask import Ask, Tool
-from bough.server.serving.prompting.continuation import follow
-from bough.server.serving.prompting.tools import forced_format, prepare
+from bough.server.serving.prompting.continuation import continue_context
+from bough.server.serving.prompting.tools import forced_format, prepare_messages
 from bough.server.serving.prompting.truncation import shorten
 from bough.system.threads import lower_priority
 from bough.types import Message, SamplingParams
@@ -47,7 +47,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPrompt:
     """A prompt, ready to run, and how to read its answer."""
 
     encoded: Encoded
@@ -58,14 +58,14 @@ class Prepared:
     starts_thinking: bool = False
 
 
-def prepare_ask(
+def prepare_prompt(
     ask: Ask,
     model: ModelFacts,
     *,
     sorts_tools: bool = False,
     max_tokens: int | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> Prepared:
+) -> PreparedPrompt:
     """The prompt of an ask, of at most `max_tokens`, by default what the context holds.
 
     Raises RequestError for what this model cannot do, PromptTooLong and RequestCancelled.
@@ -77,7 +77,7 @@ def prepare_ask(
     offered = ask.tools if ask.tool_choice.mode != "none" else ()
     forced = forced_format(ask.tools, ask.tool_choice)
     splits = (ask.messages is not None or bool(ask.context)) and model.knows_thinking
-    return Prepared(
+    return PreparedPrompt(
         encoded,
         params if forced is None else replace(params, format=forced),
         {tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
@@ -101,7 +101,7 @@ def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> A
         longest = model.context_tokens * model.prompts.tokenizer.encoder.token_bytes
         messages[-1] = {**messages[-1], "content": _text_of(messages[-1])[-longest:]}
         limit = replace(limit, max_tokens=None)
-    return replace(ask, messages=None, ids=follow(model.prompts, ask.context, messages, limit, **options))
+    return replace(ask, messages=None, ids=continue_context(model.prompts, ask.context, messages, limit, **options))
 
 
 def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
@@ -173,7 +173,7 @@ class _Rendering:
 
     def _given(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, Any]]:
         """The messages for the template, and its options."""
-        given = prepare(messages, self.tools, self.ask.tool_choice, template_knows_tools=self.model.knows_tools)
+        given = prepare_messages(messages, self.tools, self.ask.tool_choice, template_knows_tools=self.model.knows_tools)
         options: dict[str, Any] = {"tools": given.tools}
         if self.ask.think is not None and self.model.knows_thinking:
             options["enable_thinking"] = self.ask.think

@@ -24,22 +24,22 @@ To call one, write its name and its arguments as a JSON object between tags, onc
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TemplateInput:
     """What the chat template is given."""
 
     messages: list[Message]
     tools: list[Tool] | None
 
 
-def prepare(
+def prepare_messages(
     messages: Sequence[Message], tools: Sequence[Tool], choice: ToolChoice, *, template_knows_tools: bool
-) -> Prepared:
+) -> TemplateInput:
     """The messages and tools for a template. If it does not know tools, they and all past calls become plain text."""
     offered = [] if choice.mode == "none" else list(tools)
     if template_knows_tools:
-        return Prepared(list(messages), offered or None)
+        return TemplateInput(list(messages), offered or None)
     written = [_write_out(message) for message in messages]
-    return Prepared(_describe(written, offered) if offered else written, None)
+    return TemplateInput(_describe(written, offered) if offered else written, None)
 
 
 def _describe(messages: list[Message], tools: list[Tool]) -> list[Message]:
