@@ -36,7 +36,7 @@ _SHORT_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64
 
 
 @dataclass(frozen=True)
-class Facts:
+class CatalogEntry:
     """A model as the APIs describe it. `digest` is bare hexadecimal; `family` is what the configuration calls `model_type`,
     `architecture` the class in transformers. Texts are empty and numbers 0 where the files do not say."""
 
@@ -59,10 +59,10 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class LoadedInfo:
+class LoadedEntry:
     """What an API may tell of a loaded model. `expires_at` is None if it stays for ever."""
 
-    facts: Facts
+    entry: CatalogEntry
     num_bytes: int
     device_bytes: int  # of these, on an accelerator
     context_tokens: int
@@ -79,14 +79,14 @@ class Catalog:
         self._outside = named if named is not None and named.folder.parent != self.store.folder else None
         self._infos = _InfoMemo(settings)
 
-    def list(self) -> list[Facts]:
+    def list(self) -> list[CatalogEntry]:
         """Every model, by name; one whose files make no sense is left out."""
         outside = [self._outside] if self._outside else []
         inside = [files for files in self.store.list() if not (outside and files.name == outside[0].name)]
         found = (self._describe_or_skip(files) for files in [*outside, *inside])
-        return sorted((facts for facts in found if facts), key=lambda facts: facts.name)
+        return sorted((entry for entry in found if entry), key=lambda entry: entry.name)
 
-    def find(self, name: str) -> Facts:
+    def find(self, name: str) -> CatalogEntry:
         """What there is to know of a model. Raises ModelNotFound, or another ModelError if its files make no sense."""
         return self._describe(self.files(name))
 
@@ -127,25 +127,25 @@ class Catalog:
         if self._is_outside(name):
             raise RequestError(f"the model '{name}' lies outside the model folder, and cannot be {what} there")
 
-    def _describe_or_skip(self, files: ModelFiles) -> Facts | None:
+    def _describe_or_skip(self, files: ModelFiles) -> CatalogEntry | None:
         try:
             return self._describe(files)
         except ModelError as error:
             log.warning("the model %s is not listed: %s", files.name, error)
             return None
 
-    def _describe(self, files: ModelFiles) -> Facts:
+    def _describe(self, files: ModelFiles) -> CatalogEntry:
         try:
-            return self._read_facts(files)
+            return self._read_entry(files)
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # a configuration may say anything
             raise UnsupportedModel(f"the files in {files.folder} make no sense: {type(error).__name__}: {error}") from error
 
-    def _read_facts(self, files: ModelFiles) -> Facts:
+    def _read_entry(self, files: ModelFiles) -> CatalogEntry:
         info = self._infos.find(files)
         config = files.config | (files.config.get("text_config") or {})
         family = str(files.config.get("model_type") or "")
         with reaching(files.folder):
-            return Facts(
+            return CatalogEntry(
                 name=files.name,
                 family=family,
                 families=(family,),

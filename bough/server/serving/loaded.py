@@ -31,7 +31,7 @@ from bough.errors import NoRoom, ShuttingDown
 from bough.generate.worker import Limits, Worker
 from bough.models import ModelFiles
 from bough.runner import Runner, load_files
-from bough.server.serving.catalog import Catalog, Facts, LoadedInfo
+from bough.server.serving.catalog import Catalog, CatalogEntry, LoadedEntry
 from bough.server.serving.prompting.prompt import PromptThreads
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
@@ -63,7 +63,7 @@ class LoadedModel:
     name: str
     runner: Runner
     worker: Worker
-    info: Facts
+    info: CatalogEntry
     num_bytes: int
     load_s: float
     used_s: float
@@ -330,14 +330,14 @@ class LoadedModels:
         """Every loaded model, the one that was used last first."""
         return sorted(self._loaded.values(), key=lambda each: each.used_s, reverse=True)
 
-    def describe(self) -> Sequence[LoadedInfo]:
+    def describe(self) -> Sequence[LoadedEntry]:
         """Every loaded model for people to see, the one that was used last first."""
         return [self._describe(each) for each in self.list()]
 
-    def _describe(self, loaded: LoadedModel) -> LoadedInfo:
+    def _describe(self, loaded: LoadedModel) -> LoadedEntry:
         engine = loaded.runner.engine
-        return LoadedInfo(
-            facts=loaded.info,
+        return LoadedEntry(
+            entry=loaded.info,
             num_bytes=loaded.num_bytes,
             device_bytes=0 if _is_on_cpu(loaded) else loaded.num_bytes,
             context_tokens=engine.context_tokens,

@@ -75,8 +75,8 @@ async def _ask_of(body: CountRequest, service: Service, salt: str) -> Ask:
     """What the body asks for: thinking only of a model that has it, because others are not to refuse the request."""
     if not body.shows_thinking:
         return await asyncio.to_thread(to_ask, body, salt, think=False)
-    facts = await asyncio.to_thread(service.catalog.find, body.model)
-    thinks = True if "thinking" in facts.capabilities else None
+    entry = await asyncio.to_thread(service.catalog.find, body.model)
+    thinks = True if "thinking" in entry.capabilities else None
     return await asyncio.to_thread(to_ask, body, salt, think=thinks)
 
 

@@ -32,71 +32,71 @@ router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 @router.post("/api/chat")
 async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """The next message of a conversation."""
-    wording = Wording(body.model, write_chat)
+    writer = LineWriter(body.model, write_chat)
     if not body.messages:
-        return await _load(body, service, wording)
+        return await _load(body, service, writer)
     for number, message in enumerate(body.messages):
         body.refuse_images(message.images, f"messages[{number}]")
     messages = [message.to_message() for message in body.messages]
     tools = body.tools or ()
     ask = replace(body.to_ask(salt), messages=messages, tools=tools, needs_tool_template=bool(tools))
-    return await _answer(body, ask, wording, request, service)
+    return await _answer(body, ask, writer, request, service)
 
 
 @router.post("/api/generate")
 async def generate(body: GenerateRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """What follows a prompt."""
     body.check()
-    wording = Wording(body.model, write_response)
+    writer = LineWriter(body.model, write_response)
     if not body.prompt:
-        return await _load(body, service, wording)
+        return await _load(body, service, writer)
     ask = body.to_ask(salt)
     await _check_thinking(ask, service)
     if body.raw:
-        return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
+        return await _answer(body, replace(ask, text=body.prompt), writer, request, service)
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages: list[Message] = [*system, {"role": "user", "content": body.prompt}]
     ask = replace(ask, messages=messages, context=body.context or (), may_lack_template=True)
-    return await _answer(body, ask, replace(wording, gives_context=True), request, service)
+    return await _answer(body, ask, replace(writer, gives_context=True), request, service)
 
 
 async def _check_thinking(ask: Ask, service: Service) -> None:
     """Raise RequestError for a model that does not think, whatever kind of prompt it gets."""
     if ask.think:
-        facts = await asyncio.to_thread(service.catalog.find, ask.model)
-        if "thinking" not in facts.capabilities:
+        entry = await asyncio.to_thread(service.catalog.find, ask.model)
+        if "thinking" not in entry.capabilities:
             raise RequestError(f'"{ask.model}" does not support thinking')
 
 
-async def _load(body: AnswerRequest, service: Service, wording: Wording) -> Response:
+async def _load(body: AnswerRequest, service: Service, writer: LineWriter) -> Response:
     """What a request without a prompt is for: the model is loaded, or with a keep_alive of 0 it goes."""
     if body.unloads:
         await service.unload(body.model)
     else:
         await service.load(body.model, body.keep_alive)
     reason = "unload" if body.unloads else "load"
-    return JSONResponse({**wording.write(), "done": True, "done_reason": reason})
+    return JSONResponse({**writer.write(), "done": True, "done_reason": reason})
 
 
-async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Request, service: Service) -> Response:
+async def _answer(body: AnswerRequest, ask: Ask, writer: LineWriter, request: Request, service: Service) -> Response:
     if body.streams:
         answer = await cancel_on_disconnect(request, service.open(ask))
-        return AnswerStream(answer, write_lines(answer, wording), NDJSON)
+        return AnswerStream(answer, write_lines(answer, writer), NDJSON)
     answered = await cancel_on_disconnect(request, service.complete(ask))
     (finished,) = answered.choices
-    said = wording.write(finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
-    return JSONResponse({**said, **wording.end(finished, answered.started)})
+    said = writer.write(finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
+    return JSONResponse({**said, **writer.end(finished, answered.started)})
 
 
-async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
+async def write_lines(answer: Answer, writer: LineWriter) -> AsyncIterator[str]:
     """The lines of a stream; what goes wrong on the way is the last of them."""
     try:
         async for event in answer:
             if isinstance(event, Delta) and _is_worth_a_line(event):
-                said = wording.write(event.text, event.thinking, event.tool_calls, event.logprobs)
+                said = writer.write(event.text, event.thinking, event.tool_calls, event.logprobs)
                 yield json_line({**said, "done": False})
             elif isinstance(event, Finished):
-                yield json_line({**wording.write(), **wording.end(event, answer.started)})
+                yield json_line({**writer.write(), **writer.end(event, answer.started)})
     except Exception as error:
         yield json_line(format_plain_error(to_http_error(error)))
 
@@ -106,7 +106,7 @@ def _is_worth_a_line(delta: Delta) -> bool:
 
 
 @dataclass(frozen=True)
-class Wording:
+class LineWriter:
     """How one answer is put into Ollama's words. It is made when the request comes, and measures from then on."""
 
     model: str

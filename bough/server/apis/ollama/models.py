@@ -22,7 +22,7 @@ from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, P
 from bough.server.http.errors import format_plain_error
 from bough.server.http.streaming import NDJSON, cancel_on_disconnect
 from bough.server.http.wire import ServiceOf, route_class
-from bough.server.serving.catalog import Facts, LoadedInfo
+from bough.server.serving.catalog import CatalogEntry, LoadedEntry
 from bough.server.serving.service import Service
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
@@ -50,7 +50,7 @@ async def tell_version() -> Response:
 async def list_models(service: ServiceOf) -> Response:
     """The models on this machine."""
     found = await asyncio.to_thread(service.catalog.list)
-    return JSONResponse({"models": [{**_write(facts), "modified_at": write_time(facts.modified)} for facts in found]})
+    return JSONResponse({"models": [{**_write(entry), "modified_at": write_time(entry.modified)} for entry in found]})
 
 
 @router.get("/api/ps")
@@ -62,17 +62,17 @@ async def list_loaded(service: ServiceOf) -> Response:
 @router.post("/api/show")
 async def show(body: NamedRequest, service: ServiceOf) -> Response:
     """What there is to know about one model."""
-    facts = await _find(service, body.wanted)
+    entry = await _find(service, body.wanted)
     return JSONResponse(
         {
-            "modelfile": _write_modelfile(facts),
-            "parameters": _write_parameters(facts),
-            "template": facts.template,
-            "license": facts.license,
-            "details": _write_details(facts),
-            "model_info": _write_info(facts),
-            "capabilities": list(facts.capabilities),
-            "modified_at": write_time(facts.modified),
+            "modelfile": _write_modelfile(entry),
+            "parameters": _write_parameters(entry),
+            "template": entry.template,
+            "license": entry.license,
+            "details": _write_details(entry),
+            "model_info": _write_info(entry),
+            "capabilities": list(entry.capabilities),
+            "modified_at": write_time(entry.modified),
         }
     )
 
@@ -107,10 +107,10 @@ async def copy(body: CopyRequest, service: ServiceOf) -> Response:
 @router.delete("/api/delete")
 async def delete(body: NamedRequest, service: ServiceOf) -> Response:
     """Delete a model for good. If it is loaded, it is unloaded first."""
-    facts = await _find(service, body.wanted)
-    if not await service.unload(facts.name):
-        raise Unavailable(f"model '{facts.name}' is in use: it can be deleted when its answers have ended")
-    await asyncio.to_thread(service.catalog.remove, facts.name)
+    entry = await _find(service, body.wanted)
+    if not await service.unload(entry.name):
+        raise Unavailable(f"model '{entry.name}' is in use: it can be deleted when its answers have ended")
+    await asyncio.to_thread(service.catalog.remove, entry.name)
     return Response()
 
 
@@ -118,8 +118,8 @@ async def delete(body: NamedRequest, service: ServiceOf) -> Response:
 @router.post("/api/embeddings")
 async def embed(body: NamedRequest, service: ServiceOf) -> Response:
     """Refused: no model here makes embeddings."""
-    facts = await _find(service, body.wanted)
-    raise RequestError(f"{facts.name} does not support embeddings")
+    entry = await _find(service, body.wanted)
+    raise RequestError(f"{entry.name} does not support embeddings")
 
 
 @router.post("/api/create")
@@ -140,7 +140,7 @@ async def find_blob(digest: str) -> Response:
     return Response(status_code=404)
 
 
-async def _find(service: Service, name: str) -> Facts:
+async def _find(service: Service, name: str) -> CatalogEntry:
     return await asyncio.to_thread(service.catalog.find, name)
 
 
@@ -152,30 +152,30 @@ async def _is_here(service: Service, name: str) -> bool:
     return True
 
 
-def _write(facts: Facts) -> dict[str, Any]:
+def _write(entry: CatalogEntry) -> dict[str, Any]:
     return {
-        "name": facts.name,
-        "model": facts.name,
-        "size": facts.size_bytes,
-        "digest": facts.digest,
-        "details": _write_details(facts),
+        "name": entry.name,
+        "model": entry.name,
+        "size": entry.size_bytes,
+        "digest": entry.digest,
+        "details": _write_details(entry),
     }
 
 
-def _write_details(facts: Facts) -> dict[str, Any]:
+def _write_details(entry: CatalogEntry) -> dict[str, Any]:
     return {
         "parent_model": "",
-        "format": facts.format,
-        "family": facts.family,
-        "families": list(facts.families),
-        "parameter_size": facts.parameter_size,
-        "quantization_level": facts.quantization,
+        "format": entry.format,
+        "family": entry.family,
+        "families": list(entry.families),
+        "parameter_size": entry.parameter_size,
+        "quantization_level": entry.quantization,
     }
 
 
-def _write_loaded(loaded: LoadedInfo) -> dict[str, Any]:
+def _write_loaded(loaded: LoadedEntry) -> dict[str, Any]:
     return {
-        **_write(loaded.facts),
+        **_write(loaded.entry),
         "size": loaded.num_bytes,
         "size_vram": loaded.device_bytes,
         "expires_at": write_time(loaded.expires_at or FOR_EVER),
@@ -184,24 +184,24 @@ def _write_loaded(loaded: LoadedInfo) -> dict[str, Any]:
     }
 
 
-def _write_info(facts: Facts) -> dict[str, Any]:
+def _write_info(entry: CatalogEntry) -> dict[str, Any]:
     """The keys of a GGUF file, which clients look for."""
-    family = facts.family
+    family = entry.family
     return {
         "general.architecture": family,
-        "general.basename": facts.name,
-        "general.parameter_count": facts.num_parameters,
-        f"{family}.context_length": facts.context_tokens,
-        f"{family}.embedding_length": facts.embedding_length,
+        "general.basename": entry.name,
+        "general.parameter_count": entry.num_parameters,
+        f"{family}.context_length": entry.context_tokens,
+        f"{family}.embedding_length": entry.embedding_length,
     }
 
 
-def _write_parameters(facts: Facts) -> str:
+def _write_parameters(entry: CatalogEntry) -> str:
     """What holds unless a request says otherwise, a line each."""
-    values = {"num_ctx": facts.context_tokens, **DEFAULTS}
+    values = {"num_ctx": entry.context_tokens, **DEFAULTS}
     return "\n".join(f"{name:<30} {value}" for name, value in values.items())
 
 
-def _write_modelfile(facts: Facts) -> str:
-    lines = [f"PARAMETER {line}" for line in _write_parameters(facts).splitlines()]
-    return "\n".join([f"FROM {facts.name}", f'TEMPLATE """{facts.template}"""', *lines, ""])
+def _write_modelfile(entry: CatalogEntry) -> str:
+    lines = [f"PARAMETER {line}" for line in _write_parameters(entry).splitlines()]
+    return "\n".join([f"FROM {entry.name}", f'TEMPLATE """{entry.template}"""', *lines, ""])

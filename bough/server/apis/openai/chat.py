@@ -17,9 +17,9 @@ from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
 from bough.server.apis.openai.wire import (
     DONE,
-    Head,
     NumAlternatives,
     NumTokens,
+    ResponseHead,
     Sampling,
     Schema,
     check_arguments,
@@ -175,7 +175,7 @@ def _read_call(number: int, i: int, call: EarlierCall) -> dict[str, Any]:
 
 def write_whole(answered: Answered, body: ChatRequest) -> dict[str, Any]:
     """The whole answer as one object."""
-    head = Head.make("chatcmpl-", body.model, answered.started.digest)
+    head = ResponseHead.make("chatcmpl-", body.model, answered.started.digest)
     choices = [_write_choice(each, body) for each in answered.choices]
     return head.write(WHOLE, choices, usage=count(answered.started, answered.choices).write())
 
@@ -226,7 +226,7 @@ class ChatStream:
     def __init__(self, answer: Answer, body: ChatRequest) -> None:
         self._answer = answer
         self._body = body
-        self._head = Head.make("chatcmpl-", body.model, answer.started.digest)
+        self._head = ResponseHead.make("chatcmpl-", body.model, answer.started.digest)
         self._usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
         self._finished: list[Finished] = []
         self._num_calls = [0] * answer.ask.num_choices

@@ -17,9 +17,9 @@ from bough.errors import RequestError
 from bough.server.apis.openai.wire import (
     DONE,
     Counts,
-    Head,
     NumAlternatives,
     NumTokens,
+    ResponseHead,
     Sampling,
     count,
     error_event,
@@ -152,7 +152,7 @@ def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[st
         for number, each in enumerate(answers)
         for finished in each.choices
     ]
-    head = Head.make("cmpl-", body.model, answers[0].started.digest)
+    head = ResponseHead.make("cmpl-", body.model, answers[0].started.digest)
     return head.write(KIND, choices, usage=sum(others, start=first).write())
 
 
@@ -173,13 +173,13 @@ class LogprobList:
         return {
             "tokens": [self._name(each) for each in logprobs],
             "token_logprobs": [finite(each.logprob) for each in logprobs],
-            "top_logprobs": [self._rivals(each) for each in logprobs],
+            "top_logprobs": [self._alternatives(each) for each in logprobs],
             "text_offset": [self._step(each) for each in logprobs],
         }
 
-    def _rivals(self, token: ScoredToken) -> dict[str, float]:
+    def _alternatives(self, token: ScoredToken) -> dict[str, float]:
         """The strongest tokens, and always the one that was chosen."""
-        found = {self._name(rival): finite(rival.logprob) for rival in token.top}
+        found = {self._name(other): finite(other.logprob) for other in token.top}
         return {**found, self._name(token): finite(token.logprob)}
 
     def _name(self, token: ScoredToken) -> str:
@@ -200,7 +200,7 @@ async def write_events(
     first: Answer, others: Sequence[Ask], body: CompletionRequest, service: Service
 ) -> AsyncIterator[str]:
     """The answers as server-sent events, one prompt after the other."""
-    head = Head.make("cmpl-", body.model, first.started.digest)
+    head = ResponseHead.make("cmpl-", body.model, first.started.digest)
     usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
     counts: list[Counts] = []
     try:

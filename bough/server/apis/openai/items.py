@@ -1,8 +1,11 @@
 """The items of one of OpenAI's responses, and the events that tell of them.
 
-A whole response and a streamed one are written by the same `Writer`, so that they hold the same items. Always true: the
-sequence numbers are 0, 1, 2, …; at most one item is open; every item that was added is done before the response ends,
-unless it fails.
+A whole response and a streamed one are written by the same `ResponseWriter`, so that they hold the same items.
+
+Always true:
+- the sequence numbers are 0, 1, 2, …;
+- at most one item is open;
+- every item that was added is done before the response ends, unless it fails.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ Item = dict[str, Any]
 Event = dict[str, Any]
 
 
-class Writer:
+class ResponseWriter:
     """Writes the events of one response and keeps its items: those that are done, and the one that is open.
 
     `echo` is what the response repeats of its request.

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
-from bough.server.apis.openai.items import Writer
+from bough.server.apis.openai.items import ResponseWriter
 from bough.server.apis.openai.wire import (
     Name,
     NumAlternatives,
@@ -29,7 +29,7 @@ from bough.server.apis.openai.wire import (
     format_error,
     progress_comment,
     read_arguments,
-    spread,
+    temperature_and_top_p,
 )
 from bough.server.http.bounds import (
     FAIL_FAST,
@@ -135,7 +135,7 @@ def _params_of(body: ResponseRequest) -> SamplingParams:
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         format=_format_of(body.text.format if body.text else None),
-        **spread(body.temperature, body.top_p),
+        **temperature_and_top_p(body.temperature, body.top_p),
     )
 
 
@@ -247,7 +247,7 @@ def _part(place: str, part: Any) -> str:
 
 def write_whole(started: Started, finished: Finished, body: ResponseRequest) -> dict[str, Any]:
     """The whole response as one object."""
-    writer = Writer(started, echo(body))
+    writer = ResponseWriter(started, echo(body))
     pieces = Delta(0, finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
     *_, last = (*writer.add(pieces), *writer.finish(finished))
     response: dict[str, Any] = last["response"]
@@ -256,7 +256,7 @@ def write_whole(started: Started, finished: Finished, body: ResponseRequest) -> 
 
 async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[str]:
     """The response as server-sent events, each with its name."""
-    writer = Writer(answer.started, echo(body))
+    writer = ResponseWriter(answer.started, echo(body))
     for each in writer.start():
         yield sse(each, each["type"])
     try:

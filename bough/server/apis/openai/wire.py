@@ -112,12 +112,12 @@ class Sampling(Wire):
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=self.seed,
             stop=self.stop,
-            **spread(self.temperature, self.top_p),
+            **temperature_and_top_p(self.temperature, self.top_p),
             **more,
         )
 
 
-def spread(temperature: float | None, top_p: float | None) -> dict[str, Any]:
+def temperature_and_top_p(temperature: float | None, top_p: float | None) -> dict[str, Any]:
     """Temperature and top-p with OpenAI's defaults of 1; its top-p of 0 leaves the likeliest token alone."""
     if top_p == 0:
         return {"temperature": 0.0}
@@ -197,7 +197,7 @@ def _kind(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Head:
+class ResponseHead:
     """What every object of one answer begins with."""
 
     id: str
@@ -263,7 +263,7 @@ def count(started: Started, choices: Sequence[Finished]) -> Counts:
 
 def write_logprobs(logprobs: Sequence[ScoredToken]) -> list[dict[str, Any]]:
     """Tokens with their rivals, as chats and responses report them."""
-    return [{**_write_token(each), "top_logprobs": [_write_token(rival) for rival in each.top]} for each in logprobs]
+    return [{**_write_token(each), "top_logprobs": [_write_token(other) for other in each.top]} for each in logprobs]
 
 
 def _write_token(token: ScoredToken) -> dict[str, Any]:

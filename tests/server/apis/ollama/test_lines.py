@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bough.errors import TimedOut
-from bough.server.apis.ollama.answers import Wording, write_chat, write_lines, write_response
+from bough.server.apis.ollama.answers import LineWriter, write_chat, write_lines, write_response
 from bough.server.serving.ask import Delta, Event, Finished, Progress, Started, ToolCall
 from bough.types import Completion, Timings, Usage
 
@@ -32,9 +32,9 @@ class ScriptedAnswer:
             yield event
 
 
-def lines_of(answer: Any, wording: Wording) -> list[dict[str, Any]]:
+def lines_of(answer: Any, writer: LineWriter) -> list[dict[str, Any]]:
     async def collect() -> list[dict[str, Any]]:
-        return [json.loads(line) async for line in write_lines(answer, wording)]
+        return [json.loads(line) async for line in write_lines(answer, writer)]
 
     return asyncio.run(collect())
 
@@ -46,7 +46,7 @@ def finish(text: str = "Yes.", thinking: str = "", *calls: ToolCall) -> Finished
 def test_what_goes_wrong_on_the_way_is_the_last_line():
     answer = ScriptedAnswer(Delta(text="Ye"), TimedOut("the request took longer than 1 s"))
 
-    first, last = lines_of(answer, Wording("m", write_chat))
+    first, last = lines_of(answer, LineWriter("m", write_chat))
 
     assert first["message"] == {"role": "assistant", "content": "Ye"}
     assert last == {"error": "the request took longer than 1 s"}
@@ -55,13 +55,13 @@ def test_what_goes_wrong_on_the_way_is_the_last_line():
 def test_a_piece_without_text_makes_no_line():
     answer = ScriptedAnswer(Progress(1, 2), Delta(), Delta(text="Yes."), finish())
 
-    assert len(lines_of(answer, Wording("m", write_chat))) == 2
+    assert len(lines_of(answer, LineWriter("m", write_chat))) == 2
 
 
 def test_thinking_and_calls_have_their_own_fields():
     answer = ScriptedAnswer(Delta(thinking="Hm."), Delta(tool_calls=(CALL,)), finish("", "Hm.", CALL))
 
-    thought, called, last = lines_of(answer, Wording("m", write_chat))
+    thought, called, last = lines_of(answer, LineWriter("m", write_chat))
 
     assert thought["message"]["thinking"] == "Hm."
     assert called["message"]["tool_calls"] == [
@@ -71,7 +71,7 @@ def test_thinking_and_calls_have_their_own_fields():
 
 
 def test_the_last_line_counts_cached_tokens_and_measures_in_nanoseconds():
-    (last,) = lines_of(ScriptedAnswer(finish()), Wording("m", write_chat))
+    (last,) = lines_of(ScriptedAnswer(finish()), LineWriter("m", write_chat))
 
     assert (last["prompt_eval_count"], last["prompt_eval_cached_count"], last["eval_count"]) == (10, 6, 2)
     assert (last["prompt_eval_duration"], last["eval_duration"]) == (250_000_000, 500_000_000)
@@ -83,7 +83,7 @@ def test_the_last_line_counts_cached_tokens_and_measures_in_nanoseconds():
 def test_an_answer_that_ends_at_once_has_the_token_that_ended_it(reason, num_tokens):
     nothing = Completion("", (), reason, Usage(10, 6, 6, 4, 0))
 
-    (last,) = lines_of(ScriptedAnswer(Finished(0, "", "", (), reason, nothing)), Wording("m", write_chat))
+    (last,) = lines_of(ScriptedAnswer(Finished(0, "", "", (), reason, nothing)), LineWriter("m", write_chat))
 
     assert (last["eval_count"], last["done_reason"]) == (num_tokens, reason)
 
@@ -91,7 +91,7 @@ def test_an_answer_that_ends_at_once_has_the_token_that_ended_it(reason, num_tok
 def test_a_prompt_is_answered_in_response_and_gives_its_context_back():
     answer = ScriptedAnswer(Delta(text="Yes.", thinking="Hm."), finish())
 
-    first, last = lines_of(answer, Wording("m", write_response, gives_context=True))
+    first, last = lines_of(answer, LineWriter("m", write_response, gives_context=True))
 
     assert (first["response"], first["thinking"]) == ("Yes.", "Hm.")
     assert (last["response"], last["context"]) == ("", [1, 2, 7, 8])
