@@ -1,4 +1,4 @@
-"""The application: every API behind one door.
+"""The application: all APIs and the middleware around them.
 
 From outside in: the log sees every request, security lets in who may ask, limits bound what is asked, then come the routes.
 These layers are plain ASGI: a stream passes through them piece by piece, and a client that hangs up is noticed.
@@ -55,7 +55,7 @@ _ERROR_FORMATS: dict[Api, ErrorFormat] = {
 
 
 def make_app(settings: Settings, service: Service) -> FastAPI:
-    """The application over a service, which is closed with it: its models are unloaded, their trees saved."""
+    """The application of a service. Closing it closes the service: models are unloaded, and their trees are saved."""
     app = FastAPI(title="Bough", version=version("bough"), lifespan=_lifespan)
     app.state.service = service
     app.state.is_starting = app.state.is_draining = False
@@ -71,7 +71,7 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
 
 
 def make_service(settings: Settings, files: ModelFiles) -> Service:
-    """A service that begins with this model, under the name by which clients know it."""
+    """A service whose default model is this one, under the name that clients use."""
     settings = replace(settings, model=files.name)
     catalog = Catalog(settings, files)
     return Service(settings, LoadedModels(settings, catalog), catalog)
@@ -87,12 +87,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def error_format_of(path: str) -> ErrorFormat:
-    """How errors look for a path."""
+    """The format of errors of the API that owns a path."""
     return _ERROR_FORMATS[api_of(path)]
 
 
 async def _answer_unmatched(request: Request, error: Exception) -> Response:
-    """A path or a method that no route has, in the words of the API that it looks like."""
+    """Answer a request that no route matches, in the format of the API that its path belongs to."""
     assert isinstance(error, HTTPException)
     place = f"{request.method} {request.url.path[:200]}"
     texts = {404: f"there is no {place} here", 405: f"the method is not allowed: {place}"}

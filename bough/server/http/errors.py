@@ -1,4 +1,7 @@
-"""What went wrong, as HTTP says it: a status and headers. Each API writes the body in its own format."""
+"""Errors as HTTP answers: a status, headers, and a body in the format of the API.
+
+Every exception becomes an `HttpError` in one place, `to_http_error`; each API has a function that formats it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 Api = Literal["ollama", "openai", "anthropic", "bough"]
 
 CLIENT_CLOSED_REQUEST = 499
-"""The status of a request whose client hung up: nobody sees it but the log."""
+"""The status that the log shows for a request whose client disconnected, as nginx does."""
 
 _STATUSES: tuple[tuple[type[BoughError], int], ...] = (
     (RequestCancelled, CLIENT_CLOSED_REQUEST),
@@ -51,12 +54,12 @@ _STATUSES: tuple[tuple[type[BoughError], int], ...] = (
 
 
 MAX_TEXT_CHARACTERS = 2_000
-"""Texts that are longer are cut: they repeat something large that a client has sent."""
+"""Longer texts are cut: they repeat something large that a client has sent."""
 
 
 @dataclass(frozen=True)
 class HttpError:
-    """A status, a text for people, headers, and a code for programs where there is one."""
+    """An error answer: a status, a text for people, headers, and sometimes a code for programs."""
 
     status: int
     text: str
@@ -69,7 +72,7 @@ class HttpError:
 
 
 def _from_bough_error(error: BoughError) -> HttpError:
-    """How to answer a request that failed by one of our own errors."""
+    """The answer for one of our own errors."""
     headers = {}
     if isinstance(error, Unavailable):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
@@ -86,8 +89,8 @@ def _code_of(error: BoughError) -> str | None:
 
 
 def to_http_error(error: Exception) -> HttpError:
-    """What to say of any error; one that is none of ours is logged with its trace."""
-    if isinstance(error, HTTPException) and isinstance(error.__cause__, BoughError):  # what reading the body raised
+    """The answer for any exception. One that is not ours is a bug, and is logged with its traceback."""
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, BoughError):  # raised while the body was read
         return _from_bough_error(error.__cause__)
     if isinstance(error, BoughError):
         return _from_bough_error(error)
@@ -112,19 +115,19 @@ def _place(location: tuple[Any, ...]) -> str:
 
 
 ErrorFormat = Callable[[HttpError], dict[str, Any]]
-"""Writes the body of an error as one API does."""
+"""Writes the body of an error in the format of one API."""
 
 ErrorFormatOf = Callable[[str], ErrorFormat]
 """Finds the format that errors have for a path."""
 
 
 def format_plain_error(http_error: HttpError) -> dict[str, Any]:
-    """An error as the Ollama API writes it, and our own."""
+    """The body of an error in the Ollama API and in our own."""
     return {"error": http_error.text}
 
 
 def api_of(path: str) -> Api:
-    """The API that owns a path, whether or not there is anything at it."""
+    """The API that a path belongs to, whether or not a route has it."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return "anthropic"
     if path == "/v1" or path.startswith("/v1/"):

@@ -1,6 +1,6 @@
-"""The keys by which clients are admitted, and the salts that keep their trees apart.
+"""API keys, and the salts that keep the trees of different keys apart.
 
-A key's salt is a keyed hash of it: nobody finds the key from the salt, and nobody but the key's owner can name the salt.
+The salt of a key is a keyed hash (HMAC) of it: the key cannot be found from the salt, nor the salt without the key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its text stays out of every message, its name is for people."""
+    """One key. Its text never appears in a log or an error; its name is for people."""
 
     text: bytes = field(repr=False)
     name: str
@@ -33,9 +33,9 @@ class Key:
 
 
 class Keys:
-    """The keys in a file, one a line: the key, and behind a space a name if it has one; `#` begins a comment.
+    """The keys in a file, one per line: the key, and optionally a space and a name. `#` begins a comment.
 
-    The file is read again when it has changed. While it cannot be read nobody is admitted.
+    The file is read again when it has changed. While it cannot be read, no key is valid.
     """
 
     def __init__(self, file: Path) -> None:
@@ -50,7 +50,7 @@ class Keys:
             raise SettingsError(f"there is no key in {file}: write one on a line of its own")
 
     def find(self, given: bytes) -> Key | None:
-        """The key that was given, if it is one. Takes as long for a wrong key as for any other."""
+        """The key with this text, or None. A wrong key takes as long as a right one."""
         try:
             self._refresh()
         except OSError as error:
@@ -85,7 +85,7 @@ def _read_keys(content: bytes) -> tuple[Key, ...]:
 
 
 def read_secret(file: Path) -> bytes:
-    """The secret of this server, made the first time. Of several servers that start at once one makes it for all.
+    """The secret of this server, made at the first start. If several servers start at once, they share one.
 
     Raises SettingsError if it can be neither read nor made.
     """
@@ -108,7 +108,7 @@ def _make_secret(file: Path) -> None:
             output.write(secrets.token_bytes(_SECRET_BYTES))
             output.flush()
             os.fsync(descriptor)
-        os.link(name, file)  # whole or not there, and never over another's
+        os.link(name, file)  # atomic, and never replaces the file of another server
     except FileExistsError:
         pass
     finally:
@@ -126,7 +126,7 @@ def _sign(secret: bytes, message: bytes) -> str:
 
 
 def read_salt(given: bytes) -> str:
-    """The salt in a header. Raises RequestError if it is no printable text, or too long."""
+    """The salt in a header. Raises RequestError if it is not printable text, or too long."""
     try:
         salt = given.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""How much and how often: bodies of bounded size that arrive in bounded time, and so many requests a minute.
+"""Limits on requests: the size of bodies, the time that they take to arrive, and the number of requests per minute.
 
-The whole body is here before a route sees the request, and it is called JSON whatever the client called it: many clients of
-Ollama send no type, or that of a form. A tree that is imported streams through instead; its route counts the bytes.
+The whole body is read before a route sees the request. Its content type is set to JSON, because many clients of Ollama send
+none, or that of a form. The body of an import is streamed instead, and its route counts the bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bough.server.http.security import OPEN_PATHS
 
 BODY_S = 60.0
 MOST_BODIES = 32
-"""So many of the largest bodies may be coming at the same time."""
+"""How many bodies of the largest size may be arriving at the same time."""
 
 IMPORT_PATH = "/api/cache/import"
 _DRAIN_S = 5.0
@@ -34,14 +34,14 @@ _METHODS_WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
 @dataclass
 class Bucket:
-    """Requests that a client may still send at once, at a moment."""
+    """A token bucket: how many requests a client may send now, and when that was computed."""
 
     tokens: float
     at_s: float
 
 
 class RateLimit:
-    """So many requests a minute for each client; those that it did not use in the last minute it may send at once."""
+    """A limit of requests per minute for each client. A client may send the unused requests of the last minute at once."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -76,7 +76,7 @@ class BodyRefused(Exception):
 
 
 class LimitsMiddleware:
-    """The layer itself."""
+    """Refuses requests that exceed a limit."""
 
     def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf, body_s: float = BODY_S) -> None:
         self._app = app
@@ -108,7 +108,7 @@ class LimitsMiddleware:
         self._rate.take(scope.get("state", {}).get("client_id", ""))
 
     async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """What the route reads the request from."""
+        """The `receive` from which the route reads the body."""
         if scope["method"] not in _METHODS_WITH_BODY:
             return receive
         is_import = scope["path"] == IMPORT_PATH
@@ -124,7 +124,7 @@ class LimitsMiddleware:
         return _BufferedBody(await self._read(receive, limit), receive)
 
     async def _read(self, receive: Receive, limit: int) -> bytes:
-        """A whole body. What all that are coming take together is bounded: who sends half of one holds memory."""
+        """Read a whole body. All bodies that are arriving share one limit, because each of them takes memory."""
         body = bytearray()
         try:
             return await self._read_into(body, receive, limit)
@@ -155,7 +155,7 @@ class LimitsMiddleware:
         raise BodyRefused(too_large(size, limit))
 
     async def _drain(self, receive: Receive, limit: int) -> None:
-        """Read on for a while, and throw it away: a client that is still sending would never see the answer."""
+        """Read more of the body and discard it: a client sees the answer only when it has stopped sending."""
         left = 4 * limit + 2**20
         try:
             async with asyncio.timeout(min(_DRAIN_S, self._body_s)):
@@ -183,7 +183,7 @@ def too_many(size: int, limit: int) -> HttpError:
 
 
 class _BufferedBody:
-    """Gives the body once, then what the connection says: that the client has gone."""
+    """A `receive` that gives a body that was read already, and then the messages of the connection."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -197,7 +197,7 @@ class _BufferedBody:
 
 
 class _TimedBody:
-    """Passes a long body on, piece by piece; a client that sends nothing for too long counts as gone."""
+    """A `receive` for a long body. A client that sends nothing for `piece_s` counts as disconnected."""
 
     def __init__(self, receive: Receive, piece_s: float) -> None:
         self._receive = receive

@@ -1,7 +1,7 @@
 """A line for each request, and the trace that it belongs to.
 
-The outermost layer: whatever happens inside, the request is counted, its line is written, and its answer carries a request
-id and the trace of the W3C (`traceparent`). Never in a line: prompts, answers, keys, and what stands behind a `?`.
+This is the outermost middleware. It counts every request, writes a line for it, and adds a request id and the trace of the
+W3C (`traceparent`) to its answer. A line never has prompts, answers, keys or query strings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Trace:
     span_id: str
     flags: str
     request_id: str
-    state: str = ""  # what other systems want carried along, as it came
+    state: str = ""  # the `tracestate` header, passed on as it came
     status: int = CLIENT_CLOSED_REQUEST  # until an answer begins
     is_whole: bool = False
     slot: RecordSlot = field(default_factory=RecordSlot)
@@ -49,7 +49,7 @@ class Trace:
 
     @property
     def parent(self) -> str:
-        """The header by which the client's tracing finds this request."""
+        """The `traceparent` header of the answer."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
@@ -58,7 +58,7 @@ current_trace: ContextVar[Trace | None] = ContextVar("bough_trace", default=None
 
 
 def read_trace(headers: Headers) -> Trace:
-    """The trace that a request belongs to: the one it names, or a new one. What is no valid trace is ignored."""
+    """The trace that a request belongs to: the one in its headers, or a new one if they have no valid trace."""
     given = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     is_other_form = given is not None and given[0].startswith("00") and given[3]
     known = None if given is None or is_other_form else given
@@ -74,7 +74,7 @@ def read_trace(headers: Headers) -> Trace:
 
 
 class LogsMiddleware:
-    """The layer itself."""
+    """Logs and counts every request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -103,12 +103,12 @@ class LogsMiddleware:
         model = record.model if record and record.usage else ""
         self._metrics.http_ended(api_of(scope["path"]), model, trace.status)
         fields = describe(scope, trace, time.perf_counter() - trace.started)
-        level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # others ask these every few seconds
+        level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # probes come every few seconds
         log.log(level, to_line(fields), extra={"fields": fields})
 
 
 class _Sender:
-    """Passes on what the inner layers send, with the headers of the trace, and notes the status."""
+    """Adds the headers of the trace to an answer, and notes its status."""
 
     def __init__(self, send: Send, trace: Trace) -> None:
         self._send = send
@@ -129,7 +129,7 @@ class _Sender:
 
 
 def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
-    """What a line says of a request, name by name; what is not known is left out."""
+    """The fields of a request's line. Unknown ones are left out."""
     client = scope.get("client")
     fields: dict[str, Any] = {
         "method": scope["method"],
@@ -165,7 +165,7 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
 
 
 def to_line(fields: dict[str, Any]) -> str:
-    """The fields as a line for people: the first three are plain, the others named."""
+    """The fields as a line for people: the first three are values, the others name=value."""
     plain = [str(fields[name]) for name in ("method", "path", "status")]
     named = [f"{name}={value}" for name, value in fields.items() if name not in ("method", "path", "status")]
     text = " ".join((*plain, *named))

@@ -56,7 +56,7 @@ Images = Annotated[list[Any], at_most(MAX_IMAGES)]
 
 
 class FunctionCall(Wire):
-    """A tool and what it is called with: an object, never a text."""
+    """The name of a tool and its arguments, as an object."""
 
     name: Name
     arguments: dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class ChatMessage(Wire):
     tool_call_id: str | None = None
 
     def to_message(self) -> Message:
-        """The message as the templates know it."""
+        """The message as chat templates take it."""
         optional = {
             "reasoning_content": self.thinking,
             "tool_calls": [each.to_message() for each in self.tool_calls or ()],

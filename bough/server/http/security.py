@@ -1,9 +1,11 @@
-"""Who may ask: no foreign names, no foreign pages, and, where there are keys, nobody without one.
+"""Access control: checks of the Host and Origin headers, CORS, and API keys.
 
-What passes carries its salt in `request.state.salt`, whether the caller sees everybody's tree or only its own in
-`request.state.sees_all`, and who it is in `request.state.client_id`. `request.state.is_known` is False for who came without
-a key where there are keys, which is possible at open paths only: such a caller is told nothing of models or other clients.
-Pages that may ask get the headers by which browsers know that they may (CORS).
+The state of a request that passes has:
+- `salt`: the salt of its tree;
+- `sees_all`: whether the client sees the trees of all salts;
+- `client_id`: who the client is, for rate limits;
+- `is_known`: False if the server has keys and the client sent none. Only open paths allow that, and they tell such a client
+  nothing of models or other clients.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secre
 from bough.server.http.origins import OriginRules
 
 OPEN_PATHS = frozenset(("/", "/health", "/health/live", "/health/ready"))
-"""What everybody may see, also without a key: that there is a server, and how it does."""
+"""Paths that need no key: they say that there is a server, and whether it is healthy."""
 
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _HEADERS = frozenset(
@@ -45,7 +47,7 @@ _PREFLIGHT_S = "600"
 
 
 class SecurityMiddleware:
-    """The layer itself."""
+    """Refuses requests from hosts, pages and clients that have no access."""
 
     def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf) -> None:
         self._app = app
@@ -81,7 +83,7 @@ class SecurityMiddleware:
             raise AccessDenied(text, needs_key=False)
 
     def _check_origin(self, headers: Headers) -> str | None:
-        """The page that asks, if it is one that may."""
+        """The origin of the web page that sends the request, if any. Raises AccessDenied if it has no access."""
         origins = headers.getlist("origin")
         for origin in origins:
             if not self._origins.allows_origin(origin, headers.get("host", "")):
@@ -91,14 +93,14 @@ class SecurityMiddleware:
 
 
 class Authenticator:
-    """Admits those who have a key, or everybody where there are none, and says whose salt counts."""
+    """Checks the key of a client, if the server has keys, and finds the salt of its tree."""
 
     def __init__(self, settings: Settings) -> None:
         self._keys = Keys(settings.keys_file) if settings.keys_file else None
         self._secret = read_secret(settings.data_folder / "server_secret") if self._keys else b""
 
     def authenticate(self, scope: Scope, headers: Headers) -> None:
-        """Let a request in, with its salt. Raises AccessDenied without a key, RequestError for a salt that is none."""
+        """Set the state of a request. Raises AccessDenied without a valid key, RequestError for an invalid salt."""
         state = scope.setdefault("state", {})
         client = scope.get("client")
         state |= {"salt": "", "sees_all": self._keys is None, "is_known": True, "client_id": client[0] if client else ""}
@@ -144,7 +146,7 @@ def _with_challenge(http_error: HttpError) -> HttpError:
 
 
 def _preflight(headers: Headers) -> Response:
-    """What a browser wants to know before it lets a page ask."""
+    """The answer to the request that a browser sends before that of a page."""
     wanted = [each.strip().lower() for each in headers.get("access-control-request-headers", "").split(",")]
     granted = [each for each in wanted if each in _HEADERS or each.startswith(_HEADER_PREFIXES)]
     answer = {
@@ -158,7 +160,7 @@ def _preflight(headers: Headers) -> Response:
 
 
 class _CorsSender:
-    """Adds to every answer that this origin may read it."""
+    """Adds the headers that let pages of this origin read the answer."""
 
     def __init__(self, send: Send, origin: str) -> None:
         self._send = send

@@ -1,6 +1,6 @@
-"""Streams to clients: lines of JSON (Ollama) or server-sent events, and what happens when the client goes.
+"""Streams to clients: lines of JSON (Ollama) or server-sent events, and clients that disconnect.
 
-However a stream ends, the answer that it reads from is closed: the lane is free, and the work that was done is kept.
+However a stream ends, the answer that it reads from is closed: its lane is free again, and the computed state is kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sse(value: Any, event: str | None = None) -> str:
 
 
 def sse_comment(text: str) -> str:
-    """What event streams may carry for people and proxies; clients ignore it."""
+    """A comment in an event stream, which clients ignore. It keeps proxies from closing the connection."""
     return f": {text}\n\n"
 
 
@@ -63,13 +63,13 @@ class AnswerStream(StreamingResponse):
 
 
 class ClientDisconnected(Exception):
-    """The client has hung up: there is nobody to answer."""
+    """The client has disconnected before its answer began."""
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of some work, which is cancelled when the client hangs up meanwhile; then raises ClientDisconnected.
+    """The result of some work. If the client disconnects first, the work is cancelled; then raises ClientDisconnected.
 
-    An answer that was opened all the same, in the last moment, is closed.
+    If the work opened an answer in the last moment, the answer is closed.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_for_disconnect(request))

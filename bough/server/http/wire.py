@@ -1,9 +1,8 @@
-"""Bodies as they come over the wire: JSON of bounded depth and size, read strictly, and errors in the format of each API.
+"""Request bodies: JSON of bounded depth and size, and routes that answer every error in the format of their API.
 
 Always true of a body that a route sees: its text is valid Unicode (a lone surrogate became U+FFFD, as in other servers),
-it is no deeper than `MAX_DEPTH` and has no more values than `bounds` says. No other thread runs while `json.loads` does: a
-body that would take it long is refused unread. Whatever a client sends, a route answers with a status below 500 or one of
-ours.
+it is no deeper than `MAX_DEPTH` and has no more values than `bounds` says. `json.loads` holds the interpreter lock, so a
+body that would take long is refused before. Whatever a client sends, a route answers with a status that we chose.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorFormat, error_r
 from bough.server.http.streaming import ClientDisconnected
 from bough.server.serving.service import Service
 
-_LARGE_BYTES = 2**16  # what is larger is read in a thread
-_SURELY_FEW_BYTES = MAX_PARTS  # what is smaller is within all bounds
+_LARGE_BYTES = 2**16  # larger bodies are read in a thread
+_SURELY_FEW_BYTES = MAX_PARTS  # smaller bodies are within all limits
 _DIGITS_AS_0 = bytes(0x30 if 0x30 <= code <= 0x39 else 0x20 for code in range(256))
 
 
 class Wire(BaseModel):
-    """A part of a body: types are taken as they are (no "5" for 5), unknown fields are ignored."""
+    """A part of a body. Types are strict ("5" is no number), and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -53,7 +52,7 @@ SaltOf = Annotated[str, Depends(get_salt)]
 
 
 class JsonRequest(Request):
-    """A request whose body is JSON whatever its headers say: many clients of Ollama send none."""
+    """A request whose body is JSON whatever its headers say: many clients of Ollama send no content type."""
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
@@ -64,7 +63,7 @@ class JsonRequest(Request):
 
 
 def read_json(body: bytes) -> Any:
-    """The value in a body. Raises RequestError for what is not JSON, not UTF-8, too deep, or has too many values."""
+    """The value in a body. Raises RequestError if it is not JSON, not UTF-8, too deep, or has too many values."""
     try:
         text = body.decode("utf-8")
         if len(body) > _SURELY_FEW_BYTES:
@@ -114,7 +113,7 @@ def _check_values(value: Any) -> None:
 
 
 def _look_inside(values: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """What the lists and objects among some values hold."""
+    """The contents of the lists and objects among some values."""
     for each in values:
         if isinstance(each, list):
             yield each

@@ -1,4 +1,8 @@
-"""An answer on its way from the engine's thread to a client: pieces told apart as text, thinking and calls of tools."""
+"""An answer on its way from the engine's thread to a client.
+
+The engine's thread calls a listener for each choice; the answer reads what the listeners hear on the event loop, parses it,
+and gives it out as events.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ _Message = _Begin | Progress | Chunk | Completion | BoughError
 
 
 class AnswerListener:
-    """Hears one choice in the engine's thread, and hands what it hears to the answer's queue on the event loop."""
+    """The listener of one choice. The engine's thread calls it; it puts each message into the answer's queue."""
 
     def __init__(self, choice: int, queue: asyncio.Queue[tuple[int, _Message]]) -> None:
         self._choice = choice
@@ -56,9 +60,9 @@ class AnswerListener:
 
 
 class Answer:
-    """One answer with all its choices: iterate it for its events, and close it whatever happens.
+    """One answer with all its choices. Iterate it for its events, and always close it.
 
-    It holds its model from the beginning, and gives it back when it is closed.
+    It holds its model until it is closed.
     """
 
     def __init__(
@@ -83,20 +87,20 @@ class Answer:
         self._parsers: list[AnswerParser] = []
         self._waited_s = 0.0
         self._first_s = 0.0
-        self._done_tokens = 0  # of the prompt, as far as was told
+        self._done_tokens = 0  # of the prompt
         self._num_generated = 0
         self._completions: list[Completion] = []
         self._error: str | None = None
         self._is_closed = False
 
     def set_prompt(self, prepared: PreparedPrompt) -> None:
-        """Say what the model is given, and how its answer is to be read."""
+        """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
         self.started = replace(self.started, prompt_ids=prepared.encoded.ids)
         tokenizer, is_single = self._loaded.runner.tokenizer, self.ask.tool_choice.is_single
         self._parsers = [AnswerParser(prepared, tokenizer, choice, is_single) for choice in range(self.ask.num_choices)]
 
     async def start(self) -> None:
-        """Wait until the first choice has a lane. Raises what became of the request instead."""
+        """Wait until the first choice has a lane. Raises the error if the request fails before."""
         while True:
             _, message = await self._queue.get()
             if isinstance(message, BoughError):
@@ -130,7 +134,7 @@ class Answer:
                 yield finished
 
     def close(self) -> None:
-        """End the answer if it goes on; the work that was done is kept. A second call does nothing."""
+        """End the answer, count it and release its model. Computed state is kept. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self.cancelled.set()
@@ -140,7 +144,7 @@ class Answer:
             note_record(record)
 
     def _record(self) -> RequestRecord:
-        """What is known of the answer; of one that was broken off, as far as it has come."""
+        """The record of the answer; if it was cancelled, of the part that was computed."""
         usage = self.started.usage
         usage = replace(usage, computed_tokens=max(0, self._done_tokens - usage.cached_tokens))
         usage = self._completions[0].usage if self._completions else usage

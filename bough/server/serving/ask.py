@@ -1,4 +1,4 @@
-"""What a client asks for, whichever API it came by, and what comes back: the nouns that all APIs translate to and from."""
+"""The request and the events of an answer that all APIs share. Each API translates its own format to and from these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether the answer may, must not or must call a tool; with `name`, that tool. `required` is by grammar."""
+    """Whether the answer may, must not or must call a tool; with `name`, that tool. A grammar enforces `required`."""
 
     mode: ToolMode = "auto"
     name: str | None = None
@@ -26,11 +26,11 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. Exactly one of `messages`, `text` and `ids` is given: a chat, a text to continue as it stands, tokens.
+    """One request. Exactly one of `messages` (a chat), `text` (continued without a template) and `ids` is given.
 
     Messages are those of OpenAI: role, content (text, or parts of type text), and for tools `tool_calls` (with arguments as
     an object), `tool_call_id` and `name`; an assistant's may have `reasoning_content`. If the last message is an
-    assistant's without tool calls, the answer goes on where it ends.
+    assistant's without tool calls, the answer continues it.
     """
 
     model: str
@@ -40,10 +40,10 @@ class Ask:
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    needs_tool_template: bool = False  # refuse tools if the model's chat template does not know them
+    needs_tool_template: bool = False  # refuse tools if the model's chat template does not support them
     context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
     may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
-    think: bool | None = None  # None: as the template does by itself, and the thinking stays apart all the same
+    think: bool | None = None  # None: the default of the template
     num_choices: int = 1
     context_tokens: int | None = None  # a smaller context than the model's
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
@@ -52,7 +52,7 @@ class Ask:
 
     @property
     def num_chars(self) -> int:
-        """About how long the prompt is, in characters or ids."""
+        """The approximate length of the prompt, in characters or ids."""
         return len(self.text or "") + len(self.ids or ()) + len(self.context) + _count_chars(self.messages or ())
 
 
@@ -62,7 +62,7 @@ def tenant_of(salt: str) -> str:
 
 
 def _count_chars(messages: Sequence[Message]) -> int:
-    """How many characters messages have, however their content is written."""
+    """How many characters the texts of messages have."""
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
     return sum(len(part if isinstance(part, str) else str(part.get("text", ""))) for part in parts)
@@ -70,7 +70,7 @@ def _count_chars(messages: Sequence[Message]) -> int:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the answer makes. `arguments` is a JSON object."""
+    """A tool call in an answer. `arguments` is a JSON object."""
 
     id: str
     name: str
@@ -102,7 +102,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Progress:
-    """So many tokens of the prompt are done."""
+    """How many tokens of the prompt are evaluated."""
 
     done_tokens: int
     total_tokens: int
@@ -110,7 +110,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of one choice: whole characters only. A tool call comes as a whole."""
+    """A piece of one choice: whole characters, and whole tool calls."""
 
     choice: int = 0
     text: str = ""

@@ -108,7 +108,7 @@ class CacheService:
             )
             tenant = tenant_of(prefix.salt) if self._settings.keys_file else ""
             loaded.worker.submit(Job(generation, _EndListener(future), tenant=tenant))
-            completion = await future  # if whoever waits for it goes, the future is cancelled, and so the work ends
+            completion = await future  # cancelling this cancels the future, and so the work
             await _call(loaded, lambda: runner.require_kept(encoded.ids, prefix.salt))
             return FromModel(loaded.name, completion)
 

@@ -1,8 +1,8 @@
-"""What the server has done and holds, as Prometheus reads it.
+"""Metrics for Prometheus.
 
-Requests are counted when they end; the figures of queues, lanes and trees are read when somebody asks, from what each
-model's engine thread noted last, so that asking never waits for the engine. Labels have few values: a model is named only
-if it was there, and only the first hundred are: clients may copy models to any number of names.
+Requests are counted when they end. The figures of queues, lanes and trees come from the last snapshot of each model's
+engine thread, so reading metrics never waits for an engine. Labels have few values: only models that were loaded are named,
+and only the first hundred, because clients may copy models to any number of names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 
 
 _MAX_NAMES = 100
-_OTHERS = "(others)"  # which is no name of a model
+_OTHERS = "(others)"  # not a valid name of a model
 
 
 class WatchedModel(Protocol):
-    """A loaded model, as far as it is looked at here."""
+    """A loaded model, as far as metrics need it."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class WatchedModel(Protocol):
 
 
 class ModelList(Protocol):
-    """The loaded models, as far as they are looked at here."""
+    """The loaded models, as far as metrics need them."""
 
     def list(self) -> Iterable[WatchedModel]: ...
 
@@ -47,7 +47,7 @@ class Metrics:
 
     def __init__(self, models: ModelList | None = None) -> None:
         self.registry = registry = CollectorRegistry()
-        self._names = {""}  # models that have figures of their own; some requests have none
+        self._names = {""}  # models that have labels of their own; some requests have no model
         self._requests = Counter(
             "bough_requests_total", "Requests that have ended", ("api", "model", "status"), registry=registry
         )
@@ -92,7 +92,7 @@ class Metrics:
         self._in_progress.inc()
 
     def http_ended(self, api: str, model: str, status: int) -> None:
-        """A request was answered, or given up."""
+        """A request was answered, or its client disconnected."""
         self._in_progress.dec()
         self._requests.labels(api, self._label(model), str(status)).inc()
 
@@ -130,13 +130,13 @@ class Metrics:
 
 
 class _Models(Collector):
-    """The figures of the loaded models, taken at the moment of asking."""
+    """The figures of the loaded models, read at each scrape."""
 
     def __init__(self, models: ModelList) -> None:
         self._models = models
 
     def describe(self) -> list[Metric]:
-        return []  # so that registering asks no model
+        return []  # so that registering reads no model
 
     def collect(self) -> Iterator[Metric]:
         figures = {loaded.name: loaded.worker.snapshot() for loaded in self._models.list()}

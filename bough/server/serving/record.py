@@ -1,4 +1,4 @@
-"""What is known of a request once it is over: for the log, and for the metrics. Never what was said in it."""
+"""The record of a finished request, for the log and the metrics. It never has prompts or answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: answers what clients ask, by the models that are loaded, whichever API they came by.
+"""The service: answers asks with loaded models, whichever API they came by.
 
 An answer that was opened holds its model until it is closed. `complete` closes its own; streams close theirs when the
 client has it all, or has gone. APIs use the service alone: they never see a loaded model, so that another machine can
@@ -91,7 +91,7 @@ class Service:
         return jobs
 
     async def complete(self, ask: Ask) -> Answered:
-        """The whole answer. If whoever waits for it is cancelled, so is the answer."""
+        """The whole answer. Cancelling the caller cancels the answer."""
         answer = await self.open(ask)
         try:
             finished = [event async for event in answer if isinstance(event, Finished)]
@@ -161,7 +161,7 @@ class Service:
 
     @property
     def disk_state(self) -> DiskState:
-        """Whether what is computed reaches the disk. If it does not, answers go on, and a restart loses more than usual."""
+        """Whether computed state is saved to disk. If not, requests are still answered, but a restart loses more."""
         figures = [loaded.worker.snapshot() for loaded in self.models.list()]
         if any(figure.get("disk_is_failing") for figure in figures):
             return "failing"

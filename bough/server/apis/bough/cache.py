@@ -1,7 +1,7 @@
-"""The tree over HTTP: look at it, ask why something was not reused, fill it, keep parts of it, empty it, carry it away.
+"""The cache over HTTP: view the tree, explain, warm, pin, clear, export and import.
 
-Where clients have keys, each sees and changes what its own salt holds, and nothing else. Without keys everybody sees all;
-who sends a salt means that one.
+If the server has keys, each client sees and changes only the tree of its own salt. Without keys all clients see all trees;
+a client that sends a salt sees the tree of that salt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BUDGETS = ("cache", "lanes", "device_bytes", "host_bytes", "disk_bytes", "disk_
 
 
 class PrefixBody(Wire):
-    """A prefix: messages, or a text (what a user says, unless `raw`), with what goes before it."""
+    """A prefix: messages, or a text. The text is a user's message unless `raw`."""
 
     model: Annotated[str, SHORT_NAME] | None = None
     messages: Messages | None = Field(default=None, min_length=1)
@@ -65,7 +65,7 @@ class PrefixBody(Wire):
 
 
 def get_scope(request: Request, salt: SaltOf) -> str | None:
-    """The salt that the caller's view ends at; None: it sees all."""
+    """The salt whose tree the client sees; None: all."""
     return None if getattr(request.state, "sees_all", False) and not salt else salt
 
 
@@ -75,7 +75,7 @@ ModelName = Annotated[str | None, Query(description="A model; without one, that 
 
 @router.get("")
 async def read_figures(request: Request, service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
-    """What each loaded model's tree holds, and what it may hold."""
+    """The figures of each loaded model's tree, and its limits."""
     found = await cancel_on_disconnect(request, service.cache.stats(model, scope))
     budgets = {name: getattr(service.settings, name) for name in _BUDGETS}
     return JSONResponse({"models": [{"model": each.model, **each.result} for each in found], "settings": budgets})
@@ -91,7 +91,7 @@ async def read_tree(
     format: Annotated[Literal["json", "text"], Query(description="Plain data, or a drawing.")] = "json",
     ids: Annotated[bool, Query(description="The token ids of each edge, too.")] = False,
 ) -> Response:
-    """The tree of one model: every edge with its text, where it lies, what is kept and what is in use."""
+    """The tree of one model: every edge with its text, its tiers, what is pinned and what is in use."""
     found = await cancel_on_disconnect(request, service.cache.tree(model, salt if scope is None else scope))
     if format == "text":
         return PlainTextResponse(await asyncio.to_thread(str, found.result))
@@ -160,13 +160,13 @@ async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> 
 
 @router.delete("")
 async def clear(service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
-    """Forget all that the caller sees, of one model or of every loaded one, on disk for good."""
+    """Delete the trees that the client sees, of one model or of every loaded one, on disk too."""
     return JSONResponse({"cleared": await service.cache.clear(model, scope)})
 
 
 @router.post("/export", response_class=Response)
 async def export(service: ServiceOf, salt: SaltOf, model: ModelName = None) -> Response:
-    """What the caller's salt has on disk, as one archive that `import` takes."""
+    """The tree of the client's salt on disk, as one archive for `import`."""
     found = await service.cache.export(model, salt)
     return _SentOnce(found.result, media_type="application/x-tar", filename=f"{Path(found.model).name}.bough.tar")
 
@@ -183,7 +183,7 @@ class _SentOnce(FileResponse):
 
 @router.post("/import")
 async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, model: ModelName = None) -> Response:
-    """Add an archive, sent as the body, to the tree of the caller's salt. Only while nothing else runs."""
+    """Add the archive in the body to the tree of the client's salt. Only possible while no request runs."""
     settings = service.settings
     room_bytes = require_room(settings, int(request.headers.get("content-length", 0)))
     try:

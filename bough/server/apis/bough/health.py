@@ -1,7 +1,7 @@
-"""How the server does: health for people, load balancers and process managers, and metrics for Prometheus.
+"""Health for people, load balancers and process managers, and metrics for Prometheus.
 
-`/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. Where clients have keys,
-who has none hears the status, and whether the disk takes writes, alone.
+`/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. If the server has keys,
+a client without one gets only the status and the state of the disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def read_live() -> JSONResponse:
 @router.api_route("/health/ready", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
-    """Whether requests are taken now (200) or not (503); for who may know, the models and what checking the cache found."""
+    """Whether requests are taken now (200) or not (503). Known clients also see the models and the checks of the cache."""
     status = status_of(request.app.state, service)
     details = _describe_models(service) if getattr(request.state, "is_known", False) else {}
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
@@ -36,7 +36,7 @@ async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
 
 
 def status_of(state: Any, service: Service) -> str:
-    """One word or two on how the server does."""
+    """The state of the server in one or two words."""
     if getattr(state, "is_draining", False):
         return "shutting down"
     if getattr(state, "is_starting", False):

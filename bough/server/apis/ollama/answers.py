@@ -1,7 +1,9 @@
 """Ollama's API for answers: /api/chat and /api/generate.
 
-Always true of an answer here: it streams unless it was told not to, one JSON object a line; what was counted and measured
-is in the last object alone, in whole numbers and nanoseconds; a request that is refused is refused before the first line.
+Always true of an answer:
+- it streams one JSON object per line, unless the client asked not to;
+- only the last object has counts and durations, in whole numbers and nanoseconds;
+- a request is refused before the first line.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf, 
 
 
 async def _check_thinking(ask: Ask, service: Service) -> None:
-    """Raise RequestError for a model that does not think, whatever kind of prompt it gets."""
+    """Raise RequestError if thinking is asked of a model that does not support it, with any kind of prompt."""
     if ask.think:
         entry = await asyncio.to_thread(service.catalog.find, ask.model)
         if "thinking" not in entry.capabilities:
@@ -69,7 +71,7 @@ async def _check_thinking(ask: Ask, service: Service) -> None:
 
 
 async def _load(body: AnswerRequest, service: Service, writer: LineWriter) -> Response:
-    """What a request without a prompt is for: the model is loaded, or with a keep_alive of 0 it goes."""
+    """Answer a request without a prompt: it loads the model, or unloads it if keep_alive is 0."""
     if body.unloads:
         await service.unload(body.model)
     else:
@@ -89,7 +91,7 @@ async def _answer(body: AnswerRequest, ask: Ask, writer: LineWriter, request: Re
 
 
 async def write_lines(answer: Answer, writer: LineWriter) -> AsyncIterator[str]:
-    """The lines of a stream; what goes wrong on the way is the last of them."""
+    """The lines of a stream. An error on the way is the last line."""
     try:
         async for event in answer:
             if isinstance(event, Delta) and _is_worth_a_line(event):
@@ -107,10 +109,10 @@ def _is_worth_a_line(delta: Delta) -> bool:
 
 @dataclass(frozen=True)
 class LineWriter:
-    """How one answer is put into Ollama's words. It is made when the request comes, and measures from then on."""
+    """Writes the lines of one answer. It is made when the request comes, and measures from then on."""
 
     model: str
-    place: Callable[[dict[str, Any]], dict[str, Any]]  # where an endpoint has what is said
+    place: Callable[[dict[str, Any]], dict[str, Any]]  # puts the message into an object as the endpoint does
     gives_context: bool = False  # the ids of prompt and answer, for the client to send back
     began_s: float = field(default_factory=time.perf_counter)
 
@@ -133,7 +135,7 @@ class LineWriter:
         return written
 
     def end(self, finished: Finished, started: Started) -> dict[str, Any]:
-        """What the last object has besides: why the answer ended, what was counted and how long it took."""
+        """The other fields of the last object: why the answer ended, counts and durations."""
         usage, timings = finished.completion.usage, finished.completion.timings
         reason = "length" if finished.finish_reason == "length" else "stop"
         context = {"context": [*started.prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}

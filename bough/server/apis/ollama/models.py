@@ -1,7 +1,7 @@
-"""Ollama's API for models: what there is, what is loaded, and fetching, copying and deleting.
+"""Ollama's API for models: list, show, pull, copy and delete.
 
-What Bough does not do (embeddings, making and publishing models) is refused here with a status below 500, so that clients
-hear why. Everything that touches files runs in a thread: answers that stream do not wait for it.
+What Bough does not support (embeddings, making and publishing models) is refused with a status below 500 and the reason.
+Everything that touches files runs in a thread, so that it does not delay streams.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from bough.server.serving.service import Service
 router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
 FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
-"""When a model that stays for ever expires, for clients that want a date."""
+"""The date that clients see for a model that never expires."""
 
 
 @router.get("/", response_class=PlainTextResponse)
 @router.head("/", include_in_schema=False)
 async def greet() -> Response:
-    """What tells clients that there is a server."""
+    """Say that there is a server: clients look for this text."""
     return PlainTextResponse("Ollama is running")
 
 
@@ -61,7 +61,7 @@ async def list_loaded(service: ServiceOf) -> Response:
 
 @router.post("/api/show")
 async def show(body: NamedRequest, service: ServiceOf) -> Response:
-    """What there is to know about one model."""
+    """The details of one model."""
     entry = await _find(service, body.wanted)
     return JSONResponse(
         {
@@ -79,7 +79,7 @@ async def show(body: NamedRequest, service: ServiceOf) -> Response:
 
 @router.post("/api/pull")
 async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Response:
-    """Bring a model here, telling how far it is. One that is here already is not fetched again."""
+    """Download a model and stream the progress. A model that is here already is not downloaded again."""
     name = body.wanted
     is_here = await _is_here(service, name)
     if not is_here and not models.can_pull(name):
@@ -93,7 +93,7 @@ async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Respo
 
 @router.post("/api/copy")
 async def copy(body: CopyRequest, service: ServiceOf) -> Response:
-    """Let a model have another name, too."""
+    """Give a model a second name."""
     source = await _find(service, body.source)
     try:
         target = plain_name(body.destination)
@@ -106,7 +106,7 @@ async def copy(body: CopyRequest, service: ServiceOf) -> Response:
 
 @router.delete("/api/delete")
 async def delete(body: NamedRequest, service: ServiceOf) -> Response:
-    """Delete a model for good. If it is loaded, it is unloaded first."""
+    """Delete a model. If it is loaded, it is unloaded first."""
     entry = await _find(service, body.wanted)
     if not await service.unload(entry.name):
         raise Unavailable(f"model '{entry.name}' is in use: it can be deleted when its answers have ended")
@@ -117,7 +117,7 @@ async def delete(body: NamedRequest, service: ServiceOf) -> Response:
 @router.post("/api/embed")
 @router.post("/api/embeddings")
 async def embed(body: NamedRequest, service: ServiceOf) -> Response:
-    """Refused: no model here makes embeddings."""
+    """Refused: embeddings are not supported."""
     entry = await _find(service, body.wanted)
     raise RequestError(f"{entry.name} does not support embeddings")
 
@@ -131,7 +131,7 @@ async def refuse_publishing() -> Response:
 
 @router.post("/api/blobs/{digest}")
 async def refuse_blob(digest: str) -> Response:
-    """Refused: there is nothing to make a model of."""
+    """Refused: making models is not supported."""
     raise RequestError("making models is not supported, so no files are taken")
 
 
@@ -185,7 +185,7 @@ def _write_loaded(loaded: LoadedEntry) -> dict[str, Any]:
 
 
 def _write_info(entry: CatalogEntry) -> dict[str, Any]:
-    """The keys of a GGUF file, which clients look for."""
+    """The keys of a GGUF file, which clients read."""
     family = entry.family
     return {
         "general.architecture": family,
@@ -197,7 +197,7 @@ def _write_info(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _write_parameters(entry: CatalogEntry) -> str:
-    """What holds unless a request says otherwise, a line each."""
+    """The default options, one per line."""
     values = {"num_ctx": entry.context_tokens, **DEFAULTS}
     return "\n".join(f"{name:<30} {value}" for name, value in values.items())
 

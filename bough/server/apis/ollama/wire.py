@@ -1,4 +1,4 @@
-"""What Ollama's clients send, as their API writes it: bodies, options, times that a model stays loaded, and errors.
+"""Bodies of Ollama's API: options, durations, and how they become an ask.
 
 Always true of a body that was read: known options have the right type and fit in 64 bits, unknown ones were ignored; null
 is the same as absent; `keep_alive` is a number of seconds, infinite for one that was negative; nothing is larger than
@@ -41,7 +41,7 @@ DEFAULTS: Mapping[str, int | float] = {
     "repeat_penalty": 1.1,
     "repeat_last_n": 64,
 }
-_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
+_LEAST_TOP_P = 1e-9  # keeps only the likeliest token
 _LONGEST_S = (2**63 - 1) / 1e9  # what a Go duration can hold
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -51,7 +51,7 @@ _ANY_SEED = -1
 
 
 def write_time(moment: datetime) -> str:
-    """A moment as RFC 3339 has it, in UTC and with fractions of a second."""
+    """A time in the format of RFC 3339, in UTC and with fractions of a second."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -106,7 +106,7 @@ def _to_format(value: Any) -> Any:
 
 
 def _to_ids(value: Any) -> Any:
-    """Ids as integers, all at once: a call for each of a million would stop everything else for a second."""
+    """Convert all ids in one pass: a validator per id would block the event loop for a second at a million ids."""
     if isinstance(value, list) and float in set(map(type, value)):
         return [_to_whole(each) for each in value]
     return value
@@ -127,7 +127,7 @@ Stops = Annotated[list[Annotated[str, SHORT_STOP]], FAIL_FAST, FEW_STOPS]
 
 
 class Options(Wire):
-    """How to answer. Those of the second part are only for Ollama's own engine: they change nothing here."""
+    """Sampling and other options. Those after the blank line are for Ollama's own engine, and are ignored here."""
 
     temperature: Real | None = None
     top_k: Whole | None = None
@@ -151,7 +151,7 @@ class Options(Wire):
     use_mmap: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The values that `SamplingParams` takes, with Ollama's defaults, and its meaning of numbers out of range."""
+        """The values for `SamplingParams`, with Ollama's defaults and its handling of numbers out of range."""
         given = self.model_dump(exclude_none=True, include=set(SamplingParams.__dataclass_fields__))
         values = {**DEFAULTS, **given}
         values["top_k"] = max(0, values["top_k"])
@@ -162,7 +162,7 @@ class Options(Wire):
 
 
 class AnswerRequest(Wire):
-    """What chats and prompts have in common."""
+    """The fields that chats and prompts share."""
 
     model: Name
     stream: bool | None = None
@@ -181,7 +181,7 @@ class AnswerRequest(Wire):
 
     @property
     def unloads(self) -> bool:
-        """Whether a request without a prompt lets the model go, instead of loading it."""
+        """Whether a request without a prompt unloads the model instead of loading it."""
         return self.keep_alive == 0
 
     def params(self) -> SamplingParams:
@@ -228,7 +228,7 @@ class GenerateRequest(AnswerRequest):
     images: Images | None = None
 
     def check(self) -> None:
-        """Raise RequestError for what cannot be done, or not together."""
+        """Raise RequestError for fields that are not supported, or not together."""
         if self.raw and (self.system or self.template or self.context):
             raise RequestError("raw mode does not support template, system, or context")
         if self.suffix:

@@ -53,7 +53,7 @@ WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
 class EarlierFunction(Wire):
-    """What an earlier call called, with its arguments as a text of JSON."""
+    """The function of an earlier call, with its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -67,7 +67,7 @@ class EarlierCall(Wire):
 
 
 class ChatMessage(Wire):
-    """One message; its content is checked where every API's is."""
+    """One message. `check_messages` checks its content, as for every API."""
 
     role: str
     content: Any = None
@@ -78,14 +78,14 @@ class ChatMessage(Wire):
 
 
 class ResponseFormat(Wire):
-    """Free text, some JSON, or JSON of a schema."""
+    """Text, any JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
 
 
 class ChatRequest(Sampling):
-    """The body of a chat. What is not listed is accepted and changes nothing."""
+    """The body of a chat. Other fields are accepted and ignored."""
 
     messages: Annotated[list[ChatMessage], FAIL_FAST, at_most(MAX_MESSAGES)]
     max_tokens: NumTokens | None = None
@@ -110,7 +110,7 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: Sa
 
 
 def to_ask(body: ChatRequest, salt: str) -> Ask:
-    """What the body asks for. Raises RequestError for what cannot be done."""
+    """The ask of a body. Raises RequestError for what is not supported."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     tools = body.tools or []
     check_tools(tools)
@@ -144,7 +144,7 @@ def _format_of(wanted: ResponseFormat | None) -> str | dict[str, Any] | None:
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """The messages as templates know them: arguments are objects, and what a tool says has the tool's name."""
+    """The messages for templates: arguments become objects, and tool results get the name of their tool."""
     names: dict[str, str] = {}
     check_arguments((call.function.arguments for each in messages for call in each.tool_calls or ()), "messages")
     found = [_read_message(number, message, names) for number, message in enumerate(messages)]
@@ -212,7 +212,7 @@ async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
         async for event in answer:
             if piece := stream.write(event):
                 yield piece
-    except Exception as error:  # the status is sent already: the stream itself must tell
+    except Exception as error:  # the status is sent already: the error becomes an event
         yield error_event(error)
         return
     if body.has_usage_chunk:
@@ -221,7 +221,7 @@ async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
 
 
 class ChatStream:
-    """Writes the chunks of one streamed answer, and remembers what its end must tell."""
+    """Writes the chunks of one streamed answer, and collects the usage for its end."""
 
     def __init__(self, answer: Answer, body: ChatRequest) -> None:
         self._answer = answer
@@ -232,13 +232,13 @@ class ChatStream:
         self._num_calls = [0] * answer.ask.num_choices
 
     def write(self, event: Event) -> str:
-        """What an event adds to the stream; it may be nothing."""
+        """What an event adds to the stream; may be empty."""
         if isinstance(event, Progress):
             return progress_comment(event)
         return self.finish(event) if isinstance(event, Finished) else self.add(event)
 
     def add(self, delta: Delta) -> str:
-        """The chunk for a piece of a choice; none if there is nothing to see in it."""
+        """The chunk for a piece of a choice; empty if it has nothing to show."""
         written: dict[str, Any] = {}
         if delta.thinking:
             written["reasoning_content"] = delta.thinking
@@ -259,7 +259,7 @@ class ChatStream:
         return self.chunk(finished.choice, {}, finish_reason=finished.finish_reason)
 
     def usage(self) -> str:
-        """The chunk without choices that tells the usage of all of them."""
+        """The chunk without choices that has the usage of all of them."""
         counts = count(self._answer.started, self._finished)
         return sse(self._head.write(CHUNK, [], usage=counts.write()))
 

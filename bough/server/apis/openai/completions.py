@@ -1,4 +1,4 @@
-"""OpenAI's plain completions: prompts as texts or token ids, continued as they stand.
+"""OpenAI's plain completions: continue prompts given as texts or token ids, without a chat template.
 
 Several prompts are answered as if each had come alone; the choices of prompt p are those with the index p * n and after.
 """
@@ -42,7 +42,7 @@ PROMPTS_AT_ONCE = 4  # of one request, so that it does not fill the queue for th
 
 
 class CompletionRequest(Sampling):
-    """The body of a completion. What is not listed is accepted and changes nothing."""
+    """The body of a completion. Other fields are accepted and ignored."""
 
     prompt: Any
     max_tokens: NumTokens | None = None
@@ -64,7 +64,7 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
 
 
 def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
-    """One request for each prompt. Raises RequestError for what cannot be done."""
+    """One ask for each prompt. Raises RequestError for what is not supported."""
     _refuse_unsupported(body)
     params = body.params(body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
     prompts = read_prompts(body.prompt)
@@ -111,7 +111,7 @@ def read_prompts(prompt: Any) -> Sequence[str | list[int]]:
 
 
 def _is_ids(value: Any) -> bool:
-    """Whether this is a list of integers, and of nothing else; there may be a million of them."""
+    """Whether this is a list of integers only. Fast for a million of them."""
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
@@ -121,7 +121,7 @@ def _check_num_ids(num_ids: int) -> None:
 
 
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
-    """The answer to the first prompt. Raises for any that does not fit: when its turn comes, the status is long sent."""
+    """The answer to the first prompt. Raises for any prompt that does not fit, while an error status can still be sent."""
     for ask in asks[1:]:
         await service.require_fit(ask)
     return await service.open(asks[0])
@@ -178,12 +178,12 @@ class LogprobList:
         }
 
     def _alternatives(self, token: ScoredToken) -> dict[str, float]:
-        """The strongest tokens, and always the one that was chosen."""
+        """The likeliest tokens, and always the chosen one."""
         found = {self._name(other): finite(other.logprob) for other in token.top}
         return {**found, self._name(token): finite(token.logprob)}
 
     def _name(self, token: ScoredToken) -> str:
-        """A token's text; one that is a part of a character is told by its bytes, so that no two look alike."""
+        """The text of a token. A token that is part of a character is written as bytes, so that tokens stay distinct."""
         try:
             return token.data.decode()
         except UnicodeDecodeError:
@@ -212,7 +212,7 @@ async def write_events(
                         yield written if isinstance(written, str) else sse(head.write(KIND, [written], **usage))
             finally:
                 answer.close()
-    except Exception as error:  # the status is sent already: the stream itself must tell
+    except Exception as error:  # the status is sent already: the error becomes an event
         yield error_event(error)
         return
     if body.has_usage_chunk:

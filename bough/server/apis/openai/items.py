@@ -1,4 +1,4 @@
-"""The items of one of OpenAI's responses, and the events that tell of them.
+"""The items of an OpenAI response, and their events.
 
 A whole response and a streamed one are written by the same `ResponseWriter`, so that they hold the same items.
 

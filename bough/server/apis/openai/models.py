@@ -1,4 +1,4 @@
-"""OpenAI's list of models, and a clear no to what no model here can do."""
+"""OpenAI's list of models, and the refusal of embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 
 class EmbeddingsRequest(Wire):
-    """As much of the body as it takes to say no."""
+    """The part of the body that the refusal needs."""
 
     model: str
 
@@ -41,5 +41,5 @@ async def embed(body: EmbeddingsRequest, service: ServiceOf) -> dict[str, Any]:
 
 
 def write_model(entry: CatalogEntry) -> dict[str, Any]:
-    """A model as OpenAI's clients read it."""
+    """A model in the format of OpenAI's API."""
     return {"id": entry.name, "object": "model", "created": int(entry.modified.timestamp()), "owned_by": "bough"}

@@ -61,7 +61,7 @@ _STATEFUL = ("previous_response_id", "conversation", "prompt")
 
 
 class TextFormat(Wire):
-    """Free text, some JSON, or JSON of a schema."""
+    """Text, any JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -69,13 +69,13 @@ class TextFormat(Wire):
 
 
 class TextOptions(Wire):
-    """How the text is written."""
+    """The format of the text."""
 
     format: TextFormat | None = None
 
 
 class ResponseRequest(Wire):
-    """The body of a request for a response. What is not listed is accepted and changes nothing."""
+    """The body of a request for a response. Other fields are accepted and ignored."""
 
     model: Name
     input: Any
@@ -111,7 +111,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceOf, s
 
 
 def to_ask(body: ResponseRequest, salt: str) -> Ask:
-    """What the body asks for. Raises RequestError for what cannot be done."""
+    """The ask of a body. Raises RequestError for what is not supported."""
     for field in _STATEFUL:
         if getattr(body, field) is not None:
             raise RequestError(f"{field} is not supported: the server keeps no responses; send the whole conversation")
@@ -174,7 +174,7 @@ def read_input(given: Any, instructions: str | None) -> list[Message]:
 
 
 class History:
-    """Puts items together to messages, in the order in which they come."""
+    """Joins items into messages, in their order."""
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
@@ -182,7 +182,7 @@ class History:
         self._thinking = ""
 
     def add(self, place: str, item: Any) -> None:
-        """Take the next item. Raises RequestError, with its place, for one that is of no use."""
+        """Add the next item. Raises RequestError, with its place, for an invalid one."""
         if not isinstance(item, Mapping):
             raise RequestError(f"{place} is a {type(item).__name__}, and must be an object")
         kind = item.get("type", "message")
@@ -267,7 +267,7 @@ async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[s
             else:
                 for each in writer.finish(event) if isinstance(event, Finished) else writer.add(event):
                     yield sse(each, each["type"])
-    except Exception as error:  # the status is sent already: the stream itself must tell
+    except Exception as error:  # the status is sent already: the error becomes an event
         failed = writer.fail(error)
         yield sse(failed, failed["type"])
 

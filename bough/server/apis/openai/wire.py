@@ -34,7 +34,7 @@ from bough.server.serving.ask import Finished, Progress, ScoredToken, Started, T
 from bough.types import SamplingParams, Usage
 
 DONE = sse("[DONE]")
-LEAST_LOGPROB = -9999.0  # what OpenAI writes for "as good as never"; JSON has no infinity
+LEAST_LOGPROB = -9999.0  # what OpenAI writes for a probability of nearly 0; JSON has no infinity
 TOO_LONG = "context_length_exceeded"
 MODES: dict[str, ToolMode] = {"auto": "auto", "none": "none", "required": "required"}
 
@@ -51,7 +51,7 @@ Name = Annotated[str, Field(min_length=1), SHORT_NAME]
 
 
 def format_error(http_error: HttpError) -> dict[str, Any]:
-    """An error as OpenAI's clients read it. Some know a prompt that is too long by these words alone."""
+    """The body of an error in OpenAI's API. Some clients recognize a prompt that is too long by these words."""
     kind = _TYPES.get(http_error.status, "server_error" if http_error.status >= 500 else "invalid_request_error")
     code = http_error.code or _CODES.get(http_error.status)
     text = f"This model's maximum context length is exceeded: {http_error.text}" if code == TOO_LONG else http_error.text
@@ -66,12 +66,12 @@ def _param_of(http_error: HttpError) -> str | None:
 
 
 def error_event(error: Exception) -> str:
-    """What a stream that fails half-way ends with."""
+    """The last event of a stream that fails."""
     return sse(format_error(to_http_error(error)))
 
 
 def progress_comment(progress: Progress) -> str:
-    """What a stream says while a long prompt is read; nothing at its end, of which the answer itself tells."""
+    """A comment for the progress of a long prompt; empty at its end, where the answer begins."""
     if progress.done_tokens >= progress.total_tokens:
         return ""
     return sse_comment(f"prefill {progress.done_tokens}/{progress.total_tokens}")
@@ -118,7 +118,7 @@ class Sampling(Wire):
 
 
 def temperature_and_top_p(temperature: float | None, top_p: float | None) -> dict[str, Any]:
-    """Temperature and top-p with OpenAI's defaults of 1; its top-p of 0 leaves the likeliest token alone."""
+    """Temperature and top-p with OpenAI's defaults of 1; a top-p of 0 is greedy."""
     if top_p == 0:
         return {"temperature": 0.0}
     return {"temperature": 1.0 if temperature is None else temperature, "top_p": 1.0 if top_p is None else top_p}
@@ -132,7 +132,7 @@ class Schema(Wire):
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RequestError, with its number, for a tool that is no function with a name, and for what is too large."""
+    """Raise RequestError, with its number, for a tool that is not a named function or is too large."""
     check_tools_size(tools)
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
@@ -155,7 +155,7 @@ def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bo
 
     Chats write a name into an object "function", responses beside the type. Raises RequestError for any other choice.
     """
-    if choice in (None, "auto", "none"):  # clients send these also without any tools
+    if choice in (None, "auto", "none"):  # clients send these even without tools
         return ToolChoice(MODES[choice or "auto"], is_single=is_parallel is False)
     if not tools:
         raise RequestError("tool_choice is given without tools; it needs at least 1")
@@ -172,7 +172,7 @@ def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bo
 
 
 def check_arguments(texts: Iterable[str], place: str) -> None:
-    """Raise RequestError if the arguments of all earlier calls are too much JSON to be read."""
+    """Raise RequestError if the arguments of all earlier calls together are too long."""
     num_characters = sum(map(len, texts))
     if num_characters > MAX_ARGUMENTS_CHARACTERS:
         found = f"{num_characters:,} characters of arguments"
@@ -180,7 +180,7 @@ def check_arguments(texts: Iterable[str], place: str) -> None:
 
 
 def read_arguments(text: str, place: str) -> dict[str, Any]:
-    """The arguments of an earlier call, which clients send as a text with JSON in it; no text is no arguments."""
+    """The arguments of an earlier call, which clients send as JSON text; an empty text means none."""
     if not text.strip():
         return {}
     try:
@@ -198,7 +198,7 @@ def _kind(value: object) -> str:
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """What every object of one answer begins with."""
+    """The first fields of every object of one answer."""
 
     id: str
     created: int
@@ -207,7 +207,7 @@ class ResponseHead:
 
     @classmethod
     def make(cls, prefix: str, model: str, digest: str) -> Self:
-        """The head of a new answer; the model is called what the client called it."""
+        """The head of a new answer, with the name that the client used for the model."""
         return cls(make_id(prefix), int(time.time()), model, f"fp_{digest[:10]}")
 
     def write(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class ResponseHead:
 
 
 def make_id(prefix: str) -> str:
-    """An identifier that nobody has seen before."""
+    """A new random identifier."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
@@ -262,7 +262,7 @@ def count(started: Started, choices: Sequence[Finished]) -> Counts:
 
 
 def write_logprobs(logprobs: Sequence[ScoredToken]) -> list[dict[str, Any]]:
-    """Tokens with their rivals, as chats and responses report them."""
+    """Tokens with their alternatives, as chats and responses report them."""
     return [{**_write_token(each), "top_logprobs": [_write_token(other) for other in each.top]} for each in logprobs]
 
 

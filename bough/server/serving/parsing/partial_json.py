@@ -1,4 +1,4 @@
-"""JSON that is still being written: a value in the midst of a text, and whether one that is cut off may yet be complete.
+"""JSON that is still being written: reads a value inside a text, and says whether more text may complete it.
 
 Always true of a value that is given out: every client can read it. It is no deeper than `MAX_DEPTH`, its numbers are finite
 and its text is valid Unicode. Line breaks in strings are let through, because models write them.
@@ -29,7 +29,7 @@ class Value:
 
 
 def read_value(text: str, start: int = 0) -> Value:
-    """The value that begins here. Raises CutOff if more text may make it one, and ValueError if nothing can."""
+    """The value that begins here. Raises CutOff if more text may complete it, and ValueError if nothing can."""
     try:
         value, end = _DECODER.raw_decode(text, start)
         return Value(_plain(value, 0), end)
@@ -42,7 +42,7 @@ def read_value(text: str, start: int = 0) -> Value:
 
 
 def read_all(text: str) -> Any:
-    """The value that this text is. Raises ValueError if it is none."""
+    """The value of a whole text. Raises ValueError if it is not JSON."""
     start = len(text) - len(text.lstrip())
     found = read_value(text, start)
     if text[found.end :].strip():

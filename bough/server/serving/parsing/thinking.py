@@ -1,4 +1,4 @@
-"""Thinking apart from text: what a model writes between <think> and </think> before its answer.
+"""Splits thinking from text: what a model writes between <think> and </think> before its answer.
 
 Always true, however the text is cut into pieces: all `thinking` and all `text` that comes out is the same; an answer that
 does not begin with <think> comes out unchanged. Held back is only what may still be part of a marker, and blanks that are
@@ -17,7 +17,7 @@ _LINE_ENDS = "\r\n"
 
 @dataclass(frozen=True)
 class Thought:
-    """What a piece has brought to light; either may be empty."""
+    """What is certain after a piece; either may be empty."""
 
     thinking: str = ""
     text: str = ""
@@ -31,7 +31,7 @@ class _Part(Enum):
 
 
 class ThinkingParser:
-    """Tells thinking from text in one answer. `starts_inside`: the prompt has already opened the thinking."""
+    """Splits thinking from text in one answer. `starts_inside`: the prompt ends with <think>."""
 
     def __init__(self, starts_inside: bool = False) -> None:
         self._part = _Part.START
@@ -40,11 +40,11 @@ class ThinkingParser:
         self._has_thought = False
 
     def add(self, text: str) -> Thought:
-        """Take the next piece of the answer, and give out what is certain by now."""
+        """Add the next piece of the answer, and return what is certain by now."""
         return self._split(text, is_end=False)
 
     def flush(self) -> Thought:
-        """The answer has ended: give out what was held back. Thinking that was never closed is thinking all the same."""
+        """The answer has ended: return what was held back. Thinking without an end tag is still thinking."""
         return self._split("", is_end=True)
 
     def _split(self, text: str, is_end: bool) -> Thought:
@@ -90,7 +90,7 @@ class ThinkingParser:
 
 
 def len_undecided(text: str, markers: Iterable[str]) -> int:
-    """How many characters at the end of the text may be the beginning of a marker that goes on in the next piece."""
+    """How many characters at the end of the text may be the beginning of a marker."""
     return max(
         (
             length

@@ -35,7 +35,7 @@ _SEPARATORS = re.compile(r"[\s;]*")
 
 @dataclass(frozen=True)
 class Found:
-    """What a piece has brought to light: text, and calls that are complete. Text comes before the calls."""
+    """What is certain after a piece: text, and then complete calls."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -72,7 +72,7 @@ class _Place(Enum):
 
 
 class ToolCallParser:
-    """Tells the calls of tools from the text of one answer.
+    """Splits tool calls from the text of one answer.
 
     It knows <tool_call> with JSON or with <function=...> in it, [TOOL_CALLS] with a list, and answers that are as a whole a
     list of calls, or calls one after another. `schemas` are the tools' parameters by name: <function=...> needs them,
@@ -97,11 +97,11 @@ class ToolCallParser:
         self._has_calls = False
 
     def add(self, text: str) -> Found:
-        """Take the next piece of the answer, and give out what is certain by now."""
+        """Add the next piece of the answer, and return what is certain by now."""
         return self._find(text, is_end=False)
 
     def flush(self) -> Found:
-        """The answer has ended: what was held back is a call by now, or it is text."""
+        """The answer has ended: return what was held back, as calls or as text."""
         found = self._find("", is_end=True)
         blanks, self._blanks = self._blanks, ""
         return found if self._has_calls else Found(found.text + blanks, found.calls)

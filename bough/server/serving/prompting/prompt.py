@@ -1,4 +1,4 @@
-"""From what a client asks for to what a model is given: tools, thinking, the beginning of an answer, and what must fit."""
+"""The prompt of an ask: renders messages, tools and thinking, encodes them, and checks that they fit the context."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ LARGE_CHARS = 2**18  # a prompt of more characters is large
 _NUM_THREADS = 4
 _THINK = "<think>"
 _ROOM_TOKENS = 128
-"""What is left for an answer of unknown length when a chat is shortened."""
+"""Tokens reserved for an answer of unknown length when a chat is shortened."""
 
 _TOKENS_AROUND, _BYTES_PER_TOKEN = 5, 4
-"""An estimate: tokens that a template puts around a message, and bytes that a token stands for."""
+"""For estimates: tokens that a template adds to a message, and bytes per token."""
 
-_SURELY_TOO_LONG = 4  # times the limit, by the estimate: then it is not tried
-_RESYNC_CHARS = 1024  # after a cut in the middle of a text, tokens are the same again within this
+_SURELY_TOO_LONG = 4  # times the limit: an estimate above this is not tried
+_RESYNC_CHARS = 1024  # after a cut in a text, its tokens are the same again within this many characters
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What of a loaded model a prompt depends on."""
+    """The properties of a loaded model that its prompts depend on."""
 
     name: str
     prompts: Prompts
@@ -179,7 +179,7 @@ class _Rendering:
             options["enable_thinking"] = self.ask.think
         if not _has_begun(messages):
             return given.messages, options
-        begun = _text_of(given.messages[-1]).rstrip()  # blanks at its end would mislead the model
+        begun = _text_of(given.messages[-1]).rstrip()  # spaces at the end would mislead the model
         return given.messages[:-1], options | {"prefill": begun}
 
     def cut(self, text: str, num_tokens: int, at_most: int) -> str:
@@ -235,7 +235,7 @@ class PromptThreads:
         self._large = ThreadPoolExecutor(1, "bough-large-prompts", initializer=lower_priority)
 
     async def run(self, work: Callable[[Callable[[], bool]], Result], num_chars: int = 0) -> Result:
-        """The result of work on a prompt of so many characters. It is given a way to ask whether anybody still waits."""
+        """Run work on a prompt of this length. The work gets a function that says whether the caller was cancelled."""
         gone = threading.Event()
         executor = self._large if num_chars > LARGE_CHARS else self._small
         try:

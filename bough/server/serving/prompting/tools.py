@@ -1,4 +1,4 @@
-"""Tools: how a model is told of them, and how it is made to call one."""
+"""Tools: how they are described to a model, and the grammar that makes it call one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ To call one, write its name and its arguments as a JSON object between tags, onc
 
 @dataclass(frozen=True)
 class TemplateInput:
-    """What the chat template is given."""
+    """The input of a chat template."""
 
     messages: list[Message]
     tools: list[Tool] | None
@@ -34,7 +34,7 @@ class TemplateInput:
 def prepare_messages(
     messages: Sequence[Message], tools: Sequence[Tool], choice: ToolChoice, *, template_knows_tools: bool
 ) -> TemplateInput:
-    """The messages and tools for a template. If it does not know tools, they and all past calls become plain text."""
+    """The messages and tools for a template. If it does not support tools, they and past calls become plain text."""
     offered = [] if choice.mode == "none" else list(tools)
     if template_knows_tools:
         return TemplateInput(list(messages), offered or None)

@@ -21,14 +21,14 @@ _ATTEMPTS = 8
 
 
 class Measure(Protocol):
-    """What the tokens of messages are measured with."""
+    """Counts the tokens of messages."""
 
     def estimate(self, message: Message) -> int:
-        """About how many tokens a message has, found without encoding it."""
+        """An estimate of the tokens of a message, without encoding it."""
         ...
 
     def count(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt of these messages has; where it is far too long, any number that is too large."""
+        """How many tokens the prompt of these messages has. For one that is far too long, any number above the limit."""
         ...
 
     def cut(self, text: str, num_tokens: int, at_most: int) -> str:
