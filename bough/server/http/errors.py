@@ -98,7 +98,7 @@ def to_http_error(error: Exception) -> HttpError:
         return HttpError(400, describe(error))
     if isinstance(error, HTTPException):
         return HttpError(error.status_code, str(error.detail))
-    log.error("a request failed by a mistake of ours", exc_info=error)
+    log.error("a request failed with an unexpected error", exc_info=error)
     return HttpError(500, f"{type(error).__name__}: {error}")
 
 

@@ -54,7 +54,7 @@ class Keys:
         try:
             self._refresh()
         except OSError as error:
-            log.error("nobody is admitted: cannot read the keys in %s: %s", self._file, error)
+            log.error("no key is valid: cannot read the keys in %s: %s", self._file, error)
             self._keys, self._seen = (), ()
         digest = hashlib.sha256(given).digest()
         found = None

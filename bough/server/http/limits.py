@@ -71,7 +71,7 @@ class BodyRefused(Exception):
     """The body is too large, came too slowly, or not at all."""
 
     def __init__(self, http_error: HttpError | None) -> None:
-        super().__init__(http_error.text if http_error else "the client hung up")
+        super().__init__(http_error.text if http_error else "the client disconnected")
         self.http_error = http_error
 
 
@@ -104,7 +104,7 @@ class LimitsMiddleware:
         if scope["path"] in _UNLIMITED_PATHS:
             return
         if scope["method"] in _METHODS_WITH_BODY and getattr(scope["app"].state, "is_draining", False):
-            raise ShuttingDown("the server is shutting down; it takes nothing new")
+            raise ShuttingDown("the server is shutting down and refuses new requests")
         self._rate.take(scope.get("state", {}).get("client_id", ""))
 
     async def _bounded(self, scope: Scope, receive: Receive) -> Receive:

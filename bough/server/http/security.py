@@ -87,7 +87,7 @@ class SecurityMiddleware:
         origins = headers.getlist("origin")
         for origin in origins:
             if not self._origins.allows_origin(origin, headers.get("host", "")):
-                text = f"pages of {origin[:100]!r} may not ask this server: add it to the setting origins"
+                text = f"pages of {origin[:100]!r} have no access to this server: add it to the setting origins"
                 raise AccessDenied(text, needs_key=False)
         return origins[0] if origins else None
 
@@ -126,10 +126,10 @@ class Authenticator:
         if scheme.lower() == b"bearer" and token.strip():
             given = token.strip()
         if not given:
-            raise AccessDenied("this server wants a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
+            raise AccessDenied("this server needs a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
         key = keys.find(given)
         if key is None:
-            raise AccessDenied("this key is not one of this server's")
+            raise AccessDenied("the key is not valid")
         return key
 
 

@@ -138,7 +138,7 @@ class Catalog:
         try:
             return self._read_entry(files)
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # a configuration may say anything
-            raise UnsupportedModel(f"the files in {files.folder} make no sense: {type(error).__name__}: {error}") from error
+            raise UnsupportedModel(f"the files in {files.folder} are invalid: {type(error).__name__}: {error}") from error
 
     def _read_entry(self, files: ModelFiles) -> CatalogEntry:
         info = self._infos.find(files)

@@ -324,7 +324,7 @@ class LoadedModels:
         try:
             await run_in_thread(_stop_model, loaded)
         except Exception:  # the model is unloaded whatever its engine raises
-            log.exception("the model %s was unloaded, but not well", loaded.name)
+            log.exception("unloading the model %s failed; it is no longer used", loaded.name)
 
     def list(self) -> list[LoadedModel]:
         """Every loaded model, the most recently used first."""

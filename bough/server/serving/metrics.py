@@ -54,7 +54,7 @@ class Metrics:
         self._in_progress = Gauge("bough_requests_in_progress", "Requests under way", registry=registry)
         self._prompt_tokens = Counter(
             "bough_prompt_tokens_total",
-            "Tokens of prompts: found in the tree, reused, evaluated",
+            "Tokens of prompts: matched in the tree, reused, computed",
             ("model", "kind"),
             registry=registry,
         )
@@ -63,7 +63,7 @@ class Metrics:
         )
         self._hits = Counter(
             "bough_hits_total",
-            "Requests that reused something, by the lowest place that it lay at",
+            "Requests that reused state, by the lowest tier that it came from",
             ("model", "place"),
             registry=registry,
         )
@@ -144,7 +144,7 @@ class _Models(Collector):
         yield _gauge("bough_queue_length", "Requests that wait for a lane", figures, {(): _get("queue")})
         lanes: Reads = {("busy",): _get("busy_lanes"), ("resting",): lambda figure: figure["lanes"] - figure["busy_lanes"]}
         yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
-        yield _gauge("bough_bytes", "Bytes of state by where they lie", figures, _BYTES, ("place", "kind"))
+        yield _gauge("bough_bytes", "Bytes of state by tier", figures, _BYTES, ("place", "kind"))
         failing: Reads = {(): _get("disk_is_failing")}
         yield _gauge("bough_disk_failing", "1 while nothing can be written to disk", figures, failing)
         yield _gauge("bough_tree_tokens", "Tokens that the tree knows", figures, {(): _get("tokens")})
@@ -170,8 +170,8 @@ _BYTES: Reads = {
     ("disk", "budget"): _get("disk_budget_bytes"),
 }
 _TOTALS = (
-    ("bough_evicted_tokens", "Tokens that were let go", "evicted_tokens"),
-    ("bough_evicted_points", "Restore points that were let go", "evicted_points"),
+    ("bough_evicted_tokens", "Tokens that were evicted", "evicted_tokens"),
+    ("bough_evicted_points", "Restore points that were evicted", "evicted_points"),
     ("bough_disk_failed_writes", "Pages and states that could not be written to disk", "disk_failed_writes"),
     ("bough_disk_misses", "Pages and states on disk that were not what they should be", "disk_misses"),
     ("bough_disk_bad_rows", "Rows of the index on disk that made no sense and were dropped", "disk_bad_rows"),

@@ -45,6 +45,6 @@ def require_room(settings: Settings, num_bytes: int) -> int:
     free_bytes = free_disk_bytes(settings.cache_folder)
     room_bytes = free_bytes - settings.disk_free_bytes
     if num_bytes > room_bytes:
-        left = f"{free_bytes:,} are free on the disk, and {settings.disk_free_bytes:,} of them are left alone"
+        left = f"{free_bytes:,} are free on the disk, and {settings.disk_free_bytes:,} of them must stay free"
         raise Unavailable(f"the archive may have {num_bytes:,} bytes: {left}")
     return room_bytes

@@ -153,7 +153,7 @@ async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> 
     if found.matched_tokens < found.prompt_tokens:
         return error_response(HttpError(409, f"{known}: warm the prefix first"), format_plain_error)
     if pinned.result.is_kept is not kept:
-        text = f"{known}, and cannot be gone on from at their end: warm the prefix first"
+        text = f"{known}, and there is no restore point at their end: warm the prefix first"
         return error_response(HttpError(409, text), format_plain_error)
     return JSONResponse({"model": pinned.model, "kept": kept, **asdict(found)})
 
@@ -193,7 +193,7 @@ async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, mod
     except TooLarge as error:
         return error_response(HttpError(413, str(error), headers={"Connection": "close"}), format_plain_error)
     except OSError as error:
-        raise Unavailable(f"the archive could not be taken in: {error.strerror or error}") from error
+        raise Unavailable(f"the archive could not be imported: {error.strerror or error}") from error
     return JSONResponse({"model": found.model, **asdict(found.result)})
 
 

@@ -56,7 +56,7 @@ class PullProgress:
 
     def _require_wanted(self) -> None:
         if self.is_unwanted:
-            raise DownloadError("nobody waits for this model any more")
+            raise DownloadError("the client disconnected")
 
     def _tell(self, line: dict[str, Any] | None) -> None:
         self._told_s = time.monotonic()

@@ -313,5 +313,5 @@ def test_a_body_of_unknown_size_may_fill_the_disk_only_as_far_as_the_settings_al
     settings = Settings(cache_folder=tmp_path, disk_free_bytes=free_bytes // 2)
 
     assert require_room(settings, 0) <= free_disk_bytes(tmp_path) - free_bytes // 2
-    with pytest.raises(Unavailable, match="are left alone"):
+    with pytest.raises(Unavailable, match="must stay free"):
         require_room(settings, free_bytes)

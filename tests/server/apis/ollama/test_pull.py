@@ -66,5 +66,5 @@ def test_a_pull_ends_at_its_next_step_when_the_client_has_gone():
         progress.is_unwanted = True
         progress.advance(1)
 
-    with pytest.raises(DownloadError, match="nobody waits"):
+    with pytest.raises(DownloadError, match="the client disconnected"):
         asyncio.run(go())
