@@ -18,7 +18,7 @@ from bough.types import Draw, Sampled
 Logits = Any
 """Scores over the vocabulary for the next token, as the engine keeps them; valid until the lane's next step."""
 
-Progress = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 """Called with a short text for people when a new stage of the load begins."""
 
 
@@ -128,7 +128,7 @@ class Engine(ContentStore, Protocol):
 class EngineMaker(Protocol):
     """What the runner asks of an engine's class."""
 
-    def load(self, folder: Path, settings: Settings, progress: Progress | None = None) -> Engine:
+    def load(self, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> Engine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         ...
 

@@ -1,4 +1,4 @@
-"""The application: every API behind one door.
+"""The application: all APIs and the middleware around them.
 
 From outside in: the log sees every request, security lets in who may ask, limits bound what is asked, then come the routes.
 These layers are plain ASGI: a stream passes through them piece by piece, and a client that hangs up is noticed.
@@ -22,19 +22,15 @@ from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough import health
 from bough.server.apis.ollama import answers as ollama
 from bough.server.apis.ollama import models as ollama_models
-from bough.server.apis.ollama import wire as ollama_wire
 from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
 from bough.server.apis.openai import models as openai_models
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.apis.openai import wire as openai_wire
-from bough.server.http.api_paths import Api, api_of
-from bough.server.http.errors import Fault
-from bough.server.http.limits import Limits
-from bough.server.http.logs import Logs
-from bough.server.http.security import Security
-from bough.server.http.wire import Shape, answer_fault
-from bough.server.serving import metrics
+from bough.server.http.errors import Api, ErrorFormat, HttpError, api_of, error_response, format_plain_error
+from bough.server.http.limits import LimitsMiddleware
+from bough.server.http.logs import LogsMiddleware
+from bough.server.http.security import SecurityMiddleware
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.service import Service
@@ -49,34 +45,33 @@ _ROUTERS = (
     anthropic.router,
     cache_api.router,
     health.router,
-    metrics.router,
 )
-_SHAPES: dict[Api, Shape] = {
-    "ollama": ollama_wire.shape,
-    "openai": openai_wire.shape,
-    "anthropic": anthropic.shape,
-    "bough": ollama_wire.shape,
+_ERROR_FORMATS: dict[Api, ErrorFormat] = {
+    "ollama": format_plain_error,
+    "openai": openai_wire.format_error,
+    "anthropic": anthropic.format_error,
+    "bough": format_plain_error,
 }
 
 
 def make_app(settings: Settings, service: Service) -> FastAPI:
-    """The application over a service, which is closed with it: its models are unloaded, their trees saved."""
+    """The application of a service. Closing it closes the service: models are unloaded, and their trees are saved."""
     app = FastAPI(title="Bough", version=version("bough"), lifespan=_lifespan)
     app.state.service = service
-    app.state.seeing = service.seeing
     app.state.is_starting = app.state.is_draining = False
-    service.seeing.watch(service.models.list)
     for router in _ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _answer_unmatched)
-    app.add_middleware(Limits, settings=settings, shape_of=shape_of)  # the last that is added is the outermost
-    app.add_middleware(Security, settings=settings, shape_of=shape_of)
-    app.add_middleware(Logs, seeing=service.seeing)
+    app.add_middleware(
+        LimitsMiddleware, settings=settings, error_format_of=error_format_of
+    )  # the last that is added is the outermost
+    app.add_middleware(SecurityMiddleware, settings=settings, error_format_of=error_format_of)
+    app.add_middleware(LogsMiddleware, metrics=service.metrics)
     return app
 
 
 def make_service(settings: Settings, files: ModelFiles) -> Service:
-    """A service that begins with this model, under the name by which clients know it."""
+    """A service whose default model is this one, under the name that clients use."""
     settings = replace(settings, model=files.name)
     catalog = Catalog(settings, files)
     return Service(settings, LoadedModels(settings, catalog), catalog)
@@ -91,15 +86,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await app.state.service.close()
 
 
-def shape_of(path: str) -> Shape:
-    """How errors look for a path."""
-    return _SHAPES[api_of(path)]
+def error_format_of(path: str) -> ErrorFormat:
+    """The format of errors of the API that owns a path."""
+    return _ERROR_FORMATS[api_of(path)]
 
 
 async def _answer_unmatched(request: Request, error: Exception) -> Response:
-    """A path or a method that no route has, in the words of the API that it looks like."""
+    """Answer a request that no route matches, in the format of the API that its path belongs to."""
     assert isinstance(error, HTTPException)
     place = f"{request.method} {request.url.path[:200]}"
     texts = {404: f"there is no {place} here", 405: f"the method is not allowed: {place}"}
-    fault = Fault(error.status_code, texts.get(error.status_code, str(error.detail)), headers=dict(error.headers or {}))
-    return answer_fault(fault, shape_of(request.url.path))
+    http_error = HttpError(
+        error.status_code, texts.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
+    )
+    return error_response(http_error, error_format_of(request.url.path))

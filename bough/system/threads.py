@@ -1,15 +1,42 @@
-"""Threads that work behind the others' backs."""
+"""Threads: work in a thread of its own, and the priority of background threads."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def give_way() -> None:
-    """Let this thread have the processor after all others; where a thread has no priority of its own, nothing happens."""
+async def run_in_thread(work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    """Run `work` in a new thread that ends with it, and return its result. Cancelling the caller does not stop the work.
+
+    A thread pool would be wrong for loading a model. OpenMP gives every thread that computes its own team of threads, for
+    as long as that thread lives. Once the teams together have more threads than there are cores, all of them sleep instead
+    of spinning, and a short prompt takes a quarter longer. So a model is loaded and unloaded by threads that end with it.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    threading.Thread(target=run, name="bough-work").start()
+    return await asyncio.wrap_future(future)
+
+
+def lower_priority() -> None:
+    """Give the calling thread a lower priority than all others. Does nothing on systems without such a priority."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

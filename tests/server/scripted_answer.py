@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
-from bough.models.tokenizer import Tokenizer
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Event, Finished, Started, ToolCall
 from bough.types import Completion, Usage
-from tests.models.tiny_tokenizer import byte_level
 
 USAGE = Usage(prompt_tokens=10, matched_tokens=7, cached_tokens=6, computed_tokens=4)
 
@@ -22,9 +19,7 @@ class ScriptedAnswer:
 
     def __init__(self, events: Sequence[Event], *, num_choices: int = 1, failure: Exception | None = None) -> None:
         self.ask = Ask(model="scripted", num_choices=num_choices)
-        self.started = Started(USAGE)
-        runner = SimpleNamespace(tokenizer=Tokenizer(byte_level()), prefix_cache=SimpleNamespace(is_enabled=True))
-        self.loaded = SimpleNamespace(runner=runner, info=SimpleNamespace(digest="0123456789abcdef"))
+        self.started = Started(USAGE, digest="0123456789abcdef")
         self._events = events
         self._failure = failure
 

@@ -24,7 +24,7 @@ from bough.cache.disk.errors import Warnings
 from bough.cache.disk.index import Index, Rejected
 from bough.cache.disk.ledger import Batch, Ledger, Write
 from bough.cache.disk.page_files import PageFiles
-from bough.system.threads import give_way
+from bough.system.threads import lower_priority
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Writer:
         return not (self._is_busy or self._clearings or self._orphans or ledger.has_work or ledger.has_touched)
 
     def _run(self) -> None:
-        give_way()
+        lower_priority()
         while True:
             with self._ledger.changed:
                 while (task := self._choose()) is None:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import EngineInfo, Progress
+from bough.engines.contract import EngineInfo, ReportProgress
 from bough.engines.mlx import device
 from bough.engines.mlx.ahead import AheadCompute
 from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
@@ -49,7 +49,7 @@ class MlxEngine(LaneEngine):
         self,
         loaded: LoadedModel,
         settings: Settings,
-        progress: Progress | None = None,
+        progress: ReportProgress | None = None,
         goes_ahead: bool | None = None,
     ) -> None:
         """`goes_ahead`: compute one step ahead. None means on a GPU only; tests set it on a CPU."""
@@ -73,7 +73,7 @@ class MlxEngine(LaneEngine):
         mx.clear_cache()
 
     @classmethod
-    def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> MlxEngine:
+    def load(cls, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> MlxEngine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         return cls(load_model(folder, settings, progress), settings, progress)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.config import Settings
-from bough.engines.contract import Progress
+from bough.engines.contract import ReportProgress
 from bough.engines.shared.compute import Verdict, Way
 
 
@@ -50,7 +50,7 @@ class Verdicts:
         return self._folder / f"{key}.json"
 
 
-def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: Progress | None) -> Verdict:
+def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: ReportProgress | None) -> Verdict:
     """The verdict kept under this key, or the one that `check` finds now, which is then kept."""
     verdicts = Verdicts(settings.cache_folder / "self_checks")
     verdict = verdicts.load(key)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import EngineInfo, Progress
+from bough.engines.contract import EngineInfo, ReportProgress
 from bough.engines.self_check.verdicts import find_verdict
 from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
@@ -41,7 +41,7 @@ _BY_LENGTH = {"dynamic", "longrope"}  # rotary scalings
 class TorchEngine(LaneEngine):
     """One loaded model. `load` makes it from a folder; tests make it from a model object."""
 
-    def __init__(self, model: Any, settings: Settings, progress: Progress | None = None) -> None:
+    def __init__(self, model: Any, settings: Settings, progress: ReportProgress | None = None) -> None:
         attention.register()
         self._forward = Forward(prepare(model))
         layout = probe(self._forward)
@@ -64,7 +64,7 @@ class TorchEngine(LaneEngine):
         self._compute = self._make_compute(layout)
 
     @classmethod
-    def load(cls, folder: Path, settings: Settings, progress: Progress | None = None) -> TorchEngine:
+    def load(cls, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> TorchEngine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         return cls(load_model(folder, settings, progress), settings, progress)
 

@@ -1,4 +1,4 @@
-"""How large the parts of a request may be: all the numbers in one place, and the checks that refuse what is larger.
+"""Limits on the parts of a request body: all numbers in one place, and the checks that refuse larger parts.
 
 A check costs little compared with what it refuses. Each refusal is a 400 that names the field, the number found and the
 number allowed. Stop strings are bounded by `SamplingParams`, for the library too.
@@ -71,7 +71,7 @@ def measure(value: Any) -> Size:
 
 
 def describe_excess(value: Any, max_values: int, max_characters: int | None = None) -> str:
-    """What is too much about a JSON value, or nothing."""
+    """In which way a JSON value is too large; an empty text if it is not."""
     size = measure(value)
     if size.num_values > max_values:
         return f"has {size.num_values:,} values, and may have {max_values:,}"
@@ -106,7 +106,7 @@ def check_text(text: str, place: str, limit: int) -> None:
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Refuses a list with more entries than this before any of them is looked at."""
+    """Refuses a list with more entries than this before any of them is validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list) and len(value) > limit:
@@ -139,7 +139,7 @@ def no_larger_than(max_values: int, max_characters: int | None = None) -> AfterV
 
 
 FAIL_FAST: Any = Field(fail_fast=True)
-"""The first entry of a list that is wrong is the only one that is told of: thousands would cost more than the list."""
+"""Only the first wrong entry of a list is reported: thousands of errors would cost more than the list."""
 
 SHORT_NAME = no_longer_than(MAX_NAME_CHARACTERS)
 SMALL_SCHEMA = no_larger_than(MAX_SCHEMA_VALUES, MAX_SCHEMA_CHARACTERS)
@@ -149,7 +149,7 @@ SHORT_STOP = no_longer_than(MAX_STOP_CHARACTERS)
 
 
 def show(value: Any) -> str:
-    """A value as an error may repeat it: the beginning of a text, numbers as they are, and of the others their kind."""
+    """A value as an error message shows it: the beginning of a text, a number, or the size of a list or object."""
     if isinstance(value, str):
         return repr(value[:_SHOWN_CHARACTERS])
     if isinstance(value, list | Mapping):

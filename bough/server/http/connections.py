@@ -1,10 +1,10 @@
 """Connections: how many there may be, and how long each waits for its client.
 
-A connection waits for its client until a whole request is there. Each open connection takes a file of the process, and so
-does each page that is read or saved: when there are more connections than there may be, the one that has waited longest is
-closed. So idle clients keep neither new ones out, nor the cache from its disk.
+A connection waits for its client until it has a whole request. Each open connection takes a file descriptor, and so does
+each page that the cache reads or saves. When there are too many connections, the one that has waited longest is closed, so
+that idle clients block neither new clients nor the cache.
 
-A client that takes nothing of what it is sent is disconnected after `stall_s`, within an answer and at its end.
+A client that reads nothing of its answer for `stall_s` is disconnected.
 """
 
 from __future__ import annotations
@@ -22,29 +22,58 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 try:
     import resource
-except ImportError:  # there are systems without it
+except ImportError:  # Windows does not have it
     resource = None  # type: ignore[assignment]
-
-from bough.server.http.request_reader import HEADER_BYTES, RequestReader
 
 log = logging.getLogger(__name__)
 
+HEADER_BYTES = 64 * 2**10
 _HEADER_S = 60.0
-_LINGER_S = 2.0  # a refused client may still be sending, and would not see why if it were hung up on at once
+_LINGER_S = 2.0  # a refused client may still be sending, and would not read the answer if we disconnected at once
 _STALL_S = 300.0
 _MAX_CONNECTIONS = 8192
 _OTHER_FILES = 512  # for pages, the index, weights and downloads
 
 
-class Waiting:
-    """The connections that wait for their clients, the longest first; at most `max_connections` may be open in all."""
+class RequestReader(h11.Connection):
+    """An h11 connection that refuses heads of more than `HEADER_BYTES`, and heads that give the length of a body twice.
+
+    H11 itself bounds only incomplete heads, and uvicorn hands it all bytes that have arrived. `refusal` says what was wrong
+    with the last request, if anything.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, HEADER_BYTES)
+        self.refusal: h11.RemoteProtocolError | None = None
+
+    def next_event(self) -> Any:
+        try:
+            return self._next_checked()
+        except h11.RemoteProtocolError as error:
+            self.refusal = error
+            raise
+
+    def _next_checked(self) -> Any:
+        held_bytes = len(self.trailing_data[0]) if self.their_state is h11.IDLE else 0
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if held_bytes - len(self.trailing_data[0]) > HEADER_BYTES:
+                raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+            names = [name for name, _ in event.headers]
+            if b"content-length" in names and b"transfer-encoding" in names:
+                raise h11.RemoteProtocolError("there are both Content-Length and Transfer-Encoding")
+        return event
+
+
+class WaitingConnections:
+    """The connections that wait for their clients, the longest first. At most `max_connections` may be open in all."""
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
         self._connections: OrderedDict[Connection, None] = OrderedDict()
 
     def update(self, connection: Connection, *, has_progress: bool = False) -> None:
-        """Note whether a connection waits; one that waits already keeps its place, unless more of its body has come."""
+        """Note whether a connection waits. It moves to the end if more of its body has arrived."""
         if not connection.waits:
             self._connections.pop(connection, None)
         elif connection not in self._connections:
@@ -58,7 +87,7 @@ class Waiting:
             self._close_first()
 
     def close_all(self) -> None:
-        """Close every connection that waits: nothing of theirs is under way."""
+        """Close every connection that waits: they have no request in progress."""
         while self._connections:
             self._close_first()
 
@@ -68,7 +97,7 @@ class Waiting:
 
 
 class Timer:
-    """Calls something once, some time after it was first started, unless it is cancelled before."""
+    """Calls a function once, some time after the first `start`, unless it is cancelled before."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -85,13 +114,13 @@ class Timer:
 
 
 class Connection(H11Protocol):
-    """Uvicorn's, but it waits for neither the head of a request nor for a client to take its answer for ever."""
+    """Uvicorn's connection, with a limit on the time that a head takes to arrive and that a client takes to read."""
 
     header_s = _HEADER_S
     stall_s = _STALL_S
     conn: RequestReader
 
-    def __init__(self, *args: Any, waiting: Waiting, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, waiting: WaitingConnections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = RequestReader()
         self._is_refused = False
@@ -111,7 +140,7 @@ class Connection(H11Protocol):
         self._all_waiting.make_room(len(self.connections))
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_refused:  # what a refused client still sends is not looked at
+        if not self._is_refused:  # what a refused client still sends is discarded
             super().data_received(data)
             self._watch_head()
             self._all_waiting.update(self, has_progress=self.conn.their_state is h11.SEND_BODY)
@@ -121,9 +150,9 @@ class Connection(H11Protocol):
         self._all_waiting.update(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Tell the client what is wrong with its request, unless it has an answer already, and hang up soon.
+        """Tell the client what is wrong with its request, unless it has an answer already, and disconnect soon.
 
-        Nothing of the request is repeated.
+        The answer does not repeat the request.
         """
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
@@ -148,7 +177,7 @@ class Connection(H11Protocol):
         return status, text
 
     def _linger(self) -> None:
-        """Send no more, and read what still comes for a moment without looking at it."""
+        """Send no more, and discard what arrives for a moment before closing."""
         self._is_refused = True
         self._head_timer.cancel()
         if self.transport.can_write_eof():
@@ -162,7 +191,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent."""
+        """The client reads slower than it is sent to."""
         super().pause_writing()
         self._stall_timer.start(self.stall_s, self._disconnect)
 
@@ -171,12 +200,12 @@ class Connection(H11Protocol):
         self._stall_timer.cancel()
 
     def watch_end(self) -> None:
-        """See that one which is being closed does not wait for ever for its client to take the rest."""
+        """Limit how long a connection that is being closed waits for its client to read the rest."""
         if self.transport.is_closing():
             self._stall_timer.start(self.stall_s, self._disconnect)
 
     def _watch_head(self) -> None:
-        """Begin to wait for a head, and end when it is there; each piece of one does not begin anew."""
+        """Start the timer of a head when none runs, and stop it when the head is complete."""
         if self._is_refused:
             return
         if self.conn.their_state is not h11.IDLE:
@@ -190,7 +219,7 @@ class Connection(H11Protocol):
 
 
 def allow_many_files() -> int:
-    """Let this process open as many files as the system lets it; returns how many of them connections may take."""
+    """Raise the limit of open files as far as the system allows; returns how many connections may take of them."""
     if resource is None:
         return _MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -202,5 +231,5 @@ def allow_many_files() -> int:
 
 
 def connections_within(num_files: int) -> int:
-    """How many connections there may be where so many files may be open; some are left for all else."""
+    """How many connections are allowed if this many files may be open. The rest is for pages, weights and downloads."""
     return max(1, min(_MAX_CONNECTIONS, max(num_files // 2, num_files - _OTHER_FILES)))

@@ -1,7 +1,7 @@
-"""How much and how often: bodies of bounded size that arrive in bounded time, and so many requests a minute.
+"""Limits on requests: the size of bodies, the time that they take to arrive, and the number of requests per minute.
 
-The whole body is here before a route sees the request, and it is called JSON whatever the client called it: many clients of
-Ollama send no type, or that of a form. A tree that is imported streams through instead; its route counts the bytes.
+The whole body is read before a route sees the request. Its content type is set to JSON, because many clients of Ollama send
+none, or that of a form. The body of an import is streamed instead, and its route counts the bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.config import Settings
 from bough.errors import RateLimited, ShuttingDown
-from bough.server.http.api_paths import OPEN_PATHS, ShapeOf, refuse
-from bough.server.http.errors import Fault, fault_of
+from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
+from bough.server.http.security import OPEN_PATHS
 
 BODY_S = 60.0
 MOST_BODIES = 32
-"""So many of the largest bodies may be coming at the same time."""
+"""How many bodies of the largest size may be arriving at the same time."""
 
 IMPORT_PATH = "/api/cache/import"
 _DRAIN_S = 5.0
@@ -34,14 +34,14 @@ _METHODS_WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
 @dataclass
 class Bucket:
-    """Requests that a client may still send at once, at a moment."""
+    """A token bucket: how many requests a client may send now, and when that was computed."""
 
     tokens: float
     at_s: float
 
 
 class RateLimit:
-    """So many requests a minute for each client; those that it did not use in the last minute it may send at once."""
+    """A limit of requests per minute for each client. A client may send the unused requests of the last minute at once."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -70,18 +70,18 @@ class RateLimit:
 class BodyRefused(Exception):
     """The body is too large, came too slowly, or not at all."""
 
-    def __init__(self, fault: Fault | None) -> None:
-        super().__init__(fault.text if fault else "the client hung up")
-        self.fault = fault
+    def __init__(self, http_error: HttpError | None) -> None:
+        super().__init__(http_error.text if http_error else "the client disconnected")
+        self.http_error = http_error
 
 
-class Limits:
-    """The layer itself."""
+class LimitsMiddleware:
+    """Refuses requests that exceed a limit."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, shape_of: ShapeOf, body_s: float = BODY_S) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf, body_s: float = BODY_S) -> None:
         self._app = app
         self._settings = settings
-        self._shape_of = shape_of
+        self._error_format_of = error_format_of
         self._body_s = body_s
         self._rate = RateLimit(settings.rate_limit)
         self._coming_bytes = 0  # of all bodies that are not whole yet
@@ -93,22 +93,22 @@ class Limits:
             self._check(scope)
             receive = await self._bounded(scope, receive)
         except (RateLimited, ShuttingDown) as error:
-            return await refuse(fault_of(error), self._shape_of, scope, receive, send)
+            return await refuse(to_http_error(error), self._error_format_of, scope, receive, send)
         except BodyRefused as refused:
-            if refused.fault is None:
+            if refused.http_error is None:
                 return None
-            return await refuse(refused.fault, self._shape_of, scope, receive, send)
+            return await refuse(refused.http_error, self._error_format_of, scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         if scope["path"] in _UNLIMITED_PATHS:
             return
         if scope["method"] in _METHODS_WITH_BODY and getattr(scope["app"].state, "is_draining", False):
-            raise ShuttingDown("the server is shutting down; it takes nothing new")
+            raise ShuttingDown("the server is shutting down and refuses new requests")
         self._rate.take(scope.get("state", {}).get("client_id", ""))
 
     async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """What the route reads the request from."""
+        """The `receive` from which the route reads the body."""
         if scope["method"] not in _METHODS_WITH_BODY:
             return receive
         is_import = scope["path"] == IMPORT_PATH
@@ -118,13 +118,13 @@ class Limits:
             await self._drain(receive, limit)
             raise BodyRefused(too_large(int(declared[:20]), limit))
         if is_import:
-            return _Patient(receive, self._body_s)
+            return _TimedBody(receive, self._body_s)
         scope["headers"] = list(scope["headers"])
         MutableHeaders(scope=scope)["content-type"] = "application/json"
-        return _Replay(await self._read(receive, limit), receive)
+        return _BufferedBody(await self._read(receive, limit), receive)
 
     async def _read(self, receive: Receive, limit: int) -> bytes:
-        """A whole body. What all that are coming take together is bounded: who sends half of one holds memory."""
+        """Read a whole body. All bodies that are arriving share one limit, because each of them takes memory."""
         body = bytearray()
         try:
             return await self._read_into(body, receive, limit)
@@ -155,7 +155,7 @@ class Limits:
         raise BodyRefused(too_large(size, limit))
 
     async def _drain(self, receive: Receive, limit: int) -> None:
-        """Read on for a while, and throw it away: a client that is still sending would never see the answer."""
+        """Read more of the body and discard it: a client sees the answer only when it has stopped sending."""
         left = 4 * limit + 2**20
         try:
             async with asyncio.timeout(min(_DRAIN_S, self._body_s)):
@@ -168,22 +168,22 @@ class Limits:
             return
 
 
-def too_large(size: int, limit: int) -> Fault:
-    return Fault(413, f"the body has {size:,} bytes or more, and may have {limit:,}", headers={"Connection": "close"})
+def too_large(size: int, limit: int) -> HttpError:
+    return HttpError(413, f"the body has {size:,} bytes or more, and may have {limit:,}", headers={"Connection": "close"})
 
 
-def too_slow(seconds: float, size: int) -> Fault:
+def too_slow(seconds: float, size: int) -> HttpError:
     text = f"after {math.ceil(seconds)} s only {size:,} bytes of the body had come"
-    return Fault(408, text, headers={"Connection": "close"})
+    return HttpError(408, text, headers={"Connection": "close"})
 
 
-def too_many(size: int, limit: int) -> Fault:
+def too_many(size: int, limit: int) -> HttpError:
     text = f"{size:,} bytes of bodies are coming at the same time, and there may be {limit:,}; try again soon"
-    return Fault(503, text, headers={"Connection": "close", "Retry-After": "1"})
+    return HttpError(503, text, headers={"Connection": "close", "Retry-After": "1"})
 
 
-class _Replay:
-    """Gives the body once, then what the connection says: that the client has gone."""
+class _BufferedBody:
+    """A `receive` that gives a body that was read already, and then the messages of the connection."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -196,8 +196,8 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-class _Patient:
-    """Passes a long body on, piece by piece; a client that sends nothing for too long counts as gone."""
+class _TimedBody:
+    """A `receive` for a long body. A client that sends nothing for `piece_s` counts as disconnected."""
 
     def __init__(self, receive: Receive, piece_s: float) -> None:
         self._receive = receive

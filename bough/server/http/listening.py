@@ -1,9 +1,8 @@
 """The server as a process: its socket, its signals, and how it ends.
 
-It listens while the model is still loading, and says so. The first SIGINT or SIGTERM lets the answers under way finish, for
-`stop_s` at most, and refuses new ones; those that have not finished then end by an error that says why. The second signal
-ends at once. Either way models are unloaded, and their trees saved; one that is still being loaded has nothing to save, and
-is waited for only briefly.
+It listens while the model is still loading, and /health says so. After the first SIGINT or SIGTERM it refuses new requests,
+and running answers have `stop_s` to finish; after that they end with an error. The second signal ends at once. Either way
+models are unloaded and their trees are saved. A model that is still being loaded is waited for only briefly.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from fastapi import FastAPI
 
 from bough.config import Settings
 from bough.errors import SettingsError
-from bough.server.http.connections import Connection, Waiting, allow_many_files
+from bough.server.http.connections import Connection, WaitingConnections, allow_many_files
 from bough.server.serving.service import Service
 
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IDLE_CONNECTION_S = 75
-_LAST_WORDS_S = 5  # what connections get after `stop_s` before they are cut
+_GRACE_S = 5  # time for connections after `stop_s` before they are closed
 _BACKLOG = 128
-_SWITCH_S = 0.0005  # a tenth of what Python begins with
+_SWITCH_S = 0.0005  # a tenth of Python's default
 _TICKS_BETWEEN_LOOKS = 100  # there are ten ticks a second
 _NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at this address that does not listen yet. Raises SettingsError if it cannot be had."""
+    """A socket bound to this address, not listening yet. Raises SettingsError if that fails."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -68,7 +67,7 @@ def _describe(error: OSError, host: str, port: int) -> str:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Where clients on this machine reach the socket."""
+    """The URL of the socket for clients on this machine."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -78,11 +77,11 @@ def is_loopback(bound: socket.socket) -> bool:
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
-class Listener(uvicorn.Server):
-    """Uvicorn, which goes on listening while answers finish, so that whoever comes meanwhile is told to try again."""
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that listens while its last answers finish, so that new clients are told to try again."""
 
     def __init__(self, app: FastAPI, settings: Settings, service: Service, max_connections: int) -> None:
-        self._waiting = Waiting(max_connections)
+        self._waiting = WaitingConnections(max_connections)
         config = uvicorn.Config(
             app,
             http=partial(Connection, waiting=self._waiting),  # type: ignore[arg-type]
@@ -92,8 +91,8 @@ class Listener(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=_IDLE_CONNECTION_S,
-            timeout_graceful_shutdown=2 * _LAST_WORDS_S,
-            backlog=max(1, min(_BACKLOG, max_connections // 4)),  # so many are let in before one is closed
+            timeout_graceful_shutdown=2 * _GRACE_S,
+            backlog=max(1, min(_BACKLOG, max_connections // 4)),  # clients accepted before one is closed
         )
         super().__init__(config)
         self._app_state = app.state
@@ -103,7 +102,7 @@ class Listener(uvicorn.Server):
         self._closing: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """Take nothing new, and end when all answers under way have ended or had their time; at once the second time."""
+        """Refuse new requests, and end when all answers have finished or `stop_s` is over. The second call ends at once."""
         if self._ends_at_s is None:
             self._app_state.is_draining = True
             self._ends_at_s = time.monotonic() + self._stop_s
@@ -114,7 +113,7 @@ class Listener(uvicorn.Server):
         if self._ends_at_s is not None and (not self.server_state.tasks or time.monotonic() >= self._ends_at_s):
             self.should_exit = True
             self._waiting.close_all()
-            if self.server_state.tasks and self._closing is None:  # their models end them, each API in its own words
+            if self.server_state.tasks and self._closing is None:  # closing the models ends them with an error
                 self._closing = asyncio.create_task(self._service.close())
         if counter % _TICKS_BETWEEN_LOOKS == 0:
             for connection in self.server_state.connections:
@@ -123,15 +122,15 @@ class Listener(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's, but who still listens after the last words is disconnected: so requests end, and are not cancelled."""
-        cutting = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._disconnect_all)
+        """As uvicorn does, but disconnect clients after `_GRACE_S`: their requests then end instead of being cancelled."""
+        cutting = asyncio.get_running_loop().call_later(_GRACE_S, self._disconnect_all)
         await super().shutdown(sockets)
         cutting.cancel()
         if self.force_exit:  # uvicorn leaves it out then
             await self.lifespan.shutdown()
         self._disconnect_all()
         if self.server_state.tasks:
-            await asyncio.wait(set(self.server_state.tasks), timeout=_LAST_WORDS_S)
+            await asyncio.wait(set(self.server_state.tasks), timeout=_GRACE_S)
 
     def _disconnect_all(self) -> None:
         for connection in list(self.server_state.connections):
@@ -139,63 +138,66 @@ class Listener(uvicorn.Server):
                 connection.transport.abort()
 
     async def closed(self) -> None:
-        """Wait for what `on_tick` has begun."""
+        """Wait until the service is closed, if `on_tick` has begun to close it."""
         if self._closing is not None:
             await asyncio.gather(self._closing, return_exceptions=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are heard until everything is closed, which is longer than uvicorn runs: see `host`."""
+        """Do not let uvicorn handle signals: `host` does, until everything is closed."""
         yield
 
 
 def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal comes; `on_ready` is called when model and socket are there. Raises what loading raises."""
-    listener = Listener(app, settings, service, allow_many_files())
-    with _hearing(listener.stop), _switching_threads_often(), bound:
-        asyncio.run(_host(listener, app, service, bound, on_ready))
+    """Serve until a signal comes. `on_ready` is called when the model is loaded and the socket listens.
+
+    Raises what loading raises.
+    """
+    server = HttpServer(app, settings, service, allow_many_files())
+    with _handling_signals(server.stop), _switching_threads_often(), bound:
+        asyncio.run(_host(server, app, service, bound, on_ready))
 
 
 async def _host(
-    listener: Listener, app: FastAPI, service: Service, bound: socket.socket, on_ready: Callable[[], None]
+    server: HttpServer, app: FastAPI, service: Service, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     app.state.is_starting = True
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "bough-server"))
-    serving = asyncio.create_task(listener.serve([bound]))
+    serving = asyncio.create_task(server.serve([bound]))
     try:
-        await _unless_done(serving, _load(listener, app, service, on_ready))
+        await _unless_done(serving, _load(server, app, service, on_ready))
         await serving
     except BaseException:
-        listener.should_exit = listener.force_exit = True
+        server.should_exit = server.force_exit = True
         raise
     finally:
         await asyncio.gather(serving, return_exceptions=True)
-        await listener.closed()
-        await service.close()  # which the application has done, if it began at all
-        if service.has_left_load:
+        await server.closed()
+        await service.close()  # does nothing if the application did it already
+        if service.is_still_loading:
             _leave()
 
 
 def _leave() -> None:
-    """End the process without waiting for its threads: one reads a model that is not needed, maybe for minutes."""
+    """End the process without waiting for its threads: one of them may load a model for minutes."""
     log.warning("a model was still being loaded: the server ends without waiting for it")
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
 
 
-async def _load(listener: Listener, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
+async def _load(server: HttpServer, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
     await service.load(service.settings.model)
-    while not listener.started:  # a model may be there sooner than the socket
+    while not server.started:  # a model may be there sooner than the socket
         await asyncio.sleep(0.01)
     app.state.is_starting = False
     gc.collect()
-    gc.freeze()  # what is there now stays: no collection has to look at it again
+    gc.freeze()  # objects made so far stay: the garbage collector skips them from now on
     on_ready()
 
 
 async def _unless_done(serving: asyncio.Task[None], work: Awaitable[None]) -> None:
-    """Do some work, but give it up when serving ends meanwhile."""
+    """Wait for some work, and cancel it when serving ends first."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({serving, task}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
@@ -207,9 +209,9 @@ async def _unless_done(serving: asyncio.Task[None], work: Awaitable[None]) -> No
 
 @contextlib.contextmanager
 def _switching_threads_often() -> Iterator[None]:
-    """Let no thread that only computes, such as one in a slow chat template, hold up the engine's thread and this one.
+    """Make Python switch threads more often, so that a slow chat template delays neither the engine's thread nor this one.
 
-    Both give up the interpreter's lock many times for each token, and wait for it as long as others may keep it.
+    Both release the interpreter lock many times per token, and wait for it as long as another thread may hold it.
     """
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
@@ -220,13 +222,13 @@ def _switching_threads_often() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hearing(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at each signal that asks to end."""
+def _handling_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at each SIGINT and SIGTERM."""
 
-    def hear(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         stop()
 
-    before = {number: signal.signal(number, hear) for number in _SIGNALS}
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -1,67 +1,114 @@
 """A line for each request, and the trace that it belongs to.
 
-The outermost layer: whatever happens inside, the request is counted, its line is written, and its answer carries a request
-id and the trace of the W3C (`traceparent`). Never in a line: prompts, answers, keys, and what stands behind a `?`.
+This is the outermost middleware. It counts every request, writes a line for it, and adds a request id and the trace of the
+W3C (`traceparent`) to its answer. A line never has prompts, answers, keys or query strings.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import secrets
 import sys
 import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.server.http.api_paths import OPEN_PATHS, api_of
-from bough.server.http.errors import CLIENT_GONE
-from bough.server.serving.metrics import Seeing
-from bough.server.serving.record import RequestRecord
-from bough.server.serving.trace import Trace, current_trace, read_trace
+from bough.server.http.errors import CLIENT_CLOSED_REQUEST, api_of
+from bough.server.http.security import OPEN_PATHS
+from bough.server.serving.metrics import Metrics
+from bough.server.serving.record import RecordSlot, RequestRecord, current_slot
 
 log = logging.getLogger("bough.requests")
 
 _PATH_BYTES = 500
 _PROBED_PATHS = OPEN_PATHS | {"/metrics"}
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
-class Logs:
-    """The layer itself."""
+@dataclass
+class Trace:
+    """One request on its way through the server. The service fills `slot` with the record of its answer."""
 
-    def __init__(self, app: ASGIApp, seeing: Seeing) -> None:
+    trace_id: str
+    span_id: str
+    flags: str
+    request_id: str
+    state: str = ""  # the `tracestate` header, passed on as it came
+    status: int = CLIENT_CLOSED_REQUEST  # until an answer begins
+    is_whole: bool = False
+    slot: RecordSlot = field(default_factory=RecordSlot)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def parent(self) -> str:
+        """The `traceparent` header of the answer."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+current_trace: ContextVar[Trace | None] = ContextVar("bough_trace", default=None)
+"""The request that the running task serves."""
+
+
+def read_trace(headers: Headers) -> Trace:
+    """The trace that a request belongs to: the one in its headers, or a new one if they have no valid trace."""
+    given = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    is_other_form = given is not None and given[0].startswith("00") and given[3]
+    known = None if given is None or is_other_form else given
+    span_id = secrets.token_hex(8)
+    request_id = headers.get("x-request-id", "")
+    return Trace(
+        trace_id=known[1] if known else secrets.token_hex(16),
+        span_id=span_id,
+        flags=known[2] if known else "01",
+        request_id=request_id if _REQUEST_ID.fullmatch(request_id) else f"req_{span_id}",
+        state=headers.get("tracestate", "")[:512] if known else "",
+    )
+
+
+class LogsMiddleware:
+    """Logs and counts every request."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
-        self._seeing = seeing
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         trace = read_trace(Headers(scope=scope))
         scope.setdefault("state", {})["trace"] = trace
-        token = current_trace.set(trace)
-        self._seeing.http_began()
+        tokens = current_trace.set(trace), current_slot.set(trace.slot)
+        self._metrics.http_began()
         try:
             await self._app(scope, receive, _Sender(send, trace))
         except BaseException:
-            trace.status = 500 if trace.status == CLIENT_GONE else trace.status
+            trace.status = 500 if trace.status == CLIENT_CLOSED_REQUEST else trace.status
             raise
         finally:
-            current_trace.reset(token)
+            current_trace.reset(tokens[0])
+            current_slot.reset(tokens[1])
             self._finish(scope, trace)
         return None
 
     def _finish(self, scope: Scope, trace: Trace) -> None:
-        model = trace.record.model if trace.record and trace.record.usage else ""
-        self._seeing.http_ended(api_of(scope["path"]), model, trace.status)
+        record = trace.slot.record
+        model = record.model if record and record.usage else ""
+        self._metrics.http_ended(api_of(scope["path"]), model, trace.status)
         fields = describe(scope, trace, time.perf_counter() - trace.started)
-        level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # others ask these every few seconds
+        level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # probes come every few seconds
         log.log(level, to_line(fields), extra={"fields": fields})
 
 
 class _Sender:
-    """Passes on what the inner layers send, with the headers of the trace, and notes the status."""
+    """Adds the headers of the trace to an answer, and notes its status."""
 
     def __init__(self, send: Send, trace: Trace) -> None:
         self._send = send
@@ -82,13 +129,13 @@ class _Sender:
 
 
 def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
-    """What a line says of a request, name by name; what is not known is left out."""
+    """The fields of a request's line. Unknown ones are left out."""
     client = scope.get("client")
     fields: dict[str, Any] = {
         "method": scope["method"],
         "path": _path_of(scope),
         "status": trace.status,
-        **(_describe_record(trace.record) if trace.record else {}),
+        **(_describe_record(trace.slot.record) if trace.slot.record else {}),
         "total_s": round(total_s, 4),
         "client": client[0] if client else "",
         "key": scope.get("state", {}).get("key_name", ""),
@@ -118,7 +165,7 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
 
 
 def to_line(fields: dict[str, Any]) -> str:
-    """The fields as a line for people: the first three are plain, the others named."""
+    """The fields as a line for people: the first three are values, the others name=value."""
     plain = [str(fields[name]) for name in ("method", "path", "status")]
     named = [f"{name}={value}" for name, value in fields.items() if name not in ("method", "path", "status")]
     text = " ".join((*plain, *named))

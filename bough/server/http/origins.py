@@ -1,7 +1,7 @@
-"""Which names this server may be called by, and which web pages may ask it.
+"""Which Host and Origin headers the server accepts.
 
-A browser lets any page send requests to this machine. Two headers that no page can forge tell them apart: `Host`, which
-shows a foreign name that was made to point here (DNS rebinding), and `Origin`, the page that asks.
+A browser lets any web page send requests to this machine. No page can forge two headers: `Host`, which shows another name
+that was made to point here (DNS rebinding), and `Origin`, the page that sends the request.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from urllib.parse import urlsplit
 
 LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1"))
 _ANY_ADDRESS = frozenset(("0.0.0.0", "::", ""))
-_APP_SCHEMES = ("app", "tauri", "vscode-webview", "vscode-file", "file")  # programs, not pages of the web
+_APP_SCHEMES = ("app", "tauri", "vscode-webview", "vscode-file", "file")  # desktop programs, not web pages
 
 
 @dataclass(frozen=True)
-class Visitors:
-    """The rules: names and origins as the settings give them, with commas between; "*" is all."""
+class OriginRules:
+    """Allowed hosts and origins as the settings give them, separated by commas; "*" allows all."""
 
     bound_host: str
     allowed_hosts: str
     origins: str
 
-    def may_call(self, host_header: str) -> bool:
-        """Whether a request may name this host. A bare address is no danger: only names can be made to point here."""
+    def allows_host(self, host_header: str) -> bool:
+        """Whether a request may name this host. An IP address is safe: only names can be made to point here."""
         host = host_of(host_header)
         listed = _listed(self.allowed_hosts)
         if "*" in listed or host in LOCAL_HOSTS or host in listed or host_header.lower() in listed:
@@ -33,8 +33,8 @@ class Visitors:
             return _is_address(host)
         return host == self.bound_host.lower().strip("[]")
 
-    def may_ask(self, origin: str, host_header: str) -> bool:
-        """Whether a page of this origin may ask: one from here, from this machine, a program's, or one that is listed."""
+    def allows_origin(self, origin: str, host_header: str) -> bool:
+        """Whether a page of this origin may send requests: from this server, this machine, a desktop program, or listed."""
         listed = _listed(self.origins)
         if "*" in listed or origin.lower().rstrip("/") in listed:
             return True
@@ -50,7 +50,7 @@ class Visitors:
 
 
 def host_of(host_header: str) -> str:
-    """The host without its port and brackets, in lower case; what is no host stays as it is."""
+    """The host without its port and brackets, in lower case."""
     host = host_header.strip().lower()
     if host.startswith("["):
         address, _, rest = host[1:].partition("]")

@@ -1,9 +1,11 @@
-"""Who may ask: no foreign names, no foreign pages, and, where there are keys, nobody without one.
+"""Access control: checks of the Host and Origin headers, CORS, and API keys.
 
-What passes carries its salt in `request.state.salt`, whether the caller sees everybody's tree or only its own in
-`request.state.sees_all`, and who it is in `request.state.client_id`. `request.state.is_known` is False for who came without
-a key where there are keys, which is possible at open paths only: such a caller is told nothing of models or other clients.
-Pages that may ask get the headers by which browsers know that they may (CORS).
+The state of a request that passes has:
+- `salt`: the salt of its tree;
+- `sees_all`: whether the client sees the trees of all salts;
+- `client_id`: who the client is, for rate limits;
+- `is_known`: False if the server has keys and the client sent none. Only open paths allow that, and they tell such a client
+  nothing of models or other clients.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, RequestError
-from bough.server.http.api_paths import OPEN_PATHS, ShapeOf, refuse
-from bough.server.http.errors import Fault, fault_of
-from bough.server.http.origins import Visitors
-from bough.server.serving.keys import Key, Keys, derive_salt, read_salt, read_secret
+from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
+from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
+from bough.server.http.origins import OriginRules
+
+OPEN_PATHS = frozenset(("/", "/health", "/health/live", "/health/ready"))
+"""Paths that need no key: they say that there is a server, and whether it is healthy."""
 
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _HEADERS = frozenset(
@@ -42,14 +46,14 @@ _SHOWN_HEADERS = "request-id, x-request-id, traceparent, retry-after"
 _PREFLIGHT_S = "600"
 
 
-class Security:
-    """The layer itself."""
+class SecurityMiddleware:
+    """Refuses requests from hosts, pages and clients that have no access."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, shape_of: ShapeOf) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf) -> None:
         self._app = app
-        self._shape_of = shape_of
-        self._visitors = Visitors(settings.host, settings.allowed_hosts, settings.origins)
-        self._gate = Gate(settings)
+        self._error_format_of = error_format_of
+        self._origins = OriginRules(settings.host, settings.allowed_hosts, settings.origins)
+        self._authenticator = Authenticator(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,44 +63,44 @@ class Security:
             self._check_host(scope, headers)
             origin = self._check_origin(headers)
         except BoughError as error:
-            return await refuse(fault_of(error), self._shape_of, scope, receive, send)
+            return await refuse(to_http_error(error), self._error_format_of, scope, receive, send)
         if origin is not None:
             send = _CorsSender(send, origin)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return await _preflight(headers)(scope, receive, send)
         try:
-            self._gate.admit(scope, headers)
+            self._authenticator.authenticate(scope, headers)
         except BoughError as error:
-            return await refuse(_with_challenge(fault_of(error)), self._shape_of, scope, receive, send)
+            return await refuse(_with_challenge(to_http_error(error)), self._error_format_of, scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _check_host(self, scope: Scope, headers: Headers) -> None:
         given = headers.getlist("host")
         if len(given) > 1 or (not given and scope["http_version"] != "1.0"):
             raise RequestError(f"the request has {len(given)} Host headers, and must have 1")
-        if given and not self._visitors.may_call(given[0]):
+        if given and not self._origins.allows_host(given[0]):
             text = f"the host {given[0][:100]!r} is not one of this server's names: add it to the setting allowed_hosts"
             raise AccessDenied(text, needs_key=False)
 
     def _check_origin(self, headers: Headers) -> str | None:
-        """The page that asks, if it is one that may."""
+        """The origin of the web page that sends the request, if any. Raises AccessDenied if it has no access."""
         origins = headers.getlist("origin")
         for origin in origins:
-            if not self._visitors.may_ask(origin, headers.get("host", "")):
-                text = f"pages of {origin[:100]!r} may not ask this server: add it to the setting origins"
+            if not self._origins.allows_origin(origin, headers.get("host", "")):
+                text = f"pages of {origin[:100]!r} have no access to this server: add it to the setting origins"
                 raise AccessDenied(text, needs_key=False)
         return origins[0] if origins else None
 
 
-class Gate:
-    """Admits those who have a key, or everybody where there are none, and says whose salt counts."""
+class Authenticator:
+    """Checks the key of a client, if the server has keys, and finds the salt of its tree."""
 
     def __init__(self, settings: Settings) -> None:
         self._keys = Keys(settings.keys_file) if settings.keys_file else None
         self._secret = read_secret(settings.data_folder / "server_secret") if self._keys else b""
 
-    def admit(self, scope: Scope, headers: Headers) -> None:
-        """Let a request in, with its salt. Raises AccessDenied without a key, RequestError for a salt that is none."""
+    def authenticate(self, scope: Scope, headers: Headers) -> None:
+        """Set the state of a request. Raises AccessDenied without a valid key, RequestError for an invalid salt."""
         state = scope.setdefault("state", {})
         client = scope.get("client")
         state |= {"salt": "", "sees_all": self._keys is None, "is_known": True, "client_id": client[0] if client else ""}
@@ -122,10 +126,10 @@ class Gate:
         if scheme.lower() == b"bearer" and token.strip():
             given = token.strip()
         if not given:
-            raise AccessDenied("this server wants a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
+            raise AccessDenied("this server needs a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
         key = keys.find(given)
         if key is None:
-            raise AccessDenied("this key is not one of this server's")
+            raise AccessDenied("the key is not valid")
         return key
 
 
@@ -133,14 +137,16 @@ def _raw(headers: Headers, name: bytes) -> bytes:
     return next((value for key, value in headers.raw if key == name), b"")
 
 
-def _with_challenge(fault: Fault) -> Fault:
-    if fault.status != 401:
-        return fault
-    return Fault(fault.status, fault.text, "invalid_api_key", {**fault.headers, "WWW-Authenticate": "Bearer"})
+def _with_challenge(http_error: HttpError) -> HttpError:
+    if http_error.status != 401:
+        return http_error
+    return HttpError(
+        http_error.status, http_error.text, "invalid_api_key", {**http_error.headers, "WWW-Authenticate": "Bearer"}
+    )
 
 
 def _preflight(headers: Headers) -> Response:
-    """What a browser wants to know before it lets a page ask."""
+    """The answer to the request that a browser sends before that of a page."""
     wanted = [each.strip().lower() for each in headers.get("access-control-request-headers", "").split(",")]
     granted = [each for each in wanted if each in _HEADERS or each.startswith(_HEADER_PREFIXES)]
     answer = {
@@ -154,7 +160,7 @@ def _preflight(headers: Headers) -> Response:
 
 
 class _CorsSender:
-    """Adds to every answer that this origin may read it."""
+    """Adds the headers that let pages of this origin read the answer."""
 
     def __init__(self, send: Send, origin: str) -> None:
         self._send = send

@@ -1,6 +1,6 @@
-"""Streams to clients: lines of JSON (Ollama) or server-sent events, and what happens when the client goes.
+"""Streams to clients: lines of JSON (Ollama) or server-sent events, and clients that disconnect.
 
-However a stream ends, the answer that it reads from is closed: the lane is free, and the work that was done is kept.
+However a stream ends, the answer that it reads from is closed: its lane is free again, and the computed state is kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from starlette.types import Receive, Scope, Send
 from bough.server.serving.answer import Answer
 
 Result = TypeVar("Result")
+
+NDJSON = "application/x-ndjson"
+EVENT_STREAM = "text/event-stream"
 
 
 def to_json(value: Any) -> str:
@@ -36,7 +39,7 @@ def sse(value: Any, event: str | None = None) -> str:
 
 
 def sse_comment(text: str) -> str:
-    """What event streams may carry for people and proxies; clients ignore it."""
+    """A comment in an event stream, which clients ignore. It keeps proxies from closing the connection."""
     return f": {text}\n\n"
 
 
@@ -59,32 +62,24 @@ class AnswerStream(StreamingResponse):
                 await close()
 
 
-def ndjson_stream(answer: Answer, lines: AsyncIterator[str]) -> AnswerStream:
-    return AnswerStream(answer, lines, "application/x-ndjson")
+class ClientDisconnected(Exception):
+    """The client has disconnected before its answer began."""
 
 
-def sse_stream(answer: Answer, events: AsyncIterator[str]) -> AnswerStream:
-    return AnswerStream(answer, events, "text/event-stream")
+async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of some work. If the client disconnects first, the work is cancelled; then raises ClientDisconnected.
 
-
-class ClientGone(Exception):
-    """The client has hung up: there is nobody to answer."""
-
-
-async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of some work, which is cancelled when the client hangs up meanwhile; then raises ClientGone.
-
-    An answer that was opened all the same, in the last moment, is closed.
+    If the work opened an answer in the last moment, the answer is closed.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_gone(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     is_taken = False
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         is_taken = task.done()
         if is_taken:
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         for each in (task, gone):
             each.cancel()
@@ -93,6 +88,6 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
             outcome.close()
 
 
-async def _until_gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

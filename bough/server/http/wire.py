@@ -1,46 +1,37 @@
-"""Bodies as they come over the wire: JSON of bounded depth and size, read strictly, and errors in each API's own shape.
+"""Request bodies: JSON of bounded depth and size, and routes that answer every error in the format of their API.
 
 Always true of a body that a route sees: its text is valid Unicode (a lone surrogate became U+FFFD, as in other servers),
-it is no deeper than `MAX_DEPTH` and has no more values than `bounds` says. No other thread runs while `json.loads` does: a
-body that would take it long is refused unread. Whatever a client sends, a route answers with a status below 500 or one of
-ours.
+it is no deeper than `MAX_DEPTH` and has no more values than `bounds` says. `json.loads` holds the interpreter lock, so a
+body that would take long is refused before. Whatever a client sends, a route answers with a status that we chose.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from bough.errors import BoughError, RequestError
+from bough.errors import RequestError
 from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES
-from bough.server.http.errors import CLIENT_GONE, Fault, fault_of
-from bough.server.http.streaming import ClientGone
+from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorFormat, error_response, to_http_error
+from bough.server.http.streaming import ClientDisconnected
 from bough.server.serving.service import Service
 
-log = logging.getLogger(__name__)
-
-_LARGE_BYTES = 2**16  # what is larger is read in a thread
-_SURELY_FEW_BYTES = MAX_PARTS  # what is smaller is within all bounds
+_LARGE_BYTES = 2**16  # larger bodies are read in a thread
+_SURELY_FEW_BYTES = MAX_PARTS  # smaller bodies are within all limits
 _DIGITS_AS_0 = bytes(0x30 if 0x30 <= code <= 0x39 else 0x20 for code in range(256))
-
-Shape = Callable[[Fault], dict[str, Any]]
-"""Writes the body of an error as one API does."""
 
 
 class Wire(BaseModel):
-    """A part of a body: types are taken as they are (no "5" for 5), unknown fields are ignored."""
+    """A part of a body. Types are strict ("5" is no number), and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -61,7 +52,7 @@ SaltOf = Annotated[str, Depends(get_salt)]
 
 
 class JsonRequest(Request):
-    """A request whose body is JSON whatever its headers say: many clients of Ollama send none."""
+    """A request whose body is JSON whatever its headers say: many clients of Ollama send no content type."""
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
@@ -72,7 +63,7 @@ class JsonRequest(Request):
 
 
 def read_json(body: bytes) -> Any:
-    """The value in a body. Raises RequestError for what is not JSON, not UTF-8, too deep, or has too many values."""
+    """The value in a body. Raises RequestError if it is not JSON, not UTF-8, too deep, or has too many values."""
     try:
         text = body.decode("utf-8")
         if len(body) > _SURELY_FEW_BYTES:
@@ -122,7 +113,7 @@ def _check_values(value: Any) -> None:
 
 
 def _look_inside(values: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """What the lists and objects among some values hold."""
+    """The contents of the lists and objects among some values."""
     for each in values:
         if isinstance(each, list):
             yield each
@@ -143,8 +134,8 @@ def _replace_surrogates(value: Any) -> Any:
     return value
 
 
-def route_class(shape: Shape) -> type[APIRoute]:
-    """A class of routes that read bodies as above and answer every error in this shape."""
+def route_class(format_error: ErrorFormat) -> type[APIRoute]:
+    """A class of routes that read bodies as above and answer every error in this format."""
 
     class Route(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -153,42 +144,11 @@ def route_class(shape: Shape) -> type[APIRoute]:
             async def answer(request: Request) -> Response:
                 try:
                     return await handle(JsonRequest(request.scope, request.receive, request._send))
-                except (ClientDisconnect, ClientGone):
-                    return Response(status_code=CLIENT_GONE)
+                except (ClientDisconnect, ClientDisconnected):
+                    return Response(status_code=CLIENT_CLOSED_REQUEST)
                 except Exception as error:
-                    return answer_fault(find_fault(error), shape)
+                    return error_response(to_http_error(error), format_error)
 
             return answer
 
     return Route
-
-
-def find_fault(error: Exception) -> Fault:
-    """What to say of any error; one that is none of ours is logged with its trace."""
-    cause = error.__cause__ if isinstance(error, HTTPException) else None
-    if isinstance(cause, BoughError):  # what reading the body raised
-        return fault_of(cause)
-    if isinstance(error, BoughError):
-        return fault_of(error)
-    if isinstance(error, RequestValidationError):
-        return Fault(400, describe(error))
-    if isinstance(error, HTTPException):
-        return Fault(error.status_code, str(error.detail))
-    log.error("a request failed by a mistake of ours", exc_info=error)
-    return Fault(500, f"{type(error).__name__}: {error}")
-
-
-def describe(error: RequestValidationError) -> str:
-    """What is wrong with a body, field by field, without repeating it."""
-    found = error.errors()
-    texts = [f"{_place(each['loc'])}: {each['msg']}" for each in found[:3]]
-    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-    return "; ".join(texts) + more
-
-
-def _place(location: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in location if part != "body") or "body"
-
-
-def answer_fault(fault: Fault, shape: Shape) -> JSONResponse:
-    return JSONResponse(shape(fault), fault.status, fault.headers)

@@ -1,1 +1,1 @@
-"""Serving: from what a client asks for, whichever API it came by, to the answer of a loaded model."""
+"""Serving: from an ask, whichever API it came by, to the answer of a loaded model. Nothing here knows HTTP."""

@@ -1,202 +1,155 @@
-"""An answer on its way from the engine's thread to a client: pieces told apart as text, thinking and calls of tools."""
+"""An answer on its way from the engine's thread to a client.
+
+The engine's thread calls a listener for each choice; the answer reads what the listeners hear on the event loop, parses it,
+and gives it out as events.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from bough.errors import BoughError
-from bough.server.serving.ask import Ask, Delta, Event, Finished, FinishReason, Progress, Started, ToolCall
-from bough.server.serving.loaded import LoadedModel
-from bough.server.serving.prompting import Prepared
-from bough.server.serving.record import RequestRecord
-from bough.server.serving.thinking import ThoughtSplitter
-from bough.server.serving.tools import CallFinder
+from bough.server.serving.ask import Ask, Event, Progress, Started
+from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.metrics import Metrics
+from bough.server.serving.parsing.answer_parser import AnswerParser
+from bough.server.serving.prompting.prompt import PreparedPrompt
+from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Chunk, Completion, Usage
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Begin:
     usage: Usage
     waited_s: float
 
 
-_Heard = _Begun | Progress | Chunk | Completion | BoughError
+_Message = _Begin | Progress | Chunk | Completion | BoughError
 
 
-class Mailbox:
-    """Where the engine's thread leaves what it has, choice by choice, and the event loop finds it."""
+class AnswerListener:
+    """The listener of one choice. The engine's thread calls it; it puts each message into the answer's queue."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, _Heard]] = asyncio.Queue()
-
-    def put(self, choice: int, heard: _Heard) -> None:
-        """Leave something, from any thread; nobody is there any more if the loop has ended."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (choice, heard))
-
-    async def get(self) -> tuple[int, _Heard]:
-        return await self._queue.get()
-
-
-class Ear:
-    """Listens to one choice for its mailbox."""
-
-    def __init__(self, mailbox: Mailbox, choice: int) -> None:
-        self._mailbox = mailbox
+    def __init__(self, choice: int, queue: asyncio.Queue[tuple[int, _Message]]) -> None:
         self._choice = choice
+        self._queue = queue
+        self._loop = asyncio.get_running_loop()
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
-        self._mailbox.put(self._choice, _Begun(usage, waited_s))
+        self._put(_Begin(usage, waited_s))
 
     def on_progress(self, done_tokens: int, total_tokens: int) -> None:
-        self._mailbox.put(self._choice, Progress(done_tokens, total_tokens))
+        self._put(Progress(done_tokens, total_tokens))
 
     def on_chunk(self, chunk: Chunk) -> None:
-        self._mailbox.put(self._choice, chunk)
+        self._put(chunk)
 
     def on_end(self, completion: Completion) -> None:
-        self._mailbox.put(self._choice, completion)
+        self._put(completion)
 
     def on_error(self, error: BoughError) -> None:
-        self._mailbox.put(self._choice, error)
+        self._put(error)
 
-
-class Sorter:
-    """Tells apart what one choice consists of."""
-
-    def __init__(self, prepared: Prepared, choice: int, is_single: bool) -> None:
-        self._choice = choice
-        self._is_single = is_single
-        self._thoughts = ThoughtSplitter(prepared.starts_thinking) if prepared.splits_thinking else None
-        self._calls = CallFinder(prepared.tools.keys(), is_forced=prepared.is_forced, schemas=prepared.tools)
-        self._text: list[str] = []
-        self._thinking: list[str] = []
-        self._found: list[ToolCall] = []
-
-    def take(self, chunk: Chunk) -> Delta:
-        """A piece of the answer, told apart; what is not certain yet comes later."""
-        thinking, text = "", chunk.text
-        if self._thoughts is not None:
-            thought = self._thoughts.add(chunk.text)
-            thinking, text = thought.thinking, thought.text
-        return self._keep(thinking, text, chunk, is_end=False)
-
-    def finish(self, completion: Completion) -> tuple[Delta, Finished]:
-        """What was held back, and then the whole."""
-        thought = self._thoughts.flush() if self._thoughts is not None else None
-        thinking, text = (thought.thinking, thought.text) if thought is not None else ("", "")
-        last = self._keep(thinking, text, Chunk(""), is_end=True)
-        reason: FinishReason = "length" if completion.finish_reason == "length" else "stop"
-        return last, Finished(
-            self._choice,
-            "".join(self._text),
-            "".join(self._thinking),
-            tuple(self._found),
-            "tool_calls" if self._found else reason,
-            completion,
-        )
-
-    def _keep(self, thinking: str, text: str, chunk: Chunk, *, is_end: bool) -> Delta:
-        found = self._calls.add(text)
-        text, calls = found.text, list(found.calls)
-        if is_end:
-            rest = self._calls.flush()
-            text, calls = text + rest.text, [*calls, *rest.calls]
-        if self._is_single:
-            calls = calls[: max(0, 1 - len(self._found))]
-        self._text.append(text)
-        self._thinking.append(thinking)
-        self._found += calls
-        return Delta(self._choice, text, thinking, tuple(calls), chunk.logprobs, chunk.token_ids)
+    def _put(self, message: _Message) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (self._choice, message))
 
 
 class Answer:
-    """One answer with all its choices: iterate it for its events, and close it whatever happens."""
+    """One answer with all its choices. Iterate it for its events, and always close it.
+
+    It holds its model until it is closed.
+    """
 
     def __init__(
         self,
         ask: Ask,
         loaded: LoadedModel,
         load_s: float,
-        on_close: Callable[[RequestRecord], None],
-        clock: Callable[[], float],
+        models: LoadedModels,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.ask = ask
-        self.loaded = loaded
-        self.started = Started(Usage(), load_s)
-        self.prompt_ids: Sequence[int] = ()
-        self.mailbox = Mailbox()
+        self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.runner.prefix_cache.is_enabled)
         self.cancelled = threading.Event()
-        self._on_close = on_close
+        self._queue: asyncio.Queue[tuple[int, _Message]] = asyncio.Queue()
+        self.listeners = [AnswerListener(choice, self._queue) for choice in range(ask.num_choices)]
+        self._loaded = loaded
+        self._models = models
+        self._metrics = metrics
         self._clock = clock
         self._opened_s = clock()
-        self._sorters: list[Sorter] = []
+        self._parsers: list[AnswerParser] = []
         self._waited_s = 0.0
         self._first_s = 0.0
-        self._done_tokens = 0  # of the prompt, as far as was told
+        self._done_tokens = 0  # of the prompt
         self._num_generated = 0
         self._completions: list[Completion] = []
         self._error: str | None = None
         self._is_closed = False
 
-    def expect(self, prepared: Prepared) -> None:
-        """Say what the model is given, and how its answer is to be read."""
-        self.prompt_ids = prepared.encoded.ids
-        single = self.ask.tool_choice.is_single
-        self._sorters = [Sorter(prepared, choice, single) for choice in range(self.ask.num_choices)]
+    def set_prompt(self, prepared: PreparedPrompt) -> None:
+        """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
+        self.started = replace(self.started, prompt_ids=prepared.encoded.ids)
+        tokenizer, is_single = self._loaded.runner.tokenizer, self.ask.tool_choice.is_single
+        self._parsers = [AnswerParser(prepared, tokenizer, choice, is_single) for choice in range(self.ask.num_choices)]
 
     async def start(self) -> None:
-        """Wait until the first choice has a lane. Raises what became of the request instead."""
+        """Wait until the first choice has a lane. Raises the error if the request fails before."""
         while True:
-            _, heard = await self.mailbox.get()
-            if isinstance(heard, BoughError):
-                self._error = str(heard)
-                raise heard
-            if isinstance(heard, _Begun):
-                self.started = Started(heard.usage, self.started.load_s)
-                self._waited_s = heard.waited_s
+            _, message = await self._queue.get()
+            if isinstance(message, BoughError):
+                self._error = str(message)
+                raise message
+            if isinstance(message, _Begin):
+                self.started = replace(self.started, usage=message.usage)
+                self._waited_s = message.waited_s
                 return
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        missing = len(self._sorters)
+        missing = len(self._parsers)
         while missing:
-            choice, heard = await self.mailbox.get()
-            if isinstance(heard, BoughError):
-                self._error = str(heard)
-                raise heard
-            if isinstance(heard, Progress):
-                self._done_tokens = heard.done_tokens
-                yield heard
-            elif isinstance(heard, Chunk):
+            choice, message = await self._queue.get()
+            if isinstance(message, BoughError):
+                self._error = str(message)
+                raise message
+            if isinstance(message, Progress):
+                self._done_tokens = message.done_tokens
+                yield message
+            elif isinstance(message, Chunk):
                 self._first_s = self._first_s or self._clock() - self._opened_s
-                self._num_generated += len(heard.token_ids)
-                yield self._sorters[choice].take(heard)
-            elif isinstance(heard, Completion):
+                self._num_generated += len(message.token_ids)
+                yield self._parsers[choice].add(message)
+            elif isinstance(message, Completion):
                 missing -= 1
-                self._completions.append(heard)
-                last, finished = self._sorters[choice].finish(heard)
+                self._completions.append(message)
+                last, finished = self._parsers[choice].finish(message)
                 if last.text or last.thinking or last.tool_calls:
                     yield last
                 yield finished
 
     def close(self) -> None:
-        """End the answer if it goes on; the work that was done is kept. A second call does nothing."""
+        """End the answer, count it and release its model. Computed state is kept. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self.cancelled.set()
-            self._on_close(self._record())
+            record = self._record()
+            self._models.release(self._loaded)
+            self._metrics.request_done(record)
+            note_record(record)
 
     def _record(self) -> RequestRecord:
-        """What is known of the answer; of one that was broken off, as far as it was heard."""
+        """The record of the answer; if it was cancelled, of the part that was computed."""
         usage = self.started.usage
         usage = replace(usage, computed_tokens=max(0, self._done_tokens - usage.cached_tokens))
         usage = self._completions[0].usage if self._completions else usage
         return RequestRecord(
-            model=self.loaded.name,
+            model=self._loaded.name,
             usage=usage if usage.prompt_tokens else None,
             completion_tokens=self._num_generated,
             queue_s=self._waited_s,

@@ -1,4 +1,4 @@
-"""What a client asks for, whichever API it came by, and what comes back: the nouns that all APIs translate to and from."""
+"""The request and the events of an answer that all APIs share. Each API translates its own format to and from these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bough.types import Completion, Message, SamplingParams, TokenLogprob, Usage
+from bough.types import Completion, Message, SamplingParams, Usage
 
 Tool = Mapping[str, Any]
 """A tool as OpenAI and Ollama write it: {"type": "function", "function": {"name", "description", "parameters"}}."""
@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether the answer may, must not or must call a tool; with `name`, that tool. `required` is by grammar."""
+    """Whether the answer may, must not or must call a tool; with `name`, that tool. A grammar enforces `required`."""
 
     mode: ToolMode = "auto"
     name: str | None = None
@@ -26,11 +26,11 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. Exactly one of `messages`, `text` and `ids` is given: a chat, a text to continue as it stands, tokens.
+    """One request. Exactly one of `messages` (a chat), `text` (continued without a template) and `ids` is given.
 
     Messages are those of OpenAI: role, content (text, or parts of type text), and for tools `tool_calls` (with arguments as
     an object), `tool_call_id` and `name`; an assistant's may have `reasoning_content`. If the last message is an
-    assistant's without tool calls, the answer goes on where it ends.
+    assistant's without tool calls, the answer continues it.
     """
 
     model: str
@@ -40,24 +40,29 @@ class Ask:
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    needs_tool_template: bool = False  # refuse tools if the model's chat template does not know them
-    is_chat: bool = False  # the ids are those of a chat: thinking in the answer is told apart
-    think: bool | None = None  # None: as the template does by itself, and the thinking stays apart all the same
+    needs_tool_template: bool = False  # refuse tools if the model's chat template does not support them
+    context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
+    may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
+    think: bool | None = None  # None: the default of the template
     num_choices: int = 1
     context_tokens: int | None = None  # a smaller context than the model's
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
     keep_alive_s: float | None = None  # None: the server's default; inf: for ever; 0: unload afterwards
     salt: str = ""
-    store: bool = True
 
     @property
     def num_chars(self) -> int:
-        """About how long the prompt is, in characters or ids."""
-        return len(self.text or "") + len(self.ids or ()) + count_chars(self.messages or ())
+        """The approximate length of the prompt, in characters or ids."""
+        return len(self.text or "") + len(self.ids or ()) + len(self.context) + _count_chars(self.messages or ())
 
 
-def count_chars(messages: Sequence[Message]) -> int:
-    """How many characters messages have, however their content is written."""
+def tenant_of(salt: str) -> str:
+    """The part that all salts derived from one key share; what follows a slash is the client's own refinement."""
+    return salt.partition("/")[0]
+
+
+def _count_chars(messages: Sequence[Message]) -> int:
+    """How many characters the texts of messages have."""
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
     return sum(len(part if isinstance(part, str) else str(part.get("text", ""))) for part in parts)
@@ -65,7 +70,7 @@ def count_chars(messages: Sequence[Message]) -> int:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the answer makes. `arguments` is a JSON object."""
+    """A tool call in an answer. `arguments` is a JSON object."""
 
     id: str
     name: str
@@ -73,19 +78,31 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Started:
-    """Every choice has its lane: nothing can be refused any more. `usage` has no completion tokens yet.
+class ScoredToken:
+    """A token of an answer as its bytes, with the log of its probability, and the likeliest tokens at its place."""
 
-    Of several choices `usage` is that of the first.
+    data: bytes
+    logprob: float
+    top: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
+
+    `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse.
     """
 
     usage: Usage
     load_s: float = 0.0
+    prompt_ids: Sequence[int] = ()
+    digest: str = ""
+    is_stored: bool = True
 
 
 @dataclass(frozen=True)
 class Progress:
-    """So many tokens of the prompt are done."""
+    """How many tokens of the prompt are evaluated."""
 
     done_tokens: int
     total_tokens: int
@@ -93,19 +110,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of one choice: whole characters only. A tool call comes as a whole."""
+    """A piece of one choice: whole characters, and whole tool calls."""
 
     choice: int = 0
     text: str = ""
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One choice is complete. `text`, `thinking` and `tool_calls` are all of it, told apart."""
+    """One choice is complete. `text`, `thinking`, `tool_calls` and `logprobs` are all of it."""
 
     choice: int
     text: str
@@ -113,6 +129,16 @@ class Finished:
     tool_calls: tuple[ToolCall, ...]
     finish_reason: FinishReason
     completion: Completion
+    logprobs: tuple[ScoredToken, ...] = ()
+    thinking_tokens: int = 0
 
 
 Event = Progress | Delta | Finished
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A whole answer, its choices in order."""
+
+    started: Started
+    choices: tuple[Finished, ...]

@@ -1,8 +1,8 @@
 """The catalog: the models on this machine as the APIs list them.
 
-Names come from the model folder, and from the one model that the server was started with, which may lie elsewhere. No name
-leads out of these. What takes long to find out (the digest reads all weights) is found out once: it is kept in a small file
-in the cache folder, with a stamp of the model's files. Calls may come from any thread.
+These are the models in the model folder, and the model that the server was started with, which may lie elsewhere. No name
+reaches other files. The digest reads all weights, so it is computed once and kept in a small file in the cache folder, with
+a stamp of the model's files. Calls may come from any thread.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SHORT_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64
 
 
 @dataclass(frozen=True)
-class Facts:
+class CatalogEntry:
     """A model as the APIs describe it. `digest` is bare hexadecimal; `family` is what the configuration calls `model_type`,
-    `architecture` the class in transformers. Texts are empty and numbers 0 where the files do not say."""
+    `architecture` the class in transformers. Texts are empty and numbers 0 if the files do not have them."""
 
     name: str
     family: str
@@ -57,6 +57,18 @@ class Facts:
     license: str
 
 
+@dataclass(frozen=True)
+class LoadedEntry:
+    """A loaded model as the APIs describe it. `expires_at` is None if it never expires."""
+
+    entry: CatalogEntry
+    num_bytes: int
+    device_bytes: int  # of these, on an accelerator
+    context_tokens: int
+    engine: str
+    expires_at: datetime | None
+
+
 class Catalog:
     """The models of the model folder, and `named`, the files of the model that the server was started with."""
 
@@ -66,32 +78,32 @@ class Catalog:
         self._outside = named if named is not None and named.folder.parent != self.store.folder else None
         self._infos = _InfoMemo(settings)
 
-    def list(self) -> list[Facts]:
-        """Every model, by name; one whose files make no sense is left out."""
+    def list(self) -> list[CatalogEntry]:
+        """Every model, sorted by name. A model with invalid files is left out."""
         outside = [self._outside] if self._outside else []
         inside = [files for files in self.store.list() if not (outside and files.name == outside[0].name)]
         found = (self._describe_or_skip(files) for files in [*outside, *inside])
-        return sorted((facts for facts in found if facts), key=lambda facts: facts.name)
+        return sorted((entry for entry in found if entry), key=lambda entry: entry.name)
 
-    def find(self, name: str) -> Facts:
-        """What there is to know of a model. Raises ModelNotFound, or another ModelError if its files make no sense."""
+    def find(self, name: str) -> CatalogEntry:
+        """The entry of a model. Raises ModelNotFound, or another ModelError if its files are invalid."""
         return self._describe(self.files(name))
 
     def files(self, name: str) -> ModelFiles:
-        """The files of a model. Raises ModelNotFound for a name that is not in the catalog, or is none."""
+        """The files of a model. Raises ModelNotFound for a name that is not in the catalog, or not valid."""
         if self._is_outside(name):
             assert self._outside is not None
             return self._outside
         try:
             found = self.store.find(name)
         except ModelNotFound:
-            found = None  # not even a name
+            found = None  # not a valid name
         if found is None:
             raise ModelNotFound(f"model '{name[:200]}' not found")
         return found
 
     def copy(self, source: str, target: str) -> None:
-        """Give a model a second name, over another model of that name. Raises ModelNotFound or RequestError."""
+        """Give a model a second name; it replaces a model of that name. Raises ModelNotFound or RequestError."""
         self._refuse_outside(self.files(source).name, "copied")
         try:
             plain_name(target)
@@ -101,7 +113,7 @@ class Catalog:
         self.store.copy(source, target)
 
     def remove(self, name: str) -> None:
-        """Delete a model for good, and what is kept on disk for it. It must not be loaded. Raises ModelNotFound."""
+        """Delete a model and its trees on disk. It must not be loaded. Raises ModelNotFound."""
         files = self.files(name)
         self._refuse_outside(files.name, "deleted")
         self.store.remove(files.name)
@@ -114,25 +126,25 @@ class Catalog:
         if self._is_outside(name):
             raise RequestError(f"the model '{name}' lies outside the model folder, and cannot be {what} there")
 
-    def _describe_or_skip(self, files: ModelFiles) -> Facts | None:
+    def _describe_or_skip(self, files: ModelFiles) -> CatalogEntry | None:
         try:
             return self._describe(files)
         except ModelError as error:
             log.warning("the model %s is not listed: %s", files.name, error)
             return None
 
-    def _describe(self, files: ModelFiles) -> Facts:
+    def _describe(self, files: ModelFiles) -> CatalogEntry:
         try:
-            return self._read_facts(files)
+            return self._read_entry(files)
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # a configuration may say anything
-            raise UnsupportedModel(f"the files in {files.folder} make no sense: {type(error).__name__}: {error}") from error
+            raise UnsupportedModel(f"the files in {files.folder} are invalid: {type(error).__name__}: {error}") from error
 
-    def _read_facts(self, files: ModelFiles) -> Facts:
+    def _read_entry(self, files: ModelFiles) -> CatalogEntry:
         info = self._infos.find(files)
         config = files.config | (files.config.get("text_config") or {})
         family = str(files.config.get("model_type") or "")
         with translate_os_errors(files.folder):
-            return Facts(
+            return CatalogEntry(
                 name=files.name,
                 family=family,
                 families=(family,),
@@ -161,7 +173,7 @@ def human_number(number: int) -> str:
 
 
 class _InfoMemo:
-    """What describing a model came to, by its folder, as long as its files and this version stay the same."""
+    """The descriptions of models by folder, valid while the stamp of the files is the same."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -170,8 +182,8 @@ class _InfoMemo:
         self._entries: dict[str, dict[str, Any]] | None = None
 
     def find(self, files: ModelFiles) -> ModelInfo:
-        """The model described; it is read if that was not done before. Raises ModelError."""
-        with self._lock:  # two that ask for the same model do not both read it
+        """The description of a model, which is computed the first time. Raises ModelError."""
+        with self._lock:  # so that two threads do not read the same model
             if self._entries is None:
                 self._entries = read_notes(self._file)
             key = str(files.folder)
@@ -188,7 +200,7 @@ class _InfoMemo:
 
 
 def _stamp(files: ModelFiles) -> str:
-    """Changes with every file of the model. Raises OSError."""
+    """A text that changes with every file of the model. Raises OSError."""
     stamps = sorted(stamp_of(file) for file in files.folder.iterdir() if file.is_file())
     return "\n".join([f"format {_FORMAT}", files.name, *stamps])
 

@@ -1,14 +1,14 @@
-"""The loaded models: which are in memory, who uses them, and how long they stay.
+"""The loaded models: which are in memory, how many requests use them, and when they are unloaded.
 
-A model is loaded when it is first asked for, and unloaded when it was not used for its time (`keep_alive_s`, of the request
-or of the settings) or when another one needs its room: then the one that was used least recently goes first. Unloading
-saves its tree. One model at a time is loaded or unloaded, in a thread; those that are loaded serve meanwhile. Times are
-those of a clock that nobody sets: when the machine's time is put right, no model goes early, and none stays for years.
+A model is loaded when a request needs it. It is unloaded when it was idle for `keep_alive_s` (of the request or of the
+settings), or when another model needs its memory: then the least recently used one is unloaded first. Unloading saves its
+tree. One model at a time is loaded or unloaded, in a thread; loaded models serve meanwhile. Times are those of a monotonic
+clock: changing the machine's time unloads no model early or late.
 
 Always true:
-- a model in use, or one that somebody waits for, is not unloaded, but by `close`;
-- one whose engine is stuck in a step is not waited for: it stays until the step ends, or the process;
-- a load goes on when the request that asked for it is cancelled: its model is there for the next one.
+- a model that a request uses or waits for is not unloaded, except by `close`;
+- a model whose engine is stuck in a step stays loaded until the step or the process ends;
+- a load continues when its request is cancelled: the next request finds the model loaded.
 
 Everything here runs on the event loop that first used it.
 """
@@ -21,8 +21,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -31,18 +31,18 @@ from bough.errors import NoRoom, ShuttingDown
 from bough.generate.worker import Limits, Worker
 from bough.models import ModelFiles
 from bough.runner import Runner, load_files
-from bough.server.serving.catalog import Catalog, Facts
-from bough.server.serving.prompt_threads import PromptThreads
-from bough.system.own_thread import in_own_thread
+from bough.server.serving.catalog import Catalog, CatalogEntry, LoadedEntry
+from bough.server.serving.prompting.prompt import PromptThreads
 from bough.system.resources import HostMemory, read_host_memory
+from bough.system.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
-_LONGEST_S = 100 * 365 * 86_400.0  # what stays longer stays for ever
-_WORDS_OF_SHORT_MEMORY = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
+_LONGEST_S = 100 * 365 * 86_400.0  # longer times mean for ever
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory")
 _HALF_TYPES = ("bfloat16", "float16")
-_LOAD_PATIENCE_S = 5.0  # for a model that is just being loaded when all ends
-_STUCK_S = 30.0  # so often a model that is stuck is looked at again
+_LOAD_GRACE_S = 5.0  # how long `close` waits for a load
+_STUCK_S = 30.0  # how often a stuck model is checked again
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class LoadedModel:
     name: str
     runner: Runner
     worker: Worker
-    info: Facts
+    info: CatalogEntry
     num_bytes: int
     load_s: float
     used_s: float
     expires_s: float | None
-    keep_alive_s: float | None = field(default=None, repr=False)  # the last that was asked for; None: that of the settings
+    keep_alive_s: float | None = field(default=None, repr=False)  # of the last request; None: of the settings
     num_uses: int = 0
     threads: PromptThreads = field(default_factory=PromptThreads, repr=False)
 
@@ -106,28 +106,25 @@ class LoadedModels:
         self._wanted: Counter[str] = Counter()  # requests that wait for a model, by its name
         self._changing = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._timekeeper: asyncio.Task[None] | None = None
+        self._expiry_task: asyncio.Task[None] | None = None
         self._is_closed = False
-        self.has_left_load = False  # whether a thread still loads a model that nobody waits for, after `close`
-
-    def using(self, name: str, keep_alive_s: float | None = None) -> AbstractAsyncContextManager[LoadedModel]:
-        """The model, loaded if need be, and in use until the context ends; then it stays for `keep_alive_s`.
-
-        None: as the settings say; 0: unloaded when nobody uses it; below 0 or infinite: for ever. Raises ModelNotFound,
-        NoRoom, ShuttingDown, or what loading raises.
-        """
-        return self._using(name, keep_alive_s)
+        self.is_still_loading = False  # whether a thread still loads a model after `close`
 
     @asynccontextmanager
-    async def _using(self, name: str, keep_alive_s: float | None) -> AsyncIterator[LoadedModel]:
-        loaded = await self.take(name, keep_alive_s)
+    async def using(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[LoadedModel]:
+        """The model, loaded if need be, and in use until the context ends; then it stays for `keep_alive_s`.
+
+        None: as the settings say; 0: unloaded when no request uses it; below 0 or infinite: for ever. Raises ModelNotFound,
+        NoRoom, ShuttingDown, or what loading raises.
+        """
+        loaded = await self.acquire(name, keep_alive_s)
         try:
             yield loaded
         finally:
-            self.give_back(loaded)
+            self.release(loaded)
 
-    async def take(self, name: str, keep_alive_s: float | None = None) -> LoadedModel:
-        """As `using`, for those who call `give_back` themselves, exactly once."""
+    async def acquire(self, name: str, keep_alive_s: float | None = None) -> LoadedModel:
+        """As `using`, without a context: call `release` exactly once."""
         known = self.find(name) or await self._load_wanted(name)
         known.num_uses += 1
         if keep_alive_s is not None:
@@ -135,8 +132,8 @@ class LoadedModels:
         self._touch(known)
         return known
 
-    def give_back(self, loaded: LoadedModel) -> None:
-        """A use has ended. Never waits."""
+    def release(self, loaded: LoadedModel) -> None:
+        """End one use of a model. Never waits."""
         assert loaded.num_uses > 0, f"{loaded.name} is not in use"
         loaded.num_uses -= 1
         self._touch(loaded)
@@ -146,31 +143,31 @@ class LoadedModels:
         return self._loaded.get(name.removesuffix(":latest"))
 
     async def unload(self, name: str) -> bool:
-        """Take a model out of memory. False if it is in use: then it goes when its last use ends."""
+        """Unload a model. False if it is in use: then it is unloaded when its last use ends."""
         loaded = self.find(name)
         if loaded is None:
             return True
         loaded.keep_alive_s = 0.0
         self._touch(loaded)
-        await asyncio.shield(self.unload_expired())  # a client that hangs up stops nothing half done
+        await asyncio.shield(self.unload_expired())  # cancelling the request must not interrupt it
         return self._loaded.get(loaded.name) is not loaded
 
     async def unload_expired(self) -> None:
-        """Unload what nobody uses and whose time is over."""
+        """Unload every idle model that has expired."""
         async with self._changing:
             for loaded in [each for each in self._loaded.values() if self._is_over(each)]:
-                if self._is_idle(loaded):  # still, after the one before it was unloaded
+                if self._is_idle(loaded):  # a request may have come while another was unloaded
                     await self._unload(loaded)
 
     async def close(self) -> None:
-        """Unload everything, used or not, and take nothing new. A second call does nothing.
+        """Unload all models, even those in use, and load no more. A second call does nothing.
 
-        A load that does not end soon is left to its thread, which cannot be stopped: see `has_left_load`.
+        A load that does not end soon is left to its thread, which cannot be stopped: see `is_still_loading`.
         """
         self._is_closed = True
-        if self._timekeeper is not None:
-            self._timekeeper.cancel()
-            await asyncio.gather(self._timekeeper, return_exceptions=True)
+        if self._expiry_task is not None:
+            self._expiry_task.cancel()
+            await asyncio.gather(self._expiry_task, return_exceptions=True)
         await self._end_loading()
         async with self._changing:
             for loaded in list(self._loaded.values()):
@@ -182,8 +179,8 @@ class LoadedModels:
     async def _end_loading(self) -> None:
         if not self._loading:
             return
-        _, left = await asyncio.wait(self._loading.values(), timeout=_LOAD_PATIENCE_S)
-        self.has_left_load = bool(left)
+        _, left = await asyncio.wait(self._loading.values(), timeout=_LOAD_GRACE_S)
+        self.is_still_loading = bool(left)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -191,22 +188,22 @@ class LoadedModels:
     # Time
 
     def expires_at(self, loaded: LoadedModel) -> datetime | None:
-        """When the time of a model will be over, as the machine's clock stands now; None: never."""
+        """When a model will expire, by the machine's clock; None: never."""
         if loaded.expires_s is None:
             return None
         return datetime.now(UTC) + timedelta(seconds=loaded.expires_s - self._clock())
 
     def _touch(self, loaded: LoadedModel) -> None:
-        """A use begins or ends: the model's time counts from now."""
+        """Note that a use begins or ends: the time of the model counts from now."""
         loaded.used_s = self._clock()
         loaded.expires_s = self._expiry(loaded.keep_alive_s, loaded.used_s)
         self._note_change()
 
     def _note_change(self) -> None:
-        """Let the timekeeper look again."""
+        """Wake the task that unloads expired models."""
         self._changed.set()
-        if self._timekeeper is None and not self._is_closed:
-            self._timekeeper = asyncio.create_task(self._keep_time(), name="bough-keep-alive")
+        if self._expiry_task is None and not self._is_closed:
+            self._expiry_task = asyncio.create_task(self._watch_expiry(), name="bough-keep-alive")
 
     def _expiry(self, keep_alive_s: float | None, now: float) -> float | None:
         kept_s = self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s
@@ -218,7 +215,7 @@ class LoadedModels:
     def _is_over(self, loaded: LoadedModel) -> bool:
         return loaded.expires_s is not None and loaded.expires_s <= self._clock() and self._is_idle(loaded)
 
-    async def _keep_time(self) -> None:
+    async def _watch_expiry(self) -> None:
         while True:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -227,7 +224,7 @@ class LoadedModels:
             await asyncio.shield(self.unload_expired())
 
     def _next_expiry_s(self) -> float | None:
-        """Seconds until the next model's time is over; None: no such time is known. Nobody tells when a step ends."""
+        """Seconds until the next model expires, or until stuck models are checked again; None: wait for a change."""
         idle = [each for each in self._loaded.values() if self._is_idle(each)]
         times = [each.expires_s for each in idle if each.expires_s is not None]
         is_any_stuck = any(each.worker.is_stuck for each in self._loaded.values())
@@ -237,7 +234,7 @@ class LoadedModels:
     # Loading and unloading
 
     async def _load_wanted(self, name: str) -> LoadedModel:
-        """The model, which others may be waiting for as well."""
+        """Load the model, or wait for another request that loads it."""
         files = await asyncio.to_thread(self.catalog.files, name)
         self._wanted[files.name] += 1
         try:
@@ -248,7 +245,7 @@ class LoadedModels:
             return self._loaded[files.name]
         finally:
             self._wanted[files.name] -= 1
-            self._note_change()  # nobody may want it any more: a model that is there already may be idle since now
+            self._note_change()  # a loaded model may be idle now that this request no longer waits
 
     def _loading_task(self, files: ModelFiles) -> asyncio.Task[None]:
         task = self._loading.get(files.name)
@@ -259,14 +256,14 @@ class LoadedModels:
 
     def _forget_loading(self, name: str, done: asyncio.Task[None]) -> None:
         del self._loading[name]
-        if not done.cancelled() and done.exception() is not None:  # which nobody may be waiting for any more
+        if not done.cancelled() and done.exception() is not None:  # its request may have been cancelled
             log.warning("the model %s could not be loaded: %s", name, done.exception())
 
     async def _load(self, files: ModelFiles) -> None:
         async with self._changing:
             if files.name in self._loaded:
                 return
-            if self._is_closed:  # while it waited for another to be loaded or unloaded
+            if self._is_closed:  # while it waited for the lock
                 raise ShuttingDown("the server is shutting down, and loads no model")
             num_bytes = await asyncio.to_thread(_weights_bytes, files)
             info = await asyncio.to_thread(self.catalog.find, files.name)
@@ -281,12 +278,12 @@ class LoadedModels:
             self._note_change()
 
     async def _start_retrying(self, files: ModelFiles) -> StartedModel:
-        """Load the model; for lack of memory one after another of those that nobody uses has to go."""
+        """Load the model. If memory runs out, unload idle models one by one and try again."""
         while True:
             try:
-                return await in_own_thread(self._start, files, self._settings)
+                return await run_in_thread(self._start, files, self._settings)
             except Exception as error:
-                if not is_short_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 if not await self._unload_oldest():
                     raise self._no_room(files, "the engine ran out of memory") from error
@@ -304,7 +301,7 @@ class LoadedModels:
                 raise self._no_room(files, f"it needs {needed_bytes:,} bytes, and {available_bytes:,} are available")
 
     def _grows(self, files: ModelFiles) -> bool:
-        """Whether weights take twice the room in memory: half precision as float32, which a CPU takes unless told."""
+        """Whether weights take twice their size on disk: a CPU computes half-precision weights as float32 by default."""
         kept = files.config.get("dtype") or files.config.get("torch_dtype")
         is_on_cpu = any(_is_on_cpu(each) for each in self._loaded.values())
         becomes_float32 = self._settings.dtype == "float32" or (self._settings.dtype == "auto" and is_on_cpu)
@@ -322,22 +319,37 @@ class LoadedModels:
         return bool(idle)
 
     async def _unload(self, loaded: LoadedModel) -> None:
-        """Save the tree and give the memory back. Needs the lock; whoever asks for the model meanwhile waits for it."""
+        """Save the tree and free the memory. Needs the lock; requests for the model wait until it is unloaded."""
         del self._loaded[loaded.name]
         try:
-            await in_own_thread(_stop_model, loaded)
-        except Exception:  # whatever an engine raises, the model is gone and the others go on
-            log.exception("the model %s was unloaded, but not well", loaded.name)
+            await run_in_thread(_stop_model, loaded)
+        except Exception:  # the model is unloaded whatever its engine raises
+            log.exception("unloading the model %s failed; it is no longer used", loaded.name)
 
     def list(self) -> list[LoadedModel]:
-        """Every loaded model, the one that was used last first."""
+        """Every loaded model, the most recently used first."""
         return sorted(self._loaded.values(), key=lambda each: each.used_s, reverse=True)
 
+    def describe(self) -> Sequence[LoadedEntry]:
+        """Every loaded model as the APIs list it, the most recently used first."""
+        return [self._describe(each) for each in self.list()]
 
-def is_short_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, says that there was not enough memory."""
+    def _describe(self, loaded: LoadedModel) -> LoadedEntry:
+        engine = loaded.runner.engine
+        return LoadedEntry(
+            entry=loaded.info,
+            num_bytes=loaded.num_bytes,
+            device_bytes=0 if _is_on_cpu(loaded) else loaded.num_bytes,
+            context_tokens=engine.context_tokens,
+            engine=engine.info.name,
+            expires_at=self.expires_at(loaded),
+        )
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error or its cause says that memory ran out. Libraries have no common exception for it."""
     while error is not None:
-        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _WORDS_OF_SHORT_MEMORY):
+        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY_TEXTS):
             return True
         error = error.__cause__
     return False
@@ -353,7 +365,7 @@ def _is_on_cpu(loaded: LoadedModel) -> bool:
 
 
 def _fills_host_memory(loaded: LoadedModel) -> bool:
-    """Whether the weights lie in the machine's own memory: on a CPU, and where a GPU shares it."""
+    """Whether the weights are in the machine's own memory: on a CPU, or on a GPU that shares it."""
     return not loaded.runner.engine.has_host
 
 

@@ -1,8 +1,8 @@
-"""What the server has done and holds, as Prometheus reads it.
+"""Metrics for Prometheus.
 
-Requests are counted when they end; the figures of queues, lanes and trees are read when somebody asks, from what each
-model's engine thread noted last, so that asking never waits for the engine. Labels have few values: a model is named only
-if it was there, and only the first hundred are: clients may copy models to any number of names.
+Requests are counted when they end. The figures of queues, lanes and trees come from the last snapshot of each model's
+engine thread, so reading metrics never waits for an engine. Labels have few values: only models that were loaded are named,
+and only the first hundred, because clients may copy models to any number of names.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -26,11 +23,11 @@ _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 
 
 _MAX_NAMES = 100
-_OTHERS = "(others)"  # which is no name of a model
+_OTHERS = "(others)"  # not a valid name of a model
 
 
-class Watched(Protocol):
-    """A loaded model, as far as it is looked at here."""
+class WatchedModel(Protocol):
+    """A loaded model, as far as metrics need it."""
 
     @property
     def name(self) -> str: ...
@@ -39,19 +36,25 @@ class Watched(Protocol):
     def worker(self) -> Any: ...
 
 
-class Seeing:
-    """The counters of one server, in a registry of their own."""
+class ModelList(Protocol):
+    """The loaded models, as far as metrics need them."""
 
-    def __init__(self) -> None:
+    def list(self) -> Iterable[WatchedModel]: ...
+
+
+class Metrics:
+    """The counters of one server, in a registry of their own, and the figures of the models that are loaded."""
+
+    def __init__(self, models: ModelList | None = None) -> None:
         self.registry = registry = CollectorRegistry()
-        self._names = {""}  # models that have figures of their own; some requests have none
+        self._names = {""}  # models that have labels of their own; some requests have no model
         self._requests = Counter(
             "bough_requests_total", "Requests that have ended", ("api", "model", "status"), registry=registry
         )
         self._in_progress = Gauge("bough_requests_in_progress", "Requests under way", registry=registry)
         self._prompt_tokens = Counter(
             "bough_prompt_tokens_total",
-            "Tokens of prompts: found in the tree, reused, evaluated",
+            "Tokens of prompts: matched in the tree, reused, computed",
             ("model", "kind"),
             registry=registry,
         )
@@ -60,7 +63,7 @@ class Seeing:
         )
         self._hits = Counter(
             "bough_hits_total",
-            "Requests that reused something, by the lowest place that it lay at",
+            "Requests that reused state, by the lowest tier that it came from",
             ("model", "place"),
             registry=registry,
         )
@@ -81,17 +84,15 @@ class Seeing:
             "bough_token_seconds", "Time for each token after the first", ("model",), buckets=_TOKEN_S, registry=registry
         )
         ProcessCollector(registry=registry)
-
-    def watch(self, list_models: Callable[[], Iterable[Watched]]) -> None:
-        """Show the figures of these models from now on, too. Once."""
-        self.registry.register(_Models(list_models))
+        if models is not None:
+            registry.register(_Models(models))
 
     def http_began(self) -> None:
         """A request came in."""
         self._in_progress.inc()
 
     def http_ended(self, api: str, model: str, status: int) -> None:
-        """A request was answered, or given up."""
+        """A request was answered, or its client disconnected."""
         self._in_progress.dec()
         self._requests.labels(api, self._label(model), str(status)).inc()
 
@@ -129,21 +130,21 @@ class Seeing:
 
 
 class _Models(Collector):
-    """The figures of the loaded models, taken at the moment of asking."""
+    """The figures of the loaded models, read at each scrape."""
 
-    def __init__(self, list_models: Callable[[], Iterable[Watched]]) -> None:
-        self._list_models = list_models
+    def __init__(self, models: ModelList) -> None:
+        self._models = models
 
     def describe(self) -> list[Metric]:
-        return []  # so that registering asks no model
+        return []  # so that registering reads no model
 
     def collect(self) -> Iterator[Metric]:
-        figures = {loaded.name: loaded.worker.snapshot() for loaded in self._list_models()}
+        figures = {loaded.name: loaded.worker.snapshot() for loaded in self._models.list()}
         yield GaugeMetricFamily("bough_models_loaded", "Models in memory", value=len(figures))
         yield _gauge("bough_queue_length", "Requests that wait for a lane", figures, {(): _get("queue")})
         lanes: Reads = {("busy",): _get("busy_lanes"), ("resting",): lambda figure: figure["lanes"] - figure["busy_lanes"]}
         yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
-        yield _gauge("bough_bytes", "Bytes of state by where they lie", figures, _BYTES, ("place", "kind"))
+        yield _gauge("bough_bytes", "Bytes of state by tier", figures, _BYTES, ("place", "kind"))
         failing: Reads = {(): _get("disk_is_failing")}
         yield _gauge("bough_disk_failing", "1 while nothing can be written to disk", figures, failing)
         yield _gauge("bough_tree_tokens", "Tokens that the tree knows", figures, {(): _get("tokens")})
@@ -169,8 +170,8 @@ _BYTES: Reads = {
     ("disk", "budget"): _get("disk_budget_bytes"),
 }
 _TOTALS = (
-    ("bough_evicted_tokens", "Tokens that were let go", "evicted_tokens"),
-    ("bough_evicted_points", "Restore points that were let go", "evicted_points"),
+    ("bough_evicted_tokens", "Tokens that were evicted", "evicted_tokens"),
+    ("bough_evicted_points", "Restore points that were evicted", "evicted_points"),
     ("bough_disk_failed_writes", "Pages and states that could not be written to disk", "disk_failed_writes"),
     ("bough_disk_misses", "Pages and states on disk that were not what they should be", "disk_misses"),
     ("bough_disk_bad_rows", "Rows of the index on disk that made no sense and were dropped", "disk_bad_rows"),
@@ -195,14 +196,3 @@ def _counter(name: str, text: str, figures: Figures, key: str) -> Metric:
         if key in figure:
             family.add_metric([model], figure[key])
     return family
-
-
-router = APIRouter()
-
-
-@router.get("/metrics", response_class=Response)
-async def read_metrics(request: Request) -> Response:
-    """What Prometheus reads, in the form that it asks for."""
-    seeing: Seeing = request.app.state.seeing
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(seeing.registry), headers={"Content-Type": content_type})

@@ -1,7 +1,8 @@
-"""What is known of a request once it is over: for the log, and for the metrics. Never what was said in it."""
+"""The record of a finished request, for the log and the metrics. It never has prompts or answers."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from bough.types import Usage
@@ -16,8 +17,6 @@ class RequestRecord:
     """
 
     model: str
-    api: str = ""
-    status: int = 200
     usage: Usage | None = None
     completion_tokens: int = 0
     queue_s: float = 0.0
@@ -27,3 +26,21 @@ class RequestRecord:
     host_bytes: int = 0
     disk_bytes: int = 0
     error: str | None = None
+
+
+@dataclass
+class RecordSlot:
+    """Where the record of one HTTP request is left, for its line in the log."""
+
+    record: RequestRecord | None = None
+
+
+current_slot: ContextVar[RecordSlot | None] = ContextVar("bough_record", default=None)
+"""The slot of the HTTP request that the running task serves; None outside of one."""
+
+
+def note_record(record: RequestRecord) -> None:
+    """Leave the record in the slot of the HTTP request that the running task serves, if there is one."""
+    slot = current_slot.get()
+    if slot is not None:
+        slot.record = record

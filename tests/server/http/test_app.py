@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from bough.server.http.api_paths import api_of
+from bough.server.http.errors import api_of
 from tests.server.servers import StartServer
 
 

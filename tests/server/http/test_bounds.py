@@ -19,8 +19,8 @@ from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.http import bounds
-from bough.server.http.errors import Fault
-from bough.server.http.wire import find_fault, read_json
+from bough.server.http.errors import HttpError, to_http_error
+from bough.server.http.wire import read_json
 from bough.types import SamplingParams
 from tests.readme_tree import ROOT
 
@@ -146,24 +146,24 @@ TOO_MUCH: list[tuple[Read, dict[str, Any], str, str, str]] = [
 ]
 
 
-def refusal_of(read: Read, fields: dict[str, Any]) -> Fault:
+def refusal_of(read: Read, fields: dict[str, Any]) -> HttpError:
     """How the route answers: pydantic's errors come to it in FastAPI's."""
     with pytest.raises((RequestError, ValidationError)) as refused:
         read(**fields)
     error = refused.value
-    return find_fault(RequestValidationError(error.errors()) if isinstance(error, ValidationError) else error)
+    return to_http_error(RequestValidationError(error.errors()) if isinstance(error, ValidationError) else error)
 
 
 @pytest.mark.parametrize(("read", "fields", "place", "found", "allowed"), TOO_MUCH)
 def test_more_than_is_allowed_is_refused_with_the_place_and_both_numbers(
     read: Read, fields: dict[str, Any], place: str, found: str, allowed: str
 ) -> None:
-    fault = refusal_of(read, fields)
+    http_error = refusal_of(read, fields)
 
-    assert fault.status == 400
-    assert any(name in fault.text for name in (place, place.replace("\\", "")))
-    assert found in fault.text and f"may have {allowed}" in fault.text
-    assert len(fault.text) < 500
+    assert http_error.status == 400
+    assert any(name in http_error.text for name in (place, place.replace("\\", "")))
+    assert found in http_error.text and f"may have {allowed}" in http_error.text
+    assert len(http_error.text) < 500
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_earlier_calls_may_have_so_many_characters_of_arguments_together() -> No
     calls = [{"id": str(number), "function": {"name": "f", "arguments": arguments}} for number in range(3)]
     items = [{"type": "function_call", "name": "f", "call_id": "1", "arguments": arguments}] * 3
 
-    for fault in (refusal_of(chat, {"messages": said(tool_calls=calls)}), refusal_of(respond, {"input": items})):
-        assert fault.status == 400
-        assert "6,000,03" in fault.text and "4,194,304" in fault.text
+    for http_error in (refusal_of(chat, {"messages": said(tool_calls=calls)}), refusal_of(respond, {"input": items})):
+        assert http_error.status == 400
+        assert "6,000,03" in http_error.text and "4,194,304" in http_error.text
 
 
 # Ids
@@ -208,7 +208,7 @@ def test_ids_of_a_context_are_checked_at_once_and_one_bad_one_is_named_alone(bad
         GenerateRequest.model_validate({"model": "m", "context": [1, 2, bad, bad]})
 
     assert len(refused.value.errors()) == 1
-    assert "context" in find_fault(RequestValidationError(refused.value.errors())).text
+    assert "context" in to_http_error(RequestValidationError(refused.value.errors())).text
 
 
 def test_ids_of_a_context_may_come_as_floats_without_a_fraction() -> None:
@@ -297,7 +297,7 @@ def test_an_error_does_not_repeat_a_large_value(read: Read, fields: dict[str, An
 
 
 def test_the_text_of_an_error_is_cut_wherever_it_comes_from() -> None:
-    assert len(Fault(500, "a" * 1_000_000).text) <= 2_000
+    assert len(HttpError(500, "a" * 1_000_000).text) <= 2_000
 
 
 @pytest.mark.parametrize("model", [NamedRequest, CopyRequest])

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import uvicorn
 
-from bough.server.http.connections import Connection, Waiting, connections_within
-from tests.server.http.test_listening import Tier, read_body, signal_self
+from bough.server.http.connections import Connection, WaitingConnections, connections_within
+from tests.server.http.test_listening import Place, read_body, signal_self
 
 PIECE = b"x" * 2**15
 WAIT_S = 20
 
 
-def connect(place: Tier) -> socket.socket:
+def connect(place: Place) -> socket.socket:
     """A client that has sent nothing yet."""
     client = socket.create_connection(place.bound.getsockname(), timeout=WAIT_S)
     client.settimeout(WAIT_S)
     return client
 
 
-def ask(place: Tier, client: socket.socket) -> bytes:
+def ask(place: Place, client: socket.socket) -> bytes:
     client.sendall(b"GET /state HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return client.recv(12)
 
@@ -45,7 +45,7 @@ def test_some_files_are_left_for_all_else_whatever_the_limit_is() -> None:
 
 def test_idle_connections_keep_no_new_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough.server.http.listening.allow_many_files", lambda: 8)
-    place, seen = Tier(), []
+    place, seen = Place(), []
 
     def client() -> None:
         assert place.is_ready.wait(WAIT_S)
@@ -62,7 +62,7 @@ def test_idle_connections_keep_no_new_client_out(monkeypatch: pytest.MonkeyPatch
 
 def test_who_is_just_sending_a_body_is_not_closed_for_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough.server.http.listening.allow_many_files", lambda: 8)
-    place, seen = Tier(), []
+    place, seen = Place(), []
     place.app.add_api_route("/state", read_body, methods=["POST"])
 
     def client() -> None:
@@ -83,7 +83,7 @@ def test_who_is_just_sending_a_body_is_not_closed_for_idle_ones(monkeypatch: pyt
 
 def test_a_stream_goes_on_while_others_take_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough.server.http.listening.allow_many_files", lambda: 4)
-    place, seen = Tier(), []
+    place, seen = Place(), []
 
     def client() -> None:
         assert place.is_ready.wait(WAIT_S)
@@ -103,7 +103,7 @@ def test_a_stream_goes_on_while_others_take_all_connections(monkeypatch: pytest.
 
 
 def test_nonsense_behind_an_early_answer_closes_the_connection_and_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    place, seen = Tier(), []
+    place, seen = Place(), []
 
     def client() -> None:
         assert place.is_ready.wait(WAIT_S)
@@ -137,7 +137,7 @@ class Talkative:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class IndexedPoint(Connection):
+class Noted(Connection):
     """A connection that tells the application when it is lost."""
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,7 +152,7 @@ async def leave_unread(app: Talkative) -> None:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         config = uvicorn.Config(
             app,
-            http=partial(IndexedPoint, waiting=Waiting(9)),
+            http=partial(Noted, waiting=WaitingConnections(9)),
             lifespan="off",
             log_config=None,
             ws="none",  # type: ignore[arg-type]

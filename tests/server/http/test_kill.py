@@ -52,7 +52,7 @@ class Story:
     after_end: list[Reply] = field(default_factory=list)
 
 
-class Tier:
+class Place:
     """Where servers run one after another: one port and one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ def _health(url: str) -> int | None:
 
 @pytest.fixture(scope="module")
 def story(smollm2_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    place, story = Tier(tmp_path_factory.mktemp("kill")), Story()
+    place, story = Place(tmp_path_factory.mktemp("kill")), Story()
     try:
         tell_of_the_kill(story, place)
         tell_of_the_end(story, place)
@@ -112,7 +112,7 @@ def story(smollm2_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -
             place.server.process.wait()
 
 
-def tell_of_the_kill(story: Story, place: Tier) -> None:
+def tell_of_the_kill(story: Story, place: Place) -> None:
     server = place.start()
     story.finished = run(ask_in_turn(server, [KEPT]))
     run(kill_under_load(story, server, time.monotonic() + SAVED_AFTER_S))
@@ -177,7 +177,7 @@ async def read_by_anthropic(client: httpx.AsyncClient, server: Server, question:
             begin()
 
 
-def tell_of_the_end(story: Story, place: Tier) -> None:
+def tell_of_the_end(story: Story, place: Place) -> None:
     assert place.server is not None
     server = place.server
     asked = [Chat(APIS[i % 3], f"Count from {i} to one thousand.", max_tokens=30) for i in range(NUM_CLIENTS)]

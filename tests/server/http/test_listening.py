@@ -29,7 +29,7 @@ class FakeService:
     def __init__(self, settings: Settings, error: Exception | None = None, waits: bool = False) -> None:
         self.settings = settings
         self.num_closed = 0
-        self.has_left_load = False
+        self.is_still_loading = False
         self.on_close: Callable[[], None] = lambda: None
         self._error = error
         self._waits = waits
@@ -45,7 +45,7 @@ class FakeService:
         self.on_close()
 
 
-class Tier:
+class Place:
     """An application with one stream, served from the main thread; what a client does comes from another."""
 
     def __init__(self, **options: Any) -> None:
@@ -113,7 +113,7 @@ def signal_self(times: int = 1) -> None:
 
 
 def test_one_signal_lets_streams_end_and_the_service_is_closed():
-    place, seen = Tier(), []
+    place, seen = Place(), []
 
     def client() -> None:
         assert place.is_ready.wait(20)
@@ -130,7 +130,7 @@ def test_one_signal_lets_streams_end_and_the_service_is_closed():
 
 
 def test_a_second_signal_ends_at_once_and_the_service_is_closed():
-    place = Tier()
+    place = Place()
 
     def client() -> None:
         assert place.is_ready.wait(20)
@@ -145,7 +145,7 @@ def test_a_second_signal_ends_at_once_and_the_service_is_closed():
 
 
 def test_streams_get_no_longer_than_the_setting_says():
-    place = Tier(stop_s=0.2)
+    place = Place(stop_s=0.2)
 
     def client() -> None:
         assert place.is_ready.wait(20)
@@ -160,7 +160,7 @@ def test_streams_get_no_longer_than_the_setting_says():
 
 
 def test_streams_that_had_their_time_may_still_say_why_they_end():
-    place, seen = Tier(stop_s=0.2), []
+    place, seen = Place(stop_s=0.2), []
     place.service.on_close = place.may_end.set
 
     def client() -> None:
@@ -175,7 +175,7 @@ def test_streams_that_had_their_time_may_still_say_why_they_end():
 
 
 def test_it_answers_while_the_model_loads_and_a_signal_ends_it_then_too():
-    place, seen = Tier(waits=True), []
+    place, seen = Place(waits=True), []
 
     def client() -> None:
         seen.append(place.wait_until_it_listens())
@@ -188,8 +188,8 @@ def test_it_answers_while_the_model_loads_and_a_signal_ends_it_then_too():
 
 
 def test_a_load_that_cannot_be_stopped_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch):
-    place, codes = Tier(waits=True), []
-    place.service.has_left_load = True
+    place, codes = Place(waits=True), []
+    place.service.is_still_loading = True
     monkeypatch.setattr("bough.server.http.listening.os._exit", codes.append)
     monkeypatch.setattr("bough.server.http.listening.logging.shutdown", lambda: None)
 
@@ -203,7 +203,7 @@ def test_a_load_that_cannot_be_stopped_does_not_keep_the_process(monkeypatch: py
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error():
-    place = Tier(error=ModelNotFound("no model"))
+    place = Place(error=ModelNotFound("no model"))
 
     with pytest.raises(ModelNotFound, match="no model"):
         place.serve(lambda: None)
@@ -212,7 +212,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error():
 
 def test_signals_are_given_back_afterwards():
     before = signal.getsignal(signal.SIGTERM)
-    place = Tier()
+    place = Place()
 
     place.serve(lambda: signal_self() if place.is_ready.wait(20) else None)
 
@@ -220,7 +220,7 @@ def test_signals_are_given_back_afterwards():
 
 
 def test_threads_take_turns_more_often_while_it_serves():
-    place, before_s, seen = Tier(), sys.getswitchinterval(), []
+    place, before_s, seen = Place(), sys.getswitchinterval(), []
 
     def client() -> None:
         assert place.is_ready.wait(20)
@@ -253,7 +253,7 @@ def test_who_can_reach_an_address_is_known():
 @pytest.mark.parametrize("pieces", [[], [b"GET /sta", b"te HTTP/1.1\r\nHost: lo", b"calhost\r\nX: "]])
 def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bough.server.http.connections.Connection.header_s", 0.3)
-    place, answers = Tier(), []
+    place, answers = Place(), []
 
     def client() -> None:
         assert place.is_ready.wait(20)
@@ -274,7 +274,7 @@ def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], mo
 
 def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bough.server.http.connections.Connection.header_s", 1.0)
-    place, seen = Tier(), []
+    place, seen = Place(), []
 
     def client() -> None:
         assert place.is_ready.wait(20)
@@ -289,7 +289,7 @@ def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pyte
     assert seen == ["begun", "ended"]
 
 
-def exchange(place: Tier, request: bytes) -> bytes:
+def exchange(place: Place, request: bytes) -> bytes:
     """All that the server answers to these bytes, until it hangs up."""
     with socket.create_connection(place.bound.getsockname()) as raw:
         raw.settimeout(20)
@@ -302,7 +302,7 @@ def exchange(place: Tier, request: bytes) -> bytes:
 
 def exchange_all(requests: list[bytes]) -> list[bytes]:
     """The answers of one server to these requests, each on a connection of its own."""
-    place, answers = Tier(), []
+    place, answers = Place(), []
 
     def client() -> None:
         assert place.is_ready.wait(20)
@@ -379,8 +379,8 @@ def test_a_body_whose_length_is_told_in_two_ways_is_refused_and_the_connection_c
 def test_whoever_keeps_a_server_from_ending_is_disconnected_and_nothing_is_logged_as_an_error(
     path: str, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("bough.server.http.listening._LAST_WORDS_S", 0.3)
-    place = Tier(stop_s=0.2)
+    monkeypatch.setattr("bough.server.http.listening._GRACE_S", 0.3)
+    place = Place(stop_s=0.2)
     place.app.add_api_route("/state", read_body, methods=["POST"])
 
     def client() -> None:

@@ -11,17 +11,20 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import SettingsError
-from bough.server.app import shape_of
-from bough.server.http.origins import Visitors
-from bough.server.http.security import Security
-from bough.server.serving.keys import Keys, read_secret, tenant_of
+from bough.server.app import error_format_of
+from bough.server.http.keys import Keys, read_secret
+from bough.server.http.origins import OriginRules
+from bough.server.http.security import SecurityMiddleware
+from bough.server.serving.ask import tenant_of
 from tests.server.layers import Inner, call_raw, send_to
 
 PAGE = "https://front.example"
 
 
-def make_layer(folder: Path, **settings: Any) -> Security:
-    return Security(Inner(), Settings(data_folder=folder / "data", cache_folder=folder / "cache", **settings), shape_of)
+def make_layer(folder: Path, **settings: Any) -> SecurityMiddleware:
+    return SecurityMiddleware(
+        Inner(), Settings(data_folder=folder / "data", cache_folder=folder / "cache", **settings), error_format_of
+    )
 
 
 def write_keys(folder: Path, text: str, mode: int = 0o600) -> Path:
@@ -32,7 +35,7 @@ def write_keys(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Security:
+def keyed(tmp_path: Path) -> SecurityMiddleware:
     """A layer that admits alice and bob."""
     return make_layer(tmp_path, keys_file=write_keys(tmp_path, "# ours\nalices-key alice\n\nbobs-key\n"))
 
@@ -67,10 +70,10 @@ def test_allowed_hosts_adds_names_and_a_star_allows_all(tmp_path: Path) -> None:
 
 
 def test_bound_to_every_address_a_bare_address_is_served_and_a_name_is_not() -> None:
-    visitors = Visitors("0.0.0.0", "", "")
+    visitors = OriginRules("0.0.0.0", "", "")
 
-    assert visitors.may_call("192.168.1.5:11435")
-    assert not visitors.may_call("evil.example:11435")
+    assert visitors.allows_host("192.168.1.5:11435")
+    assert not visitors.allows_host("evil.example:11435")
 
 
 def test_a_request_of_http_1_0_needs_no_host(tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def test_the_setting_origins_adds_pages(tmp_path: Path, origins: str) -> None:
     assert send_to(make_layer(tmp_path, origins=origins), headers={"Origin": PAGE}).status_code == 200
 
 
-def preflight(layer: Security, origin: str = PAGE, **more: str) -> Any:
+def preflight(layer: SecurityMiddleware, origin: str = PAGE, **more: str) -> Any:
     asked = {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
@@ -153,7 +156,7 @@ def test_a_preflight_from_a_foreign_page_is_refused(tmp_path: Path) -> None:
     assert preflight(make_layer(tmp_path)).status_code == 403
 
 
-def test_a_preflight_needs_no_key(keyed: Security) -> None:
+def test_a_preflight_needs_no_key(keyed: SecurityMiddleware) -> None:
     assert preflight(keyed, "http://localhost:3000").status_code == 204
 
 
@@ -174,21 +177,21 @@ def test_a_preflight_for_a_private_network_is_granted(tmp_path: Path) -> None:
         {"Authorization": "Bearer ", "x-api-key": "bobs-key"},
     ],
 )
-def test_a_key_is_taken_from_either_header(keyed: Security, headers: dict[str, str]) -> None:
+def test_a_key_is_taken_from_either_header(keyed: SecurityMiddleware, headers: dict[str, str]) -> None:
     assert send_to(keyed, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
     "key", ["", "Bearer", "Bearer wrong", "Basic alices-key", "Bearer alices-ke", "Bearer alices-key2"]
 )
-def test_without_a_right_key_nothing_is_served(keyed: Security, key: str) -> None:
+def test_without_a_right_key_nothing_is_served(keyed: SecurityMiddleware, key: str) -> None:
     answer = send_to(keyed, headers={"Authorization": key} if key else {})
 
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_refusal_has_the_shape_of_the_api_that_was_asked(keyed: Security) -> None:
+def test_a_refusal_has_the_shape_of_the_api_that_was_asked(keyed: SecurityMiddleware) -> None:
     ollama, openai, anthropic = (
         send_to(keyed, "POST", path).json() for path in ("/api/chat", "/v1/chat/completions", "/v1/messages")
     )
@@ -199,20 +202,20 @@ def test_a_refusal_has_the_shape_of_the_api_that_was_asked(keyed: Security) -> N
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/health/ready"])
-def test_whether_there_is_a_server_may_be_asked_without_a_key(keyed: Security, path: str) -> None:
+def test_whether_there_is_a_server_may_be_asked_without_a_key(keyed: SecurityMiddleware, path: str) -> None:
     assert send_to(keyed, path=path).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/health/ready"])
 @pytest.mark.parametrize(("key", "is_known"), [("alices-key", True), ("wrong", False), ("", False)])
-def test_a_key_is_known_also_where_none_is_needed(keyed: Security, path: str, key: str, is_known: bool) -> None:
+def test_a_key_is_known_also_where_none_is_needed(keyed: SecurityMiddleware, path: str, key: str, is_known: bool) -> None:
     answer = send_to(keyed, path=path, headers={"x-api-key": key})
 
     assert answer.status_code == 200
     assert answer.json()["state"]["is_known"] is is_known
 
 
-def test_a_salt_that_is_none_does_not_keep_anybody_from_an_open_path(keyed: Security) -> None:
+def test_a_salt_that_is_none_does_not_keep_anybody_from_an_open_path(keyed: SecurityMiddleware) -> None:
     headers = {"x-api-key": "alices-key", "x-bough-salt": "a" * 10_000}
 
     assert send_to(keyed, path="/health", headers=headers).status_code == 200
@@ -229,7 +232,7 @@ def test_where_there_are_no_keys_everybody_is_known(tmp_path: Path) -> None:
         *("/v1/models", "/api/cache", "/health/", "//health", "/HEALTH", "/health/live/"),
     ],
 )
-def test_everything_else_needs_a_key(keyed: Security, path: str) -> None:
+def test_everything_else_needs_a_key(keyed: SecurityMiddleware, path: str) -> None:
     assert send_to(keyed, path=f"http://localhost{path}").status_code == 401
 
 
@@ -276,14 +279,14 @@ def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest
 # Salts
 
 
-def salt_of(layer: Security, **headers: str) -> str:
+def salt_of(layer: SecurityMiddleware, **headers: str) -> str:
     answer = send_to(layer, headers={name.replace("_", "-"): value for name, value in headers.items()})
     assert answer.status_code == 200, answer.text
     salt: str = answer.json()["state"]["salt"]
     return salt
 
 
-def test_each_key_has_a_salt_of_its_own_that_stays_the_same(keyed: Security, tmp_path: Path) -> None:
+def test_each_key_has_a_salt_of_its_own_that_stays_the_same(keyed: SecurityMiddleware, tmp_path: Path) -> None:
     again = make_layer(tmp_path, keys_file=tmp_path / "keys")  # as after a restart
 
     alice, bob = salt_of(keyed, x_api_key="alices-key"), salt_of(keyed, x_api_key="bobs-key")
@@ -293,7 +296,7 @@ def test_each_key_has_a_salt_of_its_own_that_stays_the_same(keyed: Security, tmp
     assert len(alice) == 64 and "alice" not in alice
 
 
-def test_a_header_refines_the_salt_of_a_key_and_never_reaches_that_of_another(keyed: Security) -> None:
+def test_a_header_refines_the_salt_of_a_key_and_never_reaches_that_of_another(keyed: SecurityMiddleware) -> None:
     bob = salt_of(keyed, x_api_key="bobs-key")
 
     refined = {salt_of(keyed, x_api_key="alices-key", x_bough_salt=text) for text in ("", "one", "two", bob)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bough.server.http.streaming import ClientGone, unless_gone
+from bough.server.http.streaming import ClientDisconnected, cancel_on_disconnect
 from bough.server.serving.answer import Answer
 
 
@@ -50,8 +50,8 @@ def play(scene: Any) -> None:
 def test_work_is_cancelled_when_the_client_hangs_up() -> None:
     async def scene() -> None:
         work = asyncio.ensure_future(asyncio.Event().wait())
-        with pytest.raises(ClientGone):
-            await unless_gone(FakeRequest(is_gone=True), work)  # type: ignore[arg-type]
+        with pytest.raises(ClientDisconnected):
+            await cancel_on_disconnect(FakeRequest(is_gone=True), work)  # type: ignore[arg-type]
         assert work.cancelled()
 
     play(scene())
@@ -60,8 +60,8 @@ def test_work_is_cancelled_when_the_client_hangs_up() -> None:
 def test_an_answer_that_was_opened_as_the_client_hung_up_is_closed() -> None:
     async def scene() -> None:
         answer = Opened()
-        with pytest.raises(ClientGone):
-            await unless_gone(FakeRequest(is_gone=True), open_at_the_last_moment(answer))  # type: ignore[arg-type]
+        with pytest.raises(ClientDisconnected):
+            await cancel_on_disconnect(FakeRequest(is_gone=True), open_at_the_last_moment(answer))  # type: ignore[arg-type]
         assert answer.was_closed
 
     play(scene())
@@ -75,7 +75,7 @@ def test_an_answer_that_nobody_took_because_the_server_ended_is_closed() -> None
             await ready.wait()
             return answer
 
-        waiting = asyncio.ensure_future(unless_gone(FakeRequest(is_gone=False), open_soon()))  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(cancel_on_disconnect(FakeRequest(is_gone=False), open_soon()))  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
         ready.set()
         waiting.cancel()
@@ -89,7 +89,7 @@ def test_an_answer_that_nobody_took_because_the_server_ended_is_closed() -> None
 def test_an_answer_that_was_taken_stays_open() -> None:
     async def scene() -> None:
         answer = Opened()
-        assert await unless_gone(FakeRequest(is_gone=False), asyncio.sleep(0, answer)) is answer  # type: ignore[arg-type]
+        assert await cancel_on_disconnect(FakeRequest(is_gone=False), asyncio.sleep(0, answer)) is answer  # type: ignore[arg-type]
         assert not answer.was_closed
 
     play(scene())

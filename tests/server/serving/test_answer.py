@@ -5,37 +5,45 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from bough.errors import EngineError
 from bough.models.prompts import Encoded
-from bough.server.serving.answer import Answer, Ear
-from bough.server.serving.ask import Ask, Delta, Finished, ToolChoice
-from bough.server.serving.loaded import LoadedModel
-from bough.server.serving.prompting import Prepared
+from bough.models.tokenizer import Tokenizer
+from bough.server.serving.answer import Answer, AnswerListener
+from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, ToolChoice
+from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord
-from bough.types import Chunk, Completion, SamplingParams, Usage
+from bough.types import Alternative, Chunk, Completion, SamplingParams, TokenLogprob, Usage
+from tests.models.tiny_tokenizer import byte_level
 
-LOADED = cast(LoadedModel, SimpleNamespace(name="m"))
+TOKENIZER = Tokenizer(byte_level())
+LOADED: Any = SimpleNamespace(
+    name="m",
+    info=SimpleNamespace(digest="0123"),
+    runner=SimpleNamespace(tokenizer=TOKENIZER, prefix_cache=SimpleNamespace(is_enabled=True)),
+)
 STARTED = Usage(prompt_tokens=10, matched_tokens=6, cached_tokens=6)
 CALLS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 
-def listen(scene: Callable[[Answer, Ear], Coroutine[Any, Any, None]], **ask: Any) -> list[RequestRecord]:
+def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]], **ask: Any) -> list[RequestRecord]:
     """Play a scene with an answer of one choice; returns what was recorded of it."""
     records: list[RequestRecord] = []
 
     async def play() -> None:
-        answer = Answer(Ask("m", **ask), LOADED, 0.0, records.append, lambda: 0.0)
+        models: Any = SimpleNamespace(release=lambda loaded: None)
+        metrics: Any = SimpleNamespace(request_done=records.append)
+        answer = Answer(Ask("m", **ask), LOADED, 0.0, models, metrics, lambda: 0.0)
         tools: dict[str, Any] = {"add": None} if "tool_choice" in ask else {}
-        answer.expect(Prepared(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
-        ear = Ear(answer.mailbox, 0)
-        ear.on_start(STARTED, 0.5)
+        answer.set_prompt(PreparedPrompt(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
+        (listener,) = answer.listeners
+        listener.on_start(STARTED, 0.5)
         await answer.start()
         try:
-            await scene(answer, ear)
+            await scene(answer, listener)
         finally:
             answer.close()
             answer.close()
@@ -45,9 +53,9 @@ def listen(scene: Callable[[Answer, Ear], Coroutine[Any, Any, None]], **ask: Any
 
 
 def test_what_was_heard_of_an_answer_that_is_broken_off_is_recorded_once() -> None:
-    async def scene(answer: Answer, ear: Ear) -> None:
-        ear.on_progress(9, 10)
-        ear.on_chunk(Chunk("Hi", (1, 2)))
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        listener.on_progress(9, 10)
+        listener.on_chunk(Chunk("Hi", (1, 2)))
         async for event in answer:
             if isinstance(event, Delta):
                 break
@@ -59,20 +67,21 @@ def test_what_was_heard_of_an_answer_that_is_broken_off_is_recorded_once() -> No
 
 
 def test_thinking_text_and_calls_are_told_apart_and_of_several_calls_one_is_taken_if_asked() -> None:
-    async def scene(answer: Answer, ear: Ear) -> None:
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
         for piece in ("<thi", "nk>hm</think>", "\n\nWell.", CALLS, CALLS):
-            ear.on_chunk(Chunk(piece, (1,)))
-        ear.on_end(Completion("", (1,) * 5, "stop"))
+            listener.on_chunk(Chunk(piece, (1,)))
+        listener.on_end(Completion("", (1,) * 5, "stop"))
         (finished,) = [event async for event in answer if isinstance(event, Finished)]
         assert (finished.thinking, finished.text, finished.finish_reason) == ("hm", "Well.", "tool_calls")
         assert [call.name for call in finished.tool_calls] == ["add"]
+        assert finished.thinking_tokens == len(TOKENIZER.encode("hm"))
 
     listen(scene, tool_choice=ToolChoice(is_single=True))
 
 
 def test_an_error_on_the_way_is_raised_and_recorded() -> None:
-    async def scene(answer: Answer, ear: Ear) -> None:
-        ear.on_error(EngineError("broken"))
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        listener.on_error(EngineError("broken"))
         with pytest.raises(EngineError):
             async for _ in answer:
                 pass
@@ -80,3 +89,18 @@ def test_an_error_on_the_way_is_raised_and_recorded() -> None:
     (record,) = listen(scene)
 
     assert record.error == "broken"
+
+
+def test_tokens_with_probabilities_come_as_their_bytes_piece_by_piece_and_whole() -> None:
+    first, second = TOKENIZER.encode("a")[0], TOKENIZER.encode("b")[0]
+
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        listener.on_chunk(Chunk("a", (first,), (TokenLogprob(first, "a", -0.5, (Alternative(second, -2.0),)),)))
+        listener.on_chunk(Chunk("b", (second,), (TokenLogprob(second, "b", -0.25),)))
+        listener.on_end(Completion("ab", (first, second), "stop"))
+        *deltas, finished = [event async for event in answer]
+        scores = (ScoredToken(b"a", -0.5, (ScoredToken(b"b", -2.0),)), ScoredToken(b"b", -0.25))
+        assert [delta.logprobs for delta in deltas if isinstance(delta, Delta) and delta.text] == [scores[:1], scores[1:]]
+        assert isinstance(finished, Finished) and finished.logprobs == scores
+
+    listen(scene)

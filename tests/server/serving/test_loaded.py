@@ -436,7 +436,7 @@ def test_prompts_of_one_model_that_take_long_take_no_threads_from_others(make_wo
 
 
 def test_a_load_that_takes_long_is_left_to_its_thread_when_the_server_ends(make_world, run, monkeypatch):
-    monkeypatch.setattr("bough.server.serving.loaded._LOAD_PATIENCE_S", 0.05)
+    monkeypatch.setattr("bough.server.serving.loaded._LOAD_GRACE_S", 0.05)
 
     async def ask():
         world = make_world()
@@ -446,7 +446,7 @@ def test_a_load_that_takes_long_is_left_to_its_thread_when_the_server_ends(make_
         while world.started != ["b", "a"]:
             await asyncio.sleep(0.01)
         await world.models.close()
-        assert world.models.has_left_load
+        assert world.models.is_still_loading
         assert world.stopped == ["b"]
         with pytest.raises((ShuttingDown, asyncio.CancelledError)):
             await asking

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from transformers import AutoConfig
 
 from bough.config import Settings
-from bough.engines.contract import Progress
+from bough.engines.contract import ReportProgress
 from bough.engines.mlx.device import choose_dtype, use_device
 from bough.engines.mlx.library import VERSION, model_classes, utils
 from bough.engines.mlx.loading import gguf
@@ -45,7 +45,7 @@ class LoadedModel:
         return self.config | text
 
 
-def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> LoadedModel:
+def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> LoadedModel:
     """The causal language model in `folder`, on the device and in the type that the settings ask for.
 
     The device becomes MLX's default one, for the whole process. MLX has no setting for threads: `settings.threads` does

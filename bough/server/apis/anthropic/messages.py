@@ -16,13 +16,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
-from bough.server.http.errors import Fault
-from bough.server.http.streaming import sse, sse_comment, sse_stream, to_json, unless_gone
-from bough.server.http.wire import SaltOf, ServiceOf, find_fault, route_class
+from bough.server.http.errors import HttpError, to_http_error
+from bough.server.http.logs import current_trace
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse, sse_comment, to_json
+from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Finished, Progress, ToolCall
-from bough.server.serving.service import Answered, Service
-from bough.server.serving.trace import current_trace
+from bough.server.serving.ask import Answered, Ask, Delta, Finished, Progress, ToolCall
+from bough.server.serving.service import Service
 from bough.types import Usage
 
 _KINDS = {
@@ -41,16 +41,16 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 Json = dict[str, Any]
 
 
-def shape(fault: Fault) -> Json:
-    """An error as Anthropic's clients read it. Coding agents shorten a chat when they find these words about its length."""
-    kind = _KINDS.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
+def format_error(http_error: HttpError) -> Json:
+    """The body of an error in Anthropic's API. Coding agents shorten a chat when they find the words about its length."""
+    kind = _KINDS.get(http_error.status, "api_error" if http_error.status >= 500 else "invalid_request_error")
     trace = current_trace.get()
-    text = f"prompt is too long: {fault.text}" if fault.code == "context_length_exceeded" else fault.text
+    text = f"prompt is too long: {http_error.text}" if http_error.code == "context_length_exceeded" else http_error.text
     error = {"type": "error", "error": {"type": kind, "message": text}}
     return {**error, "request_id": trace.request_id} if trace else error
 
 
-router = APIRouter(route_class=route_class(shape), tags=["Anthropic"])
+router = APIRouter(route_class=route_class(format_error), tags=["Anthropic"])
 
 
 @router.post("/v1/messages")
@@ -58,25 +58,25 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
     """Answer a conversation."""
     ask = await _ask_of(body, service, salt)
     if not body.stream:
-        answered = await unless_gone(request, service.complete(ask))
+        answered = await cancel_on_disconnect(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
-    answer = await unless_gone(request, service.open(ask))
-    return sse_stream(answer, write_events(answer, body))
+    answer = await cancel_on_disconnect(request, service.open(ask))
+    return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
-    """Tell how many tokens a prompt has, without answering it."""
-    count = await unless_gone(request, service.count_tokens(await _ask_of(body, service, salt)))
+    """Count the tokens of a prompt, without answering it."""
+    count = await cancel_on_disconnect(request, service.count_tokens(await _ask_of(body, service, salt)))
     return JSONResponse({"input_tokens": count})
 
 
 async def _ask_of(body: CountRequest, service: Service, salt: str) -> Ask:
-    """What the body asks for: thinking only of a model that has it, because others are not to refuse the request."""
+    """The ask of a body. Thinking is asked only of models that support it: others would refuse the request."""
     if not body.shows_thinking:
         return await asyncio.to_thread(to_ask, body, salt, think=False)
-    facts = await asyncio.to_thread(service.catalog.find, body.model)
-    thinks = True if "thinking" in facts.capabilities else None
+    entry = await asyncio.to_thread(service.catalog.find, body.model)
+    thinks = True if "thinking" in entry.capabilities else None
     return await asyncio.to_thread(to_ask, body, salt, think=thinks)
 
 
@@ -98,7 +98,7 @@ def _write_message(model: str, usage: Json, **more: Any) -> Json:
 
 
 def write_usage(usage: Usage, output_tokens: int) -> Json:
-    """Token counts: what was cached is no part of the input, and storing is counted as nothing apart."""
+    """Token counts. Cached tokens are not part of the input; there is no separate count of stored tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -108,7 +108,7 @@ def write_usage(usage: Usage, output_tokens: int) -> Json:
 
 
 def _write_blocks(finished: Finished, shows_thinking: bool) -> Iterator[Json]:
-    """The content; an answer of nothing is an empty text, which clients expect to be there."""
+    """The content. An empty answer has one empty text, which clients expect."""
     if finished.thinking and shows_thinking:
         yield {"type": "thinking", "thinking": finished.thinking, "signature": ""}
     if finished.text or not finished.tool_calls:
@@ -138,13 +138,13 @@ async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[s
     try:
         async for event in answer:
             if isinstance(event, Progress):
-                if event.done_tokens < event.total_tokens:  # of the end of the prompt the answer tells
+                if event.done_tokens < event.total_tokens:  # at the end of the prompt the answer itself begins
                     yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
             else:
                 for piece in stream.add(event) if isinstance(event, Delta) else stream.finish(event, usage):
                     yield piece
-    except Exception as error:  # the status is sent already: the stream itself must tell
-        yield sse(shape(find_fault(error)), "error")
+    except Exception as error:  # the status is sent already: the error becomes an event
+        yield sse(format_error(to_http_error(error)), "error")
 
 
 class MessageStream:
@@ -156,7 +156,7 @@ class MessageStream:
         self._num_blocks = 0
 
     def add(self, delta: Delta) -> Iterator[str]:
-        """The events for a piece of the answer; none if there is nothing to see in it."""
+        """The events for a piece of the answer; none if it has nothing to show."""
         if delta.thinking and self._shows_thinking:
             yield from self._enter({"type": "thinking", "thinking": "", "signature": ""})
             yield self._fill({"type": "thinking_delta", "thinking": delta.thinking})
@@ -191,7 +191,7 @@ class MessageStream:
         return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
     def _leave(self) -> Iterator[str]:
-        """Stop the block that is open, if one is; a thought ends with a signature, which nobody checks."""
+        """Stop the block that is open, if one is; thinking ends with an empty signature."""
         if self._open == "thinking":
             yield self._fill({"type": "signature_delta", "signature": ""})
         if self._open is not None:

@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's API, and what they ask for in our own words.
+"""Bodies of Anthropic's API, and how they become an ask.
 
 `cache_control` and all other fields that are not listed are accepted and change nothing: the cache is automatic. A line by
 which a coding agent accounts for its requests is left out of the prompt, because it changes with every one of them.
@@ -82,7 +82,7 @@ class InputToolChoice(Wire):
 
 
 class Thinking(Wire):
-    """Whether the answer shows what the model thinks; of its budget the model knows nothing."""
+    """Whether the answer shows the model's thinking. The budget is ignored."""
 
     type: str
 
@@ -95,13 +95,13 @@ class OutputFormat(Wire):
 
 
 class OutputConfig(Wire):
-    """How the answer is to look."""
+    """The format of the answer."""
 
     format: OutputFormat | None = None
 
 
 def _check_num_blocks(messages: Any) -> Any:
-    """Raise ValueError for messages with too many blocks in them, and in what tools gave, before any block is read."""
+    """Raise ValueError for messages with too many blocks, those of tool results included, before any block is validated."""
     num_blocks, left = 0, [messages if isinstance(messages, list) else []]
     while left:
         for each in left.pop():
@@ -147,7 +147,7 @@ class MessagesRequest(CountRequest):
 
 
 def to_ask(body: CountRequest, salt: str, *, think: bool | None) -> Ask:
-    """What the body asks for. Raises RequestError for what cannot be done."""
+    """The ask of a body. Raises RequestError for what is not supported."""
     return Ask(
         model=body.model,
         messages=read_messages(body),
@@ -160,7 +160,7 @@ def to_ask(body: CountRequest, salt: str, *, think: bool | None) -> Ask:
 
 
 def _params_of(body: MessagesRequest) -> SamplingParams:
-    """Sampling as asked for, with Anthropic's defaults; a top-p of 0 leaves the likeliest token alone."""
+    """Sampling as asked for, with Anthropic's defaults; a top-p of 0 is greedy."""
     wanted = body.output_config.format if body.output_config else None
     temperature = 1.0 if body.temperature is None else body.temperature
     return SamplingParams(
@@ -174,7 +174,7 @@ def _params_of(body: MessagesRequest) -> SamplingParams:
 
 
 def read_messages(body: CountRequest) -> list[Message]:
-    """The system text and the conversation, as templates know them. Raises RequestError, with its place, for a bad part."""
+    """The system text and the conversation for templates. Raises RequestError, with its place, for a bad part."""
     system = _read_system(body.system)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     names: dict[str, str] = {}
@@ -209,7 +209,7 @@ def _read_message(message: InputMessage, place: str, names: dict[str, str]) -> l
 
 
 def _read_user(blocks: dict[str, Block], names: dict[str, str]) -> list[Message]:
-    """What tools gave, each as a message of its own, and then what the user says."""
+    """Tool results, each as a message of its own, and then the text of the user."""
     results = {place: block for place, block in blocks.items() if block.type == "tool_result"}
     rest = {place: block for place, block in blocks.items() if place not in results}
     messages = [_read_result(block, place, names) for place, block in results.items()]
@@ -232,7 +232,7 @@ def _read_result(block: Block, place: str, names: dict[str, str]) -> Message:
 
 
 def _read_assistant(blocks: dict[str, Block], names: dict[str, str]) -> Message:
-    """An earlier answer; what it thought in secret nobody can read, and is left out."""
+    """An earlier answer. Redacted thinking is left out."""
     calls = [_read_call(block, place, names) for place, block in blocks.items() if block.type == "tool_use"]
     thinking = "".join(block.thinking or "" for block in blocks.values() if block.type == "thinking")
     known = ("tool_use", "thinking", "redacted_thinking")

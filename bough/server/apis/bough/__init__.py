@@ -1,1 +1,1 @@
-"""Bough's own API: the cache over HTTP, and health."""
+"""Bough's own API: the cache, health and metrics."""

@@ -1,7 +1,7 @@
-"""Whether the server is there, and whether it is ready: for people, load balancers and whoever restarts processes.
+"""Health for people, load balancers and process managers, and metrics for Prometheus.
 
-`/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. Where clients have keys,
-who has none hears the status, and whether the disk takes writes, alone.
+`/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. If the server has keys,
+a client without one gets only the status and the state of the disk.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import choose_encoder
 
 from bough.server.http.wire import ServiceOf
 from bough.server.serving.service import Service
@@ -26,16 +27,16 @@ async def read_live() -> JSONResponse:
 @router.api_route("/health/ready", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
-    """Whether requests are taken now (200) or not (503); for who may know, the models and what checking the cache found."""
+    """Whether requests are taken now (200) or not (503). Known clients also see the models and the checks of the cache."""
     status = status_of(request.app.state, service)
     details = _describe_models(service) if getattr(request.state, "is_known", False) else {}
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
-    body = {"status": status, "disk": _describe_disk(service)} | details
+    body = {"status": status, "disk": service.disk_state} | details
     return JSONResponse(body, 200 if status == "ok" else 503, headers)
 
 
 def status_of(state: Any, service: Service) -> str:
-    """One word or two on how the server does."""
+    """The state of the server in one or two words."""
     if getattr(state, "is_draining", False):
         return "shutting down"
     if getattr(state, "is_starting", False):
@@ -43,25 +44,17 @@ def status_of(state: Any, service: Service) -> str:
     return "stuck" if service.is_stuck else "ok"
 
 
-def _describe_disk(service: Service) -> str:
-    """Whether what is computed reaches the disk. If it does not, answers go on: only a restart would lose more."""
-    figures = [each.worker.snapshot() for each in service.models.list()]
-    if any(figure.get("disk_is_failing") for figure in figures):
-        return "failing"
-    if any(figure.get("disk_problem") for figure in figures):
-        return "unavailable"
-    return "ok" if any("disk_bytes" in figure for figure in figures) else "off"
-
-
 def _describe_models(service: Service) -> dict[str, Any]:
-    names = [each.name for each in service.models.list()]
-    return {"model": service.settings.model, "models": names} | _describe_checks(service)
-
-
-def _describe_checks(service: Service) -> dict[str, Any]:
-    """How many answers were computed again without reuse, and how many came out different: none should."""
+    about: dict[str, Any] = {"model": service.settings.model, "models": service.loaded_names}
     if not service.settings.verify_cache:
-        return {}
-    figures = [each.worker.snapshot() for each in service.models.list()]
-    verified, different = (sum(figure.get(name, 0) for figure in figures) for name in ("verified", "different"))
-    return {"verified": verified, "different": different, "alarm": different > 0}
+        return about
+    checks = service.count_checks()
+    found = {"verified": checks.num_verified, "different": checks.num_different}
+    return about | found | {"alarm": checks.num_different > 0}
+
+
+@router.get("/metrics", response_class=Response)
+async def read_metrics(request: Request, service: ServiceOf) -> Response:
+    """The metrics, in the format that Prometheus asks for."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(service.metrics.registry), headers={"Content-Type": content_type})

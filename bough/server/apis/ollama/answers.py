@@ -1,7 +1,9 @@
 """Ollama's API for answers: /api/chat and /api/generate.
 
-Always true of an answer here: it streams unless it was told not to, one JSON object a line; what was counted and measured
-is in the last object alone, in whole numbers and nanoseconds; a request that is refused is refused before the first line.
+Always true of an answer:
+- it streams one JSON object per line, unless the client asked not to;
+- only the last object has counts and durations, in whole numbers and nanoseconds;
+- a request is refused before the first line.
 """
 
 from __future__ import annotations
@@ -11,119 +13,94 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
-from bough.models.encoder import PromptLimit
-from bough.server.apis.ollama.context import follow
-from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, shape, write_time
-from bough.server.http.streaming import json_line, ndjson_stream, unless_gone
-from bough.server.http.wire import SaltOf, ServiceOf, find_fault, route_class
+from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
+from bough.server.http.errors import format_plain_error, to_http_error
+from bough.server.http.streaming import NDJSON, AnswerStream, cancel_on_disconnect, json_line
+from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Finished, ToolCall
-from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, Started, ToolCall
 from bough.server.serving.service import Service
-from bough.types import Message, TokenLogprob
+from bough.types import Message
 
-router = APIRouter(route_class=route_class(shape), tags=["Ollama"])
+router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
 
 @router.post("/api/chat")
 async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """The next message of a conversation."""
-    wording = Wording(body.model, write_chat)
+    writer = LineWriter(body.model, write_chat)
     if not body.messages:
-        return await _load(body, service, wording)
+        return await _load(body, service, writer)
     for number, message in enumerate(body.messages):
         body.refuse_images(message.images, f"messages[{number}]")
     messages = [message.to_message() for message in body.messages]
     tools = body.tools or ()
     ask = replace(body.to_ask(salt), messages=messages, tools=tools, needs_tool_template=bool(tools))
-    return await _answer(body, ask, wording, request, service)
+    return await _answer(body, ask, writer, request, service)
 
 
 @router.post("/api/generate")
 async def generate(body: GenerateRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """What follows a prompt."""
     body.check()
-    wording = Wording(body.model, write_response)
+    writer = LineWriter(body.model, write_response)
     if not body.prompt:
-        return await _load(body, service, wording)
+        return await _load(body, service, writer)
     ask = body.to_ask(salt)
     await _check_thinking(ask, service)
     if body.raw:
-        return await _answer(body, replace(ask, text=body.prompt), wording, request, service)
-    async with service.models.using(ask.model, ask.keep_alive_s) as loaded:
-        load_s = time.perf_counter() - wording.began_s
-        work = partial(_as_turn, ask, body, loaded)
-        ask = await loaded.threads.run(work, len(body.prompt) + len(body.system or ""))
-        wording = replace(wording, gives_context=True, load_s=load_s)
-        return await _answer(body, ask, wording, request, service)
-
-
-def _as_turn(ask: Ask, body: GenerateRequest, loaded: LoadedModel, is_cancelled: Callable[[], bool]) -> Ask:
-    """The prompt as a turn of a chat: the first, or one that goes on from the context of an earlier answer."""
+        return await _answer(body, replace(ask, text=body.prompt), writer, request, service)
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages: list[Message] = [*system, {"role": "user", "content": body.prompt}]
-    if not loaded.info.template:
-        return replace(ask, text="\n\n".join(message["content"] for message in messages))
-    if not body.context:
-        return replace(ask, messages=messages)
-    options = {} if ask.think is None else {"enable_thinking": ask.think}
-    prompts, context_tokens = loaded.runner.prompts, loaded.runner.engine.context_tokens
-    limit = PromptLimit(context_tokens, is_cancelled)
-    if ask.truncates:  # of what is longer, only the end is used
-        longest = context_tokens * prompts.tokenizer.encoder.token_bytes
-        messages[-1] = {**messages[-1], "content": messages[-1]["content"][-longest:]}
-        limit = replace(limit, max_tokens=None)
-    return replace(ask, ids=follow(prompts, body.context, messages, limit, **options), is_chat=True)
+    ask = replace(ask, messages=messages, context=body.context or (), may_lack_template=True)
+    return await _answer(body, ask, replace(writer, gives_context=True), request, service)
 
 
 async def _check_thinking(ask: Ask, service: Service) -> None:
-    """Raise RequestError for a model that does not think, whatever kind of prompt it gets."""
+    """Raise RequestError if thinking is asked of a model that does not support it, with any kind of prompt."""
     if ask.think:
-        facts = await asyncio.to_thread(service.catalog.find, ask.model)
-        if "thinking" not in facts.capabilities:
+        entry = await asyncio.to_thread(service.catalog.find, ask.model)
+        if "thinking" not in entry.capabilities:
             raise RequestError(f'"{ask.model}" does not support thinking')
 
 
-async def _load(body: AnswerRequest, service: Service, wording: Wording) -> Response:
-    """What a request without a prompt is for: the model is loaded, or with a keep_alive of 0 it goes."""
+async def _load(body: AnswerRequest, service: Service, writer: LineWriter) -> Response:
+    """Answer a request without a prompt: it loads the model, or unloads it if keep_alive is 0."""
     if body.unloads:
         await service.unload(body.model)
     else:
         await service.load(body.model, body.keep_alive)
     reason = "unload" if body.unloads else "load"
-    return JSONResponse({**wording.write(), "done": True, "done_reason": reason})
+    return JSONResponse({**writer.write(), "done": True, "done_reason": reason})
 
 
-async def _answer(body: AnswerRequest, ask: Ask, wording: Wording, request: Request, service: Service) -> Response:
+async def _answer(body: AnswerRequest, ask: Ask, writer: LineWriter, request: Request, service: Service) -> Response:
     if body.streams:
-        answer = await unless_gone(request, service.open(ask))
-        return ndjson_stream(answer, write_lines(answer, wording))
-    answered = await unless_gone(request, service.complete(ask))
+        answer = await cancel_on_disconnect(request, service.open(ask))
+        return AnswerStream(answer, write_lines(answer, writer), NDJSON)
+    answered = await cancel_on_disconnect(request, service.complete(ask))
     (finished,) = answered.choices
-    said = wording.write(
-        finished.text, finished.thinking, finished.tool_calls, finished.completion.logprobs, answered.loaded
-    )
-    return JSONResponse({**said, **wording.end(finished, answered.started.load_s, answered.prompt_ids)})
+    said = writer.write(finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
+    return JSONResponse({**said, **writer.end(finished, answered.started)})
 
 
-async def write_lines(answer: Answer, wording: Wording) -> AsyncIterator[str]:
-    """The lines of a stream; what goes wrong on the way is the last of them."""
+async def write_lines(answer: Answer, writer: LineWriter) -> AsyncIterator[str]:
+    """The lines of a stream. An error on the way is the last line."""
     try:
         async for event in answer:
             if isinstance(event, Delta) and _is_worth_a_line(event):
-                said = wording.write(event.text, event.thinking, event.tool_calls, event.logprobs, answer.loaded)
+                said = writer.write(event.text, event.thinking, event.tool_calls, event.logprobs)
                 yield json_line({**said, "done": False})
             elif isinstance(event, Finished):
-                yield json_line({**wording.write(), **wording.end(event, answer.started.load_s, answer.prompt_ids)})
+                yield json_line({**writer.write(), **writer.end(event, answer.started)})
     except Exception as error:
-        yield json_line(shape(find_fault(error)))
+        yield json_line(format_plain_error(to_http_error(error)))
 
 
 def _is_worth_a_line(delta: Delta) -> bool:
@@ -131,13 +108,12 @@ def _is_worth_a_line(delta: Delta) -> bool:
 
 
 @dataclass(frozen=True)
-class Wording:
-    """How one answer is put into Ollama's words. It is made when the request comes, and measures from then on."""
+class LineWriter:
+    """Writes the lines of one answer. It is made when the request comes, and measures from then on."""
 
     model: str
-    place: Callable[[dict[str, Any]], dict[str, Any]]  # where an endpoint has what is said
+    place: Callable[[dict[str, Any]], dict[str, Any]]  # puts the message into an object as the endpoint does
     gives_context: bool = False  # the ids of prompt and answer, for the client to send back
-    load_s: float = 0.0  # before the answer was asked for
     began_s: float = field(default_factory=time.perf_counter)
 
     def write(
@@ -145,8 +121,7 @@ class Wording:
         text: str = "",
         thinking: str = "",
         tool_calls: Sequence[ToolCall] = (),
-        logprobs: Sequence[TokenLogprob] = (),
-        loaded: LoadedModel | None = None,
+        logprobs: Sequence[ScoredToken] = (),
     ) -> dict[str, Any]:
         """An object with a piece of the answer, or with all of it."""
         said: dict[str, Any] = {"content": text}
@@ -155,21 +130,21 @@ class Wording:
         if tool_calls:
             said["tool_calls"] = [_write_call(number, call) for number, call in enumerate(tool_calls)]
         written = {"model": self.model, "created_at": write_time(datetime.now(UTC)), **self.place(said)}
-        if logprobs and loaded is not None:
-            written["logprobs"] = [_write_logprob(each, loaded) for each in logprobs]
+        if logprobs:
+            written["logprobs"] = [_write_logprob(each) for each in logprobs]
         return written
 
-    def end(self, finished: Finished, load_s: float, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """What the last object has besides: why the answer ended, what was counted and how long it took."""
+    def end(self, finished: Finished, started: Started) -> dict[str, Any]:
+        """The other fields of the last object: why the answer ended, counts and durations."""
         usage, timings = finished.completion.usage, finished.completion.timings
         reason = "length" if finished.finish_reason == "length" else "stop"
-        context = {"context": [*prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}
+        context = {"context": [*started.prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}
         return {
             **context,
             "done": True,
             "done_reason": reason,
             "total_duration": _nanoseconds(time.perf_counter() - self.began_s),
-            "load_duration": _nanoseconds(self.load_s + load_s),
+            "load_duration": _nanoseconds(started.load_s),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_cached_count": usage.cached_tokens,
             "prompt_eval_duration": _nanoseconds(timings.prefill_s),
@@ -191,14 +166,12 @@ def _write_call(number: int, call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "function": {"index": number, "name": call.name, "arguments": call.arguments}}
 
 
-def _write_logprob(found: TokenLogprob, loaded: LoadedModel) -> dict[str, Any]:
-    top = [_write_token(each.token_id, each.logprob, loaded) for each in found.top]
-    return {**_write_token(found.token_id, found.logprob, loaded), "top_logprobs": top}
+def _write_logprob(token: ScoredToken) -> dict[str, Any]:
+    return {**_write_token(token), "top_logprobs": [_write_token(each) for each in token.top]}
 
 
-def _write_token(token_id: int, logprob: float, loaded: LoadedModel) -> dict[str, Any]:
-    exact = loaded.runner.tokenizer.token_bytes(token_id)
-    return {"token": exact.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(exact)}
+def _write_token(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.data.decode("utf-8", "replace"), "logprob": token.logprob, "bytes": list(token.data)}
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""JSON schemas as Ollama reads them: an object has the properties that its schema names, and no others unless it says so.
+"""JSON schemas as Ollama reads them: objects have only the properties that their schema names, unless it says otherwise.
 
 JSON Schema itself allows more, and most schemas that clients make of classes do not forbid it: a weak model would go on
 with properties of its own until its budget ends.
@@ -12,8 +12,12 @@ from typing import Any
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords with schemas by name,
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")  # in a list,
 _SINGLE = ("items", "additionalProperties")  # and alone
-_OTHERS = ("additionalProperties", "unevaluatedProperties", "patternProperties")  # what speaks of properties without a name
-_BESIDE = ("$ref", "anyOf", "oneOf", "allOf", "if", "dependentSchemas")  # what may name properties of the same object
+_OTHERS = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+)  # they say which other properties are allowed
+_BESIDE = ("$ref", "anyOf", "oneOf", "allOf", "if", "dependentSchemas")  # they may name more properties of the same object
 
 
 def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def _close(schema: Any) -> Any:
 
 
 def _is_open(schema: Mapping[str, Any]) -> bool:
-    """Whether this is an object with named properties, all that it requires among them, and nothing is said of others."""
+    """Whether this is an object that names its properties, all required ones too, and says nothing about others."""
     named, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list) or any(each in schema for each in _OTHERS):
         return False

@@ -1,7 +1,7 @@
-"""Ollama's API for models: what there is, what is loaded, and fetching, copying and deleting.
+"""Ollama's API for models: list, show, pull, copy and delete.
 
-What Bough does not do (embeddings, making and publishing models) is refused here with a status below 500, so that clients
-hear why. Everything that touches files runs in a thread: answers that stream do not wait for it.
+What Bough does not support (embeddings, making and publishing models) is refused with a status below 500 and the reason.
+Everything that touches files runs in a thread, so that it does not delay streams.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from bough import models
 from bough.errors import ModelNotFound, RequestError, Unavailable
 from bough.models.store import plain_name
 from bough.server.apis.ollama.pull import fetch, pull_lines
-from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, shape, write_time
-from bough.server.http.streaming import unless_gone
+from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
+from bough.server.http.errors import format_plain_error
+from bough.server.http.streaming import NDJSON, cancel_on_disconnect
 from bough.server.http.wire import ServiceOf, route_class
-from bough.server.serving.catalog import Facts
-from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.catalog import CatalogEntry, LoadedEntry
 from bough.server.serving.service import Service
 
-router = APIRouter(route_class=route_class(shape), tags=["Ollama"])
+router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
 FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
-"""When a model that stays for ever expires, for clients that want a date."""
+"""The date that clients see for a model that never expires."""
 
 
 @router.get("/", response_class=PlainTextResponse)
 @router.head("/", include_in_schema=False)
 async def greet() -> Response:
-    """What tells clients that there is a server."""
+    """Say that there is a server: clients look for this text."""
     return PlainTextResponse("Ollama is running")
 
 
@@ -50,52 +50,50 @@ async def tell_version() -> Response:
 async def list_models(service: ServiceOf) -> Response:
     """The models on this machine."""
     found = await asyncio.to_thread(service.catalog.list)
-    return JSONResponse({"models": [{**_write(facts), "modified_at": write_time(facts.modified)} for facts in found]})
+    return JSONResponse({"models": [{**_write(entry), "modified_at": write_time(entry.modified)} for entry in found]})
 
 
 @router.get("/api/ps")
 async def list_loaded(service: ServiceOf) -> Response:
     """The models that are loaded."""
-    return JSONResponse(
-        {"models": [_write_loaded(each, service.models.expires_at(each)) for each in service.models.list()]}
-    )
+    return JSONResponse({"models": [_write_loaded(each) for each in service.models.describe()]})
 
 
 @router.post("/api/show")
 async def show(body: NamedRequest, service: ServiceOf) -> Response:
-    """What there is to know about one model."""
-    facts = await _find(service, body.wanted)
+    """The details of one model."""
+    entry = await _find(service, body.wanted)
     return JSONResponse(
         {
-            "modelfile": _write_modelfile(facts),
-            "parameters": _write_parameters(facts),
-            "template": facts.template,
-            "license": facts.license,
-            "details": _write_details(facts),
-            "model_info": _write_info(facts),
-            "capabilities": list(facts.capabilities),
-            "modified_at": write_time(facts.modified),
+            "modelfile": _write_modelfile(entry),
+            "parameters": _write_parameters(entry),
+            "template": entry.template,
+            "license": entry.license,
+            "details": _write_details(entry),
+            "model_info": _write_info(entry),
+            "capabilities": list(entry.capabilities),
+            "modified_at": write_time(entry.modified),
         }
     )
 
 
 @router.post("/api/pull")
 async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Response:
-    """Bring a model here, telling how far it is. One that is here already is not fetched again."""
+    """Download a model and stream the progress. A model that is here already is not downloaded again."""
     name = body.wanted
     is_here = await _is_here(service, name)
     if not is_here and not models.can_pull(name):
         raise ModelNotFound(f"pull model manifest: file does not exist: nothing is known of {name!r}")
     if body.stream is not False:
-        return StreamingResponse(pull_lines(name, service.settings, is_here), media_type="application/x-ndjson")
+        return StreamingResponse(pull_lines(name, service.settings, is_here), media_type=NDJSON)
     if not is_here:
-        await unless_gone(request, fetch(name, service.settings))
+        await cancel_on_disconnect(request, fetch(name, service.settings))
     return JSONResponse({"status": "success"})
 
 
 @router.post("/api/copy")
 async def copy(body: CopyRequest, service: ServiceOf) -> Response:
-    """Let a model have another name, too."""
+    """Give a model a second name."""
     source = await _find(service, body.source)
     try:
         target = plain_name(body.destination)
@@ -108,21 +106,20 @@ async def copy(body: CopyRequest, service: ServiceOf) -> Response:
 
 @router.delete("/api/delete")
 async def delete(body: NamedRequest, service: ServiceOf) -> Response:
-    """Delete a model for good. If it is loaded, it is unloaded first."""
-    facts = await _find(service, body.wanted)
-    await service.unload(facts.name)
-    if service.models.find(facts.name) is not None:
-        raise Unavailable(f"model '{facts.name}' is in use: it can be deleted when its answers have ended")
-    await asyncio.to_thread(service.catalog.remove, facts.name)
+    """Delete a model. If it is loaded, it is unloaded first."""
+    entry = await _find(service, body.wanted)
+    if not await service.unload(entry.name):
+        raise Unavailable(f"model '{entry.name}' is in use: it can be deleted when its answers have ended")
+    await asyncio.to_thread(service.catalog.remove, entry.name)
     return Response()
 
 
 @router.post("/api/embed")
 @router.post("/api/embeddings")
 async def embed(body: NamedRequest, service: ServiceOf) -> Response:
-    """Refused: no model here makes embeddings."""
-    facts = await _find(service, body.wanted)
-    raise RequestError(f"{facts.name} does not support embeddings")
+    """Refused: embeddings are not supported."""
+    entry = await _find(service, body.wanted)
+    raise RequestError(f"{entry.name} does not support embeddings")
 
 
 @router.post("/api/create")
@@ -134,7 +131,7 @@ async def refuse_publishing() -> Response:
 
 @router.post("/api/blobs/{digest}")
 async def refuse_blob(digest: str) -> Response:
-    """Refused: there is nothing to make a model of."""
+    """Refused: making models is not supported."""
     raise RequestError("making models is not supported, so no files are taken")
 
 
@@ -143,7 +140,7 @@ async def find_blob(digest: str) -> Response:
     return Response(status_code=404)
 
 
-async def _find(service: Service, name: str) -> Facts:
+async def _find(service: Service, name: str) -> CatalogEntry:
     return await asyncio.to_thread(service.catalog.find, name)
 
 
@@ -155,57 +152,56 @@ async def _is_here(service: Service, name: str) -> bool:
     return True
 
 
-def _write(facts: Facts) -> dict[str, Any]:
+def _write(entry: CatalogEntry) -> dict[str, Any]:
     return {
-        "name": facts.name,
-        "model": facts.name,
-        "size": facts.size_bytes,
-        "digest": facts.digest,
-        "details": _write_details(facts),
+        "name": entry.name,
+        "model": entry.name,
+        "size": entry.size_bytes,
+        "digest": entry.digest,
+        "details": _write_details(entry),
     }
 
 
-def _write_details(facts: Facts) -> dict[str, Any]:
+def _write_details(entry: CatalogEntry) -> dict[str, Any]:
     return {
         "parent_model": "",
-        "format": facts.format,
-        "family": facts.family,
-        "families": list(facts.families),
-        "parameter_size": facts.parameter_size,
-        "quantization_level": facts.quantization,
+        "format": entry.format,
+        "family": entry.family,
+        "families": list(entry.families),
+        "parameter_size": entry.parameter_size,
+        "quantization_level": entry.quantization,
     }
 
 
-def _write_loaded(loaded: LoadedModel, expires_at: datetime | None) -> dict[str, Any]:
-    engine = loaded.runner.engine
+def _write_loaded(loaded: LoadedEntry) -> dict[str, Any]:
     return {
-        **_write(loaded.info),
+        **_write(loaded.entry),
         "size": loaded.num_bytes,
-        "size_vram": 0 if engine.info.is_on_cpu else loaded.num_bytes,
-        "expires_at": write_time(expires_at or FOR_EVER),
-        "context_length": engine.context_tokens,
-        "engine": engine.info.name,
+        "size_vram": loaded.device_bytes,
+        "expires_at": write_time(loaded.expires_at or FOR_EVER),
+        "context_length": loaded.context_tokens,
+        "engine": loaded.engine,
     }
 
 
-def _write_info(facts: Facts) -> dict[str, Any]:
-    """The keys of a GGUF file, which clients look for."""
-    family = facts.family
+def _write_info(entry: CatalogEntry) -> dict[str, Any]:
+    """The keys of a GGUF file, which clients read."""
+    family = entry.family
     return {
         "general.architecture": family,
-        "general.basename": facts.name,
-        "general.parameter_count": facts.num_parameters,
-        f"{family}.context_length": facts.context_tokens,
-        f"{family}.embedding_length": facts.embedding_length,
+        "general.basename": entry.name,
+        "general.parameter_count": entry.num_parameters,
+        f"{family}.context_length": entry.context_tokens,
+        f"{family}.embedding_length": entry.embedding_length,
     }
 
 
-def _write_parameters(facts: Facts) -> str:
-    """What holds unless a request says otherwise, a line each."""
-    values = {"num_ctx": facts.context_tokens, **DEFAULTS}
+def _write_parameters(entry: CatalogEntry) -> str:
+    """The default options, one per line."""
+    values = {"num_ctx": entry.context_tokens, **DEFAULTS}
     return "\n".join(f"{name:<30} {value}" for name, value in values.items())
 
 
-def _write_modelfile(facts: Facts) -> str:
-    lines = [f"PARAMETER {line}" for line in _write_parameters(facts).splitlines()]
-    return "\n".join([f"FROM {facts.name}", f'TEMPLATE """{facts.template}"""', *lines, ""])
+def _write_modelfile(entry: CatalogEntry) -> str:
+    lines = [f"PARAMETER {line}" for line in _write_parameters(entry).splitlines()]
+    return "\n".join([f"FROM {entry.name}", f'TEMPLATE """{entry.template}"""', *lines, ""])

@@ -1,6 +1,6 @@
-"""Fetching a model for one of Ollama's clients, which hears how far it is, line by line.
+"""Downloads a model for a client, and streams the progress line by line.
 
-The work runs in a thread. If the client goes, it ends at its next step; what has arrived is kept for another try.
+The work runs in a thread. If the client disconnects, it ends at its next step; the downloaded part is kept for another try.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from bough.errors import DownloadError
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name
 from bough.runner import gguf_support
-from bough.server.apis.ollama.wire import shape
+from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.streaming import json_line
-from bough.server.http.wire import find_fault
 from bough.types import Progress
 
 _LINE_EVERY_S = 0.1
 
 
 class PullProgress:
-    """Hears of the work in its thread, and hands lines to the event loop's `lines`; None is the last."""
+    """The progress of a download. The working thread calls it; it puts lines into a queue, and None at the end."""
 
     def __init__(self, digest: str | None) -> None:
         self.lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -53,21 +52,21 @@ class PullProgress:
         self._tell(dict(self._line))
 
     def end(self) -> None:
-        """There is nothing more to come."""
+        """End the lines."""
         self._tell(None)
 
     def _require_wanted(self) -> None:
         if self.is_unwanted:
-            raise DownloadError("nobody waits for this model any more")
+            raise DownloadError("the client disconnected")
 
     def _tell(self, line: dict[str, Any] | None) -> None:
         self._told_s = time.monotonic()
-        with suppress(RuntimeError):  # the loop has ended, and nobody listens
+        with suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self.lines.put_nowait, line)
 
 
 async def pull_lines(name: str, settings: Settings, is_here: bool) -> AsyncIterator[str]:
-    """What a client hears while a model is brought here; an error is the last line."""
+    """The lines of a download. An error is the last line."""
     yield json_line({"status": "pulling manifest"})
     if not is_here:
         try:
@@ -75,13 +74,13 @@ async def pull_lines(name: str, settings: Settings, is_here: bool) -> AsyncItera
                 async for line in lines:
                     yield json_line(line)
         except Exception as error:
-            yield json_line(shape(find_fault(error)))
+            yield json_line(format_plain_error(to_http_error(error)))
             return
     yield json_line({"status": "success"})
 
 
 async def fetch(name: str, settings: Settings) -> None:
-    """Bring a model here. Raises what `models.pull` raises."""
+    """Download a model. Raises what `models.pull` raises."""
     async with aclosing(_fetch_lines(name, settings)) as lines:
         async for _ in lines:
             pass
@@ -96,11 +95,13 @@ async def _fetch_lines(name: str, settings: Settings) -> AsyncGenerator[dict[str
         await work
     finally:
         progress.is_unwanted = True
-        work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # somebody has to look at it
+        work.add_done_callback(
+            lambda ended: ended.cancelled() or ended.exception()
+        )  # asyncio warns of exceptions that are never read
 
 
 def _digest(name: str) -> str | None:
-    """What clients tell one download from another by, if we know it beforehand."""
+    """The digest by which clients know a download, if we know it before."""
     known = KNOWN.get(plain_name(name))
     return f"sha256:{known.gguf_sha256}" if known else None
 

@@ -1,4 +1,4 @@
-"""What Ollama's clients send, as their API writes it: bodies, options, times that a model stays loaded, and errors.
+"""Bodies of Ollama's API: options, durations, and how they become an ask.
 
 Always true of a body that was read: known options have the right type and fit in 64 bits, unknown ones were ignored; null
 is the same as absent; `keep_alive` is a number of seconds, infinite for one that was negative; nothing is larger than
@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from bough.errors import RequestError
 from bough.server.apis.ollama.format import close_objects
@@ -22,24 +22,16 @@ from bough.server.http.bounds import (
     FEW_STOPS,
     MAX_DURATION_CHARACTERS,
     MAX_IDS,
-    MAX_IMAGES,
-    MAX_MESSAGES,
-    MAX_SCHEMA_CHARACTERS,
-    MAX_SCHEMA_VALUES,
-    MAX_TOOL_CALLS,
-    MAX_TOOLS,
     SHORT_NAME,
     SHORT_STOP,
-    SMALL_TOOLS,
     at_most,
-    describe_excess,
     no_longer_than,
     show,
 )
-from bough.server.http.errors import Fault
+from bough.server.http.messages import Images, Messages, Name, Tools, check_schema_size
 from bough.server.http.wire import Wire
 from bough.server.serving.ask import Ask
-from bough.types import Message, SamplingParams
+from bough.types import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 DEFAULTS: Mapping[str, int | float] = {
@@ -49,7 +41,7 @@ DEFAULTS: Mapping[str, int | float] = {
     "repeat_penalty": 1.1,
     "repeat_last_n": 64,
 }
-_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
+_LEAST_TOP_P = 1e-9  # keeps only the likeliest token
 _LONGEST_S = (2**63 - 1) / 1e9  # what a Go duration can hold
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -58,13 +50,8 @@ _DEPTHS_OF_THOUGHT = ("low", "medium", "high", "max")
 _ANY_SEED = -1
 
 
-def shape(fault: Fault) -> dict[str, Any]:
-    """The body of an error."""
-    return {"error": fault.text}
-
-
 def write_time(moment: datetime) -> str:
-    """A moment as RFC 3339 has it, in UTC and with fractions of a second."""
+    """A time in the format of RFC 3339, in UTC and with fractions of a second."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -99,10 +86,6 @@ def _to_list(value: Any) -> Any:
     return value
 
 
-def _to_lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 def _to_thought(value: Any) -> Any:
     if isinstance(value, str) and value in _DEPTHS_OF_THOUGHT:
         return True
@@ -115,35 +98,18 @@ def _to_format(value: Any) -> Any:
     if value is None or value == "":
         return None
     if isinstance(value, dict):
-        _check_schema(value)
+        check_schema_size(value)
         return close_objects(value)
     if value == "json":
         return value
     raise ValueError(f"{show(value)} must be 'json' or a JSON schema object")
 
 
-def _check_schema(schema: dict[str, Any]) -> None:
-    if excess := describe_excess(schema, MAX_SCHEMA_VALUES, MAX_SCHEMA_CHARACTERS):
-        raise ValueError(f"the JSON schema {excess}")
-
-
 def _to_ids(value: Any) -> Any:
-    """Ids as integers, all at once: a call for each of a million would stop everything else for a second."""
+    """Convert all ids in one pass: a validator per id would block the event loop for a second at a million ids."""
     if isinstance(value, list) and float in set(map(type, value)):
         return [_to_whole(each) for each in value]
     return value
-
-
-def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") not in (None, "function") or not isinstance(function, dict):
-        raise ValueError("a tool has type 'function' and an object `function`")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise ValueError("a tool's function has no name")
-    if not isinstance(function.get("parameters"), dict | None):
-        raise ValueError(f"the parameters of {function['name'][:40]!r} must be a JSON schema object")
-    _check_schema(function.get("parameters") or {})
-    return {**tool, "type": "function"}
 
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), BeforeValidator(_to_whole)]
@@ -156,17 +122,12 @@ KeepAlive = Annotated[
 ]
 Thought = Annotated[bool | None, BeforeValidator(_to_thought, json_schema_input_type=bool | str | None)]
 Format = Annotated[str | dict[str, Any] | None, BeforeValidator(_to_format)]
-Role = Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_to_lower)]
-Tool = Annotated[dict[str, Any], AfterValidator(_check_tool)]
-Tools = Annotated[list[Tool], FAIL_FAST, SMALL_TOOLS, at_most(MAX_TOOLS)]
-Name = Annotated[str, Field(min_length=1), SHORT_NAME]
-Images = Annotated[list[Any], at_most(MAX_IMAGES)]
 Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], FAIL_FAST, BeforeValidator(_to_ids), at_most(MAX_IDS)]
 Stops = Annotated[list[Annotated[str, SHORT_STOP]], FAIL_FAST, FEW_STOPS]
 
 
 class Options(Wire):
-    """How to answer. Those of the second part are only for Ollama's own engine: they change nothing here."""
+    """Sampling and other options. Those after the blank line are for Ollama's own engine, and are ignored here."""
 
     temperature: Real | None = None
     top_k: Whole | None = None
@@ -190,7 +151,7 @@ class Options(Wire):
     use_mmap: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The values that `SamplingParams` takes, with Ollama's defaults, and its meaning of numbers out of range."""
+        """The values for `SamplingParams`, with Ollama's defaults and its handling of numbers out of range."""
         given = self.model_dump(exclude_none=True, include=set(SamplingParams.__dataclass_fields__))
         values = {**DEFAULTS, **given}
         values["top_k"] = max(0, values["top_k"])
@@ -200,52 +161,8 @@ class Options(Wire):
         return {**values, "max_tokens": self.num_predict if has_limit else None}
 
 
-class FunctionCall(Wire):
-    """A tool and what it is called with: an object, never a text."""
-
-    name: Name
-    arguments: dict[str, Any] | None = None
-
-
-class ToolCall(Wire):
-    """A call that an earlier answer made."""
-
-    id: str | None = None
-    function: FunctionCall
-
-    def to_message(self) -> dict[str, Any]:
-        called = {"name": self.function.name, "arguments": self.function.arguments or {}}
-        return {**({"id": self.id} if self.id else {}), "type": "function", "function": called}
-
-
-class ChatMessage(Wire):
-    """One message of a conversation."""
-
-    role: Role
-    content: str | None = None
-    thinking: str | None = None
-    images: Images | None = None
-    tool_calls: Annotated[list[ToolCall], FAIL_FAST, at_most(MAX_TOOL_CALLS)] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
-    def to_message(self) -> Message:
-        """The message as the templates know it."""
-        optional = {
-            "reasoning_content": self.thinking,
-            "tool_calls": [each.to_message() for each in self.tool_calls or ()],
-            "name": self.tool_name,
-            "tool_call_id": self.tool_call_id,
-        }
-        given = {name: value for name, value in optional.items() if value}
-        return {"role": self.role, "content": self.content or "", **given}
-
-
-Messages = Annotated[list[ChatMessage], FAIL_FAST, at_most(MAX_MESSAGES)]
-
-
 class AnswerRequest(Wire):
-    """What chats and prompts have in common."""
+    """The fields that chats and prompts share."""
 
     model: Name
     stream: bool | None = None
@@ -264,7 +181,7 @@ class AnswerRequest(Wire):
 
     @property
     def unloads(self) -> bool:
-        """Whether a request without a prompt lets the model go, instead of loading it."""
+        """Whether a request without a prompt unloads the model instead of loading it."""
         return self.keep_alive == 0
 
     def params(self) -> SamplingParams:
@@ -311,7 +228,7 @@ class GenerateRequest(AnswerRequest):
     images: Images | None = None
 
     def check(self) -> None:
-        """Raise RequestError for what cannot be done, or not together."""
+        """Raise RequestError for fields that are not supported, or not together."""
         if self.raw and (self.system or self.template or self.context):
             raise RequestError("raw mode does not support template, system, or context")
         if self.suffix:

@@ -15,12 +15,11 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
-from bough.models.tokenizer import Tokenizer
 from bough.server.apis.openai.wire import (
     DONE,
-    Head,
     NumAlternatives,
     NumTokens,
+    ResponseHead,
     Sampling,
     Schema,
     check_arguments,
@@ -28,9 +27,9 @@ from bough.server.apis.openai.wire import (
     choose_tool,
     count,
     error_event,
+    format_error,
     progress_comment,
     read_arguments,
-    shape,
     write_logprobs,
 )
 from bough.server.http.bounds import (
@@ -42,20 +41,19 @@ from bough.server.http.bounds import (
     at_most,
     check_length,
 )
-from bough.server.http.streaming import sse, sse_stream, to_json, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse, to_json
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Event, Finished, Progress, ToolCall
-from bough.server.serving.service import Answered
-from bough.types import Message, TokenLogprob
+from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken, ToolCall
+from bough.types import Message
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
 class EarlierFunction(Wire):
-    """What an earlier call called, with its arguments as a text of JSON."""
+    """The function of an earlier call, with its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -69,7 +67,7 @@ class EarlierCall(Wire):
 
 
 class ChatMessage(Wire):
-    """One message; its content is checked where every API's is."""
+    """One message. `check_messages` checks its content, as for every API."""
 
     role: str
     content: Any = None
@@ -80,14 +78,14 @@ class ChatMessage(Wire):
 
 
 class ResponseFormat(Wire):
-    """Free text, some JSON, or JSON of a schema."""
+    """Text, any JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
 
 
 class ChatRequest(Sampling):
-    """The body of a chat. What is not listed is accepted and changes nothing."""
+    """The body of a chat. Other fields are accepted and ignored."""
 
     messages: Annotated[list[ChatMessage], FAIL_FAST, at_most(MAX_MESSAGES)]
     max_tokens: NumTokens | None = None
@@ -105,14 +103,14 @@ async def chat(body: ChatRequest, request: Request, service: ServiceOf, salt: Sa
     """Answer a chat."""
     ask = await asyncio.to_thread(to_ask, body, salt)
     if not body.stream:
-        answered = await unless_gone(request, service.complete(ask))
+        answered = await cancel_on_disconnect(request, service.complete(ask))
         return JSONResponse(write_whole(answered, body))
-    answer = await unless_gone(request, service.open(ask))
-    return sse_stream(answer, write_events(answer, body))
+    answer = await cancel_on_disconnect(request, service.open(ask))
+    return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
 
 
 def to_ask(body: ChatRequest, salt: str) -> Ask:
-    """What the body asks for. Raises RequestError for what cannot be done."""
+    """The ask of a body. Raises RequestError for what is not supported."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     tools = body.tools or []
     check_tools(tools)
@@ -146,7 +144,7 @@ def _format_of(wanted: ResponseFormat | None) -> str | dict[str, Any] | None:
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """The messages as templates know them: arguments are objects, and what a tool says has the tool's name."""
+    """The messages for templates: arguments become objects, and tool results get the name of their tool."""
     names: dict[str, str] = {}
     check_arguments((call.function.arguments for each in messages for call in each.tool_calls or ()), "messages")
     found = [_read_message(number, message, names) for number, message in enumerate(messages)]
@@ -177,12 +175,12 @@ def _read_call(number: int, i: int, call: EarlierCall) -> dict[str, Any]:
 
 def write_whole(answered: Answered, body: ChatRequest) -> dict[str, Any]:
     """The whole answer as one object."""
-    head = Head.make("chatcmpl-", body.model, answered.loaded)
-    choices = [_write_choice(each, body, answered.loaded.runner.tokenizer) for each in answered.choices]
-    return head.write(WHOLE, choices, usage=count(answered.started, answered.choices, answered.loaded).write())
+    head = ResponseHead.make("chatcmpl-", body.model, answered.started.digest)
+    choices = [_write_choice(each, body) for each in answered.choices]
+    return head.write(WHOLE, choices, usage=count(answered.started, answered.choices).write())
 
 
-def _write_choice(finished: Finished, body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+def _write_choice(finished: Finished, body: ChatRequest) -> dict[str, Any]:
     content = None if finished.tool_calls and not finished.text else finished.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if finished.thinking:
@@ -192,7 +190,7 @@ def _write_choice(finished: Finished, body: ChatRequest, tokenizer: Tokenizer) -
     return {
         "index": finished.choice,
         "message": message,
-        "logprobs": _write_logprobs(finished.completion.logprobs, tokenizer) if body.logprobs else None,
+        "logprobs": _write_logprobs(finished.logprobs) if body.logprobs else None,
         "finish_reason": finished.finish_reason,
     }
 
@@ -201,8 +199,8 @@ def _write_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": to_json(call.arguments)}}
 
 
-def _write_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
-    return {"content": write_logprobs(logprobs, tokenizer), "refusal": None}
+def _write_logprobs(logprobs: Sequence[ScoredToken]) -> dict[str, Any]:
+    return {"content": write_logprobs(logprobs), "refusal": None}
 
 
 async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
@@ -214,7 +212,7 @@ async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
         async for event in answer:
             if piece := stream.write(event):
                 yield piece
-    except Exception as error:  # the status is sent already: the stream itself must tell
+    except Exception as error:  # the status is sent already: the error becomes an event
         yield error_event(error)
         return
     if body.has_usage_chunk:
@@ -223,24 +221,24 @@ async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
 
 
 class ChatStream:
-    """Writes the chunks of one streamed answer, and remembers what its end must tell."""
+    """Writes the chunks of one streamed answer, and collects the usage for its end."""
 
     def __init__(self, answer: Answer, body: ChatRequest) -> None:
         self._answer = answer
         self._body = body
-        self._head = Head.make("chatcmpl-", body.model, answer.loaded)
+        self._head = ResponseHead.make("chatcmpl-", body.model, answer.started.digest)
         self._usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
         self._finished: list[Finished] = []
         self._num_calls = [0] * answer.ask.num_choices
 
     def write(self, event: Event) -> str:
-        """What an event adds to the stream; it may be nothing."""
+        """What an event adds to the stream; may be empty."""
         if isinstance(event, Progress):
             return progress_comment(event)
         return self.finish(event) if isinstance(event, Finished) else self.add(event)
 
     def add(self, delta: Delta) -> str:
-        """The chunk for a piece of a choice; none if there is nothing to see in it."""
+        """The chunk for a piece of a choice; empty if it has nothing to show."""
         written: dict[str, Any] = {}
         if delta.thinking:
             written["reasoning_content"] = delta.thinking
@@ -261,8 +259,8 @@ class ChatStream:
         return self.chunk(finished.choice, {}, finish_reason=finished.finish_reason)
 
     def usage(self) -> str:
-        """The chunk without choices that tells the usage of all of them."""
-        counts = count(self._answer.started, self._finished, self._answer.loaded)
+        """The chunk without choices that has the usage of all of them."""
+        counts = count(self._answer.started, self._finished)
         return sse(self._head.write(CHUNK, [], usage=counts.write()))
 
     def chunk(
@@ -270,10 +268,9 @@ class ChatStream:
         number: int,
         delta: dict[str, Any],
         *,
-        logprobs: Sequence[TokenLogprob] = (),
+        logprobs: Sequence[ScoredToken] = (),
         finish_reason: str | None = None,
     ) -> str:
-        tokenizer = self._answer.loaded.runner.tokenizer
-        written = _write_logprobs(logprobs, tokenizer) if self._body.logprobs and logprobs else None
+        written = _write_logprobs(logprobs) if self._body.logprobs and logprobs else None
         choice = {"index": number, "delta": delta, "logprobs": written, "finish_reason": finish_reason}
         return sse(self._head.write(CHUNK, [choice], **self._usage))

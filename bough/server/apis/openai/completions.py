@@ -1,4 +1,4 @@
-"""OpenAI's plain completions: prompts as texts or token ids, continued as they stand.
+"""OpenAI's plain completions: continue prompts given as texts or token ids, without a chat template.
 
 Several prompts are answered as if each had come alone; the choices of prompt p are those with the index p * n and after.
 """
@@ -13,30 +13,28 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bough.errors import PromptTooLong, RequestError
-from bough.models.tokenizer import Tokenizer
+from bough.errors import RequestError
 from bough.server.apis.openai.wire import (
     DONE,
     Counts,
-    Head,
     NumAlternatives,
     NumTokens,
+    ResponseHead,
     Sampling,
     count,
     error_event,
     finite,
+    format_error,
     progress_comment,
-    shape,
 )
 from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
-from bough.server.http.streaming import sse, sse_stream, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Finished, Progress
-from bough.server.serving.service import Answered, Service
-from bough.types import Alternative, TokenLogprob
+from bough.server.serving.ask import Answered, Ask, Finished, Progress, ScoredToken
+from bough.server.serving.service import Service
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 KIND = "text_completion"
 DEFAULT_MAX_TOKENS = 16
@@ -44,7 +42,7 @@ PROMPTS_AT_ONCE = 4  # of one request, so that it does not fill the queue for th
 
 
 class CompletionRequest(Sampling):
-    """The body of a completion. What is not listed is accepted and changes nothing."""
+    """The body of a completion. Other fields are accepted and ignored."""
 
     prompt: Any
     max_tokens: NumTokens | None = None
@@ -59,14 +57,14 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
     """Continue one prompt, or several."""
     asks = await asyncio.to_thread(to_asks, body, salt)
     if not body.stream:
-        answers = await unless_gone(request, _complete_all(asks, service))
+        answers = await cancel_on_disconnect(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
-    first = await unless_gone(request, _open_first(asks, service))
-    return sse_stream(first, write_events(first, asks[1:], body, service))
+    first = await cancel_on_disconnect(request, _open_first(asks, service))
+    return AnswerStream(first, write_events(first, asks[1:], body, service), EVENT_STREAM)
 
 
 def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
-    """One request for each prompt. Raises RequestError for what cannot be done."""
+    """One ask for each prompt. Raises RequestError for what is not supported."""
     _refuse_unsupported(body)
     params = body.params(body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
     prompts = read_prompts(body.prompt)
@@ -113,7 +111,7 @@ def read_prompts(prompt: Any) -> Sequence[str | list[int]]:
 
 
 def _is_ids(value: Any) -> bool:
-    """Whether this is a list of integers, and of nothing else; there may be a million of them."""
+    """Whether this is a list of integers only. Fast for a million of them."""
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
@@ -123,12 +121,9 @@ def _check_num_ids(num_ids: int) -> None:
 
 
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
-    """The answer to the first prompt. Raises for any that does not fit: when its turn comes, the status is long sent."""
+    """The answer to the first prompt. Raises for any prompt that does not fit, while an error status can still be sent."""
     for ask in asks[1:]:
-        async with service.models.using(ask.model) as loaded:
-            num_tokens, context = await service.count_tokens(ask), loaded.runner.engine.context_tokens
-        if num_tokens >= context:
-            raise PromptTooLong(num_tokens, context)
+        await service.require_fit(ask)
     return await service.open(asks[0])
 
 
@@ -151,18 +146,18 @@ async def _complete_all(asks: Sequence[Ask], service: Service) -> list[Answered]
 
 def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[str, Any]:
     """All answers as one object."""
-    first, *others = (count(each.started, each.choices, each.loaded) for each in answers)
+    first, *others = (count(each.started, each.choices) for each in answers)
     choices = [
-        _write_choice(number * (body.n or 1) + finished.choice, finished, body, each.loaded.runner.tokenizer)
+        _write_choice(number * (body.n or 1) + finished.choice, finished, body)
         for number, each in enumerate(answers)
         for finished in each.choices
     ]
-    head = Head.make("cmpl-", body.model, answers[0].loaded)
+    head = ResponseHead.make("cmpl-", body.model, answers[0].started.digest)
     return head.write(KIND, choices, usage=sum(others, start=first).write())
 
 
-def _write_choice(index: int, finished: Finished, body: CompletionRequest, tokenizer: Tokenizer) -> dict[str, Any]:
-    logprobs = None if body.logprobs is None else LogprobList(tokenizer).write(finished.completion.logprobs)
+def _write_choice(index: int, finished: Finished, body: CompletionRequest) -> dict[str, Any]:
+    logprobs = None if body.logprobs is None else LogprobList().write(finished.logprobs)
     text = finished.thinking + finished.text
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished.finish_reason}
 
@@ -170,36 +165,34 @@ def _write_choice(index: int, finished: Finished, body: CompletionRequest, token
 class LogprobList:
     """Writes the log-probabilities of one choice as completions do: side by side, with where in the text each begins."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # of the characters that are complete
 
-    def write(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def write(self, logprobs: Sequence[ScoredToken]) -> dict[str, Any]:
         return {
             "tokens": [self._name(each) for each in logprobs],
             "token_logprobs": [finite(each.logprob) for each in logprobs],
-            "top_logprobs": [self._rivals(each) for each in logprobs],
+            "top_logprobs": [self._alternatives(each) for each in logprobs],
             "text_offset": [self._step(each) for each in logprobs],
         }
 
-    def _rivals(self, token: TokenLogprob) -> dict[str, float]:
-        """The strongest tokens, and always the one that was chosen."""
-        found = {self._name(rival): finite(rival.logprob) for rival in token.top}
+    def _alternatives(self, token: ScoredToken) -> dict[str, float]:
+        """The likeliest tokens, and always the chosen one."""
+        found = {self._name(other): finite(other.logprob) for other in token.top}
         return {**found, self._name(token): finite(token.logprob)}
 
-    def _name(self, token: TokenLogprob | Alternative) -> str:
-        """A token's text; one that is a part of a character is told by its bytes, so that no two look alike."""
-        data = self._tokenizer.token_bytes(token.token_id)
+    def _name(self, token: ScoredToken) -> str:
+        """The text of a token. A token that is part of a character is written as bytes, so that tokens stay distinct."""
         try:
-            return data.decode()
+            return token.data.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
 
-    def _step(self, token: TokenLogprob) -> int:
+    def _step(self, token: ScoredToken) -> int:
         """Where the token begins; one within a character begins where the character does."""
         offset = self._offset
-        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token.token_id)))
+        self._offset += len(self._decoder.decode(token.data))
         return offset
 
 
@@ -207,7 +200,7 @@ async def write_events(
     first: Answer, others: Sequence[Ask], body: CompletionRequest, service: Service
 ) -> AsyncIterator[str]:
     """The answers as server-sent events, one prompt after the other."""
-    head = Head.make("cmpl-", body.model, first.loaded)
+    head = ResponseHead.make("cmpl-", body.model, first.started.digest)
     usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
     counts: list[Counts] = []
     try:
@@ -219,7 +212,7 @@ async def write_events(
                         yield written if isinstance(written, str) else sse(head.write(KIND, [written], **usage))
             finally:
                 answer.close()
-    except Exception as error:  # the status is sent already: the stream itself must tell
+    except Exception as error:  # the status is sent already: the error becomes an event
         yield error_event(error)
         return
     if body.has_usage_chunk:
@@ -231,8 +224,7 @@ async def _write_pieces(
     answer: Answer, first_index: int, body: CompletionRequest, counts: list[Counts]
 ) -> AsyncIterator[dict[str, Any] | str]:
     """The choices of one answer piece by piece, with comments in between; its counts are added to `counts` at its end."""
-    tokenizer = answer.loaded.runner.tokenizer
-    logprobs = [LogprobList(tokenizer) for _ in range(answer.ask.num_choices)]
+    logprobs = [LogprobList() for _ in range(answer.ask.num_choices)]
     finished: list[Finished] = []
     async for event in answer:
         if isinstance(event, Progress):
@@ -243,7 +235,7 @@ async def _write_pieces(
         elif (text := event.thinking + event.text) or event.logprobs:
             written = logprobs[event.choice].write(event.logprobs) if event.logprobs else None
             yield _write_piece(first_index + event.choice, text, written)
-    counts.append(count(answer.started, finished, answer.loaded))
+    counts.append(count(answer.started, finished))
 
 
 def _write_piece(

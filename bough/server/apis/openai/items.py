@@ -1,8 +1,11 @@
-"""The items of one of OpenAI's responses, and the events that tell of them.
+"""The items of an OpenAI response, and their events.
 
-A whole response and a streamed one are written by the same `Writer`, so that they hold the same items. Always true: the
-sequence numbers are 0, 1, 2, …; at most one item is open; every item that was added is done before the response ends,
-unless it fails.
+A whole response and a streamed one are written by the same `ResponseWriter`, so that they hold the same items.
+
+Always true:
+- the sequence numbers are 0, 1, 2, …;
+- at most one item is open;
+- every item that was added is done before the response ends, unless it fails.
 """
 
 from __future__ import annotations
@@ -12,31 +15,28 @@ from collections.abc import Iterator
 from typing import Any
 
 from bough.server.apis.openai.wire import count, make_id, write_logprobs
+from bough.server.http.errors import to_http_error
 from bough.server.http.streaming import to_json
-from bough.server.http.wire import find_fault
-from bough.server.serving.ask import Delta, Finished, Started, ToolCall
-from bough.server.serving.loaded import LoadedModel
-from bough.types import TokenLogprob
+from bough.server.serving.ask import Delta, Finished, ScoredToken, Started, ToolCall
 
 Item = dict[str, Any]
 Event = dict[str, Any]
 
 
-class Writer:
+class ResponseWriter:
     """Writes the events of one response and keeps its items: those that are done, and the one that is open.
 
     `echo` is what the response repeats of its request.
     """
 
-    def __init__(self, started: Started, loaded: LoadedModel, echo: dict[str, Any]) -> None:
+    def __init__(self, started: Started, echo: dict[str, Any]) -> None:
         self._started = started
-        self._loaded = loaded
         self._echo = echo
         self._id = make_id("resp_")
         self._created_at = int(time.time())
         self._done: list[Item] = []
         self._open: Item | None = None
-        self._waiting: list[TokenLogprob] = []  # of tokens whose text is still held back
+        self._waiting: list[ScoredToken] = []  # of tokens whose text is still held back
         self._num_events = 0
 
     def start(self) -> Iterator[Event]:
@@ -66,8 +66,11 @@ class Writer:
 
     def fail(self, error: Exception) -> Event:
         """The event that ends a response that failed half-way."""
-        fault = find_fault(error)
-        details = {"code": "rate_limit_exceeded" if fault.status == 429 else "server_error", "message": fault.text}
+        http_error = to_http_error(error)
+        details = {
+            "code": "rate_limit_exceeded" if http_error.status == 429 else "server_error",
+            "message": http_error.text,
+        }
         return self._event("response.failed", response=self._response("failed", error=details))
 
     def _grow(self, kind: str, text: str) -> Iterator[Event]:
@@ -129,7 +132,7 @@ class Writer:
 
     def _take_logprobs(self) -> list[Item]:
         taken, self._waiting = self._waiting, []
-        return write_logprobs(taken, self._loaded.runner.tokenizer)
+        return write_logprobs(taken)
 
     def _part(self) -> Item:
         assert self._open is not None
@@ -146,8 +149,8 @@ class Writer:
         return event
 
     def _usage(self, finished: Finished) -> dict[str, Any]:
-        counts = count(self._started, [finished], self._loaded)
-        is_stored = self._loaded.runner.prefix_cache.is_enabled
+        counts = count(self._started, [finished])
+        is_stored = self._started.is_stored
         written = counts.prompt.prompt_tokens - counts.prompt.matched_tokens if is_stored else 0
         return {
             "input_tokens": counts.prompt.prompt_tokens,

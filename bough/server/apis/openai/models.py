@@ -1,4 +1,4 @@
-"""OpenAI's list of models, and a clear no to what no model here can do."""
+"""OpenAI's list of models, and the refusal of embeddings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import APIRouter
 
 from bough.errors import RequestError
-from bough.server.apis.openai.wire import shape
+from bough.server.apis.openai.wire import format_error
 from bough.server.http.wire import ServiceOf, Wire, route_class
-from bough.server.serving.catalog import Facts
+from bough.server.serving.catalog import CatalogEntry
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 
 class EmbeddingsRequest(Wire):
-    """As much of the body as it takes to say no."""
+    """The part of the body that the refusal needs."""
 
     model: str
 
@@ -24,7 +24,7 @@ class EmbeddingsRequest(Wire):
 @router.get("/v1/models")
 async def list_models(service: ServiceOf) -> dict[str, Any]:
     """Every local model."""
-    return {"object": "list", "data": [write_model(facts) for facts in await asyncio.to_thread(service.catalog.list)]}
+    return {"object": "list", "data": [write_model(entry) for entry in await asyncio.to_thread(service.catalog.list)]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -36,10 +36,10 @@ async def retrieve_model(name: str, service: ServiceOf) -> dict[str, Any]:
 @router.post("/v1/embeddings")
 async def embed(body: EmbeddingsRequest, service: ServiceOf) -> dict[str, Any]:
     """Refused: the models here are for generating text."""
-    facts = await asyncio.to_thread(service.catalog.find, body.model)
-    raise RequestError(f"model {facts.name!r} does not support embeddings")
+    entry = await asyncio.to_thread(service.catalog.find, body.model)
+    raise RequestError(f"model {entry.name!r} does not support embeddings")
 
 
-def write_model(facts: Facts) -> dict[str, Any]:
-    """A model as OpenAI's clients read it."""
-    return {"id": facts.name, "object": "model", "created": int(facts.modified.timestamp()), "owned_by": "bough"}
+def write_model(entry: CatalogEntry) -> dict[str, Any]:
+    """A model in the format of OpenAI's API."""
+    return {"id": entry.name, "object": "model", "created": int(entry.modified.timestamp()), "owned_by": "bough"}

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
-from bough.server.apis.openai.items import Writer
+from bough.server.apis.openai.items import ResponseWriter
 from bough.server.apis.openai.wire import (
     Name,
     NumAlternatives,
@@ -26,10 +26,10 @@ from bough.server.apis.openai.wire import (
     check_arguments,
     check_tools,
     choose_tool,
+    format_error,
     progress_comment,
     read_arguments,
-    shape,
-    spread,
+    temperature_and_top_p,
 )
 from bough.server.http.bounds import (
     FAIL_FAST,
@@ -46,14 +46,13 @@ from bough.server.http.bounds import (
     no_larger_than,
     show,
 )
-from bough.server.http.streaming import sse, sse_stream, unless_gone
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started, Tool
-from bough.server.serving.loaded import LoadedModel
 from bough.types import Message, SamplingParams
 
-router = APIRouter(route_class=route_class(shape), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -62,7 +61,7 @@ _STATEFUL = ("previous_response_id", "conversation", "prompt")
 
 
 class TextFormat(Wire):
-    """Free text, some JSON, or JSON of a schema."""
+    """Text, any JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -70,13 +69,13 @@ class TextFormat(Wire):
 
 
 class TextOptions(Wire):
-    """How the text is written."""
+    """The format of the text."""
 
     format: TextFormat | None = None
 
 
 class ResponseRequest(Wire):
-    """The body of a request for a response. What is not listed is accepted and changes nothing."""
+    """The body of a request for a response. Other fields are accepted and ignored."""
 
     model: Name
     input: Any
@@ -105,14 +104,14 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceOf, s
     """Answer with a response."""
     ask = await asyncio.to_thread(to_ask, body, salt)
     if body.stream:
-        answer = await unless_gone(request, service.open(ask))
-        return sse_stream(answer, write_events(answer, body))
-    answered = await unless_gone(request, service.complete(ask))
-    return JSONResponse(write_whole(answered.started, answered.choices[0], answered.loaded, body))
+        answer = await cancel_on_disconnect(request, service.open(ask))
+        return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
+    answered = await cancel_on_disconnect(request, service.complete(ask))
+    return JSONResponse(write_whole(answered.started, answered.choices[0], body))
 
 
 def to_ask(body: ResponseRequest, salt: str) -> Ask:
-    """What the body asks for. Raises RequestError for what cannot be done."""
+    """The ask of a body. Raises RequestError for what is not supported."""
     for field in _STATEFUL:
         if getattr(body, field) is not None:
             raise RequestError(f"{field} is not supported: the server keeps no responses; send the whole conversation")
@@ -136,7 +135,7 @@ def _params_of(body: ResponseRequest) -> SamplingParams:
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         format=_format_of(body.text.format if body.text else None),
-        **spread(body.temperature, body.top_p),
+        **temperature_and_top_p(body.temperature, body.top_p),
     )
 
 
@@ -175,7 +174,7 @@ def read_input(given: Any, instructions: str | None) -> list[Message]:
 
 
 class History:
-    """Puts items together to messages, in the order in which they come."""
+    """Joins items into messages, in their order."""
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
@@ -183,7 +182,7 @@ class History:
         self._thinking = ""
 
     def add(self, place: str, item: Any) -> None:
-        """Take the next item. Raises RequestError, with its place, for one that is of no use."""
+        """Add the next item. Raises RequestError, with its place, for an invalid one."""
         if not isinstance(item, Mapping):
             raise RequestError(f"{place} is a {type(item).__name__}, and must be an object")
         kind = item.get("type", "message")
@@ -246,11 +245,10 @@ def _part(place: str, part: Any) -> str:
     return _text(place, part, "text")
 
 
-def write_whole(started: Started, finished: Finished, loaded: LoadedModel, body: ResponseRequest) -> dict[str, Any]:
+def write_whole(started: Started, finished: Finished, body: ResponseRequest) -> dict[str, Any]:
     """The whole response as one object."""
-    writer = Writer(started, loaded, echo(body))
-    logprobs = finished.completion.logprobs
-    pieces = Delta(0, finished.text, finished.thinking, finished.tool_calls, logprobs)
+    writer = ResponseWriter(started, echo(body))
+    pieces = Delta(0, finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
     *_, last = (*writer.add(pieces), *writer.finish(finished))
     response: dict[str, Any] = last["response"]
     return response
@@ -258,7 +256,7 @@ def write_whole(started: Started, finished: Finished, loaded: LoadedModel, body:
 
 async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[str]:
     """The response as server-sent events, each with its name."""
-    writer = Writer(answer.started, answer.loaded, echo(body))
+    writer = ResponseWriter(answer.started, echo(body))
     for each in writer.start():
         yield sse(each, each["type"])
     try:
@@ -269,7 +267,7 @@ async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[s
             else:
                 for each in writer.finish(event) if isinstance(event, Finished) else writer.add(event):
                     yield sse(each, each["type"])
-    except Exception as error:  # the status is sent already: the stream itself must tell
+    except Exception as error:  # the status is sent already: the error becomes an event
         failed = writer.fail(error)
         yield sse(failed, failed["type"])
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from bough.errors import RequestError
-from bough.models.tokenizer import Tokenizer
 from bough.server.http.bounds import (
     MAX_ARGUMENTS_CHARACTERS,
     MAX_CHOICES,
@@ -28,15 +27,14 @@ from bough.server.http.bounds import (
     check_tools_size,
     show,
 )
-from bough.server.http.errors import Fault
+from bough.server.http.errors import HttpError, to_http_error
 from bough.server.http.streaming import sse, sse_comment
-from bough.server.http.wire import Wire, find_fault, read_json
-from bough.server.serving.ask import Finished, Progress, Started, ToolChoice, ToolMode
-from bough.server.serving.loaded import LoadedModel
-from bough.types import Alternative, SamplingParams, TokenLogprob, Usage
+from bough.server.http.wire import Wire, read_json
+from bough.server.serving.ask import Finished, Progress, ScoredToken, Started, ToolChoice, ToolMode
+from bough.types import SamplingParams, Usage
 
 DONE = sse("[DONE]")
-LEAST_LOGPROB = -9999.0  # what OpenAI writes for "as good as never"; JSON has no infinity
+LEAST_LOGPROB = -9999.0  # what OpenAI writes for a probability of nearly 0; JSON has no infinity
 TOO_LONG = "context_length_exceeded"
 MODES: dict[str, ToolMode] = {"auto": "auto", "none": "none", "required": "required"}
 
@@ -52,28 +50,28 @@ NumAlternatives = Annotated[int, Field(ge=0, le=20)]
 Name = Annotated[str, Field(min_length=1), SHORT_NAME]
 
 
-def shape(fault: Fault) -> dict[str, Any]:
-    """An error as OpenAI's clients read it. Some know a prompt that is too long by these words alone."""
-    kind = _TYPES.get(fault.status, "server_error" if fault.status >= 500 else "invalid_request_error")
-    code = fault.code or _CODES.get(fault.status)
-    text = f"This model's maximum context length is exceeded: {fault.text}" if code == TOO_LONG else fault.text
-    return {"error": {"message": text, "type": kind, "param": _param_of(fault), "code": code}}
+def format_error(http_error: HttpError) -> dict[str, Any]:
+    """The body of an error in OpenAI's API. Some clients recognize a prompt that is too long by these words."""
+    kind = _TYPES.get(http_error.status, "server_error" if http_error.status >= 500 else "invalid_request_error")
+    code = http_error.code or _CODES.get(http_error.status)
+    text = f"This model's maximum context length is exceeded: {http_error.text}" if code == TOO_LONG else http_error.text
+    return {"error": {"message": text, "type": kind, "param": _param_of(http_error), "code": code}}
 
 
-def _param_of(fault: Fault) -> str | None:
-    if fault.code is not None:
-        return "model" if fault.code == "model_not_found" else None
-    found = _PARAM.match(fault.text) if fault.status == 400 else None
+def _param_of(http_error: HttpError) -> str | None:
+    if http_error.code is not None:
+        return "model" if http_error.code == "model_not_found" else None
+    found = _PARAM.match(http_error.text) if http_error.status == 400 else None
     return found[1] if found and found[1] != "body" else None
 
 
 def error_event(error: Exception) -> str:
-    """What a stream that fails half-way ends with."""
-    return sse(shape(find_fault(error)))
+    """The last event of a stream that fails."""
+    return sse(format_error(to_http_error(error)))
 
 
 def progress_comment(progress: Progress) -> str:
-    """What a stream says while a long prompt is read; nothing at its end, of which the answer itself tells."""
+    """A comment for the progress of a long prompt; empty at its end, where the answer begins."""
     if progress.done_tokens >= progress.total_tokens:
         return ""
     return sse_comment(f"prefill {progress.done_tokens}/{progress.total_tokens}")
@@ -114,13 +112,13 @@ class Sampling(Wire):
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=self.seed,
             stop=self.stop,
-            **spread(self.temperature, self.top_p),
+            **temperature_and_top_p(self.temperature, self.top_p),
             **more,
         )
 
 
-def spread(temperature: float | None, top_p: float | None) -> dict[str, Any]:
-    """Temperature and top-p with OpenAI's defaults of 1; its top-p of 0 leaves the likeliest token alone."""
+def temperature_and_top_p(temperature: float | None, top_p: float | None) -> dict[str, Any]:
+    """Temperature and top-p with OpenAI's defaults of 1; a top-p of 0 is greedy."""
     if top_p == 0:
         return {"temperature": 0.0}
     return {"temperature": 1.0 if temperature is None else temperature, "top_p": 1.0 if top_p is None else top_p}
@@ -134,7 +132,7 @@ class Schema(Wire):
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RequestError, with its number, for a tool that is no function with a name, and for what is too large."""
+    """Raise RequestError, with its number, for a tool that is not a named function or is too large."""
     check_tools_size(tools)
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
@@ -157,7 +155,7 @@ def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bo
 
     Chats write a name into an object "function", responses beside the type. Raises RequestError for any other choice.
     """
-    if choice in (None, "auto", "none"):  # clients send these also without any tools
+    if choice in (None, "auto", "none"):  # clients send these even without tools
         return ToolChoice(MODES[choice or "auto"], is_single=is_parallel is False)
     if not tools:
         raise RequestError("tool_choice is given without tools; it needs at least 1")
@@ -174,7 +172,7 @@ def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bo
 
 
 def check_arguments(texts: Iterable[str], place: str) -> None:
-    """Raise RequestError if the arguments of all earlier calls are too much JSON to be read."""
+    """Raise RequestError if the arguments of all earlier calls together are too long."""
     num_characters = sum(map(len, texts))
     if num_characters > MAX_ARGUMENTS_CHARACTERS:
         found = f"{num_characters:,} characters of arguments"
@@ -182,7 +180,7 @@ def check_arguments(texts: Iterable[str], place: str) -> None:
 
 
 def read_arguments(text: str, place: str) -> dict[str, Any]:
-    """The arguments of an earlier call, which clients send as a text with JSON in it; no text is no arguments."""
+    """The arguments of an earlier call, which clients send as JSON text; an empty text means none."""
     if not text.strip():
         return {}
     try:
@@ -199,8 +197,8 @@ def _kind(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Head:
-    """What every object of one answer begins with."""
+class ResponseHead:
+    """The first fields of every object of one answer."""
 
     id: str
     created: int
@@ -208,9 +206,9 @@ class Head:
     fingerprint: str
 
     @classmethod
-    def make(cls, prefix: str, model: str, loaded: LoadedModel) -> Self:
-        """The head of a new answer; the model is called what the client called it."""
-        return cls(make_id(prefix), int(time.time()), model, f"fp_{loaded.info.digest[:10]}")
+    def make(cls, prefix: str, model: str, digest: str) -> Self:
+        """The head of a new answer, with the name that the client used for the model."""
+        return cls(make_id(prefix), int(time.time()), model, f"fp_{digest[:10]}")
 
     def write(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         start = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -218,7 +216,7 @@ class Head:
 
 
 def make_id(prefix: str) -> str:
-    """An identifier that nobody has seen before."""
+    """A new random identifier."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
@@ -256,24 +254,20 @@ class Counts:
         }
 
 
-def count(started: Started, choices: Sequence[Finished], loaded: LoadedModel) -> Counts:
+def count(started: Started, choices: Sequence[Finished]) -> Counts:
     """The counts of an answer with these choices."""
     completion_tokens = sum(each.completion.usage.completion_tokens for each in choices)
-    thought = [loaded.runner.tokenizer.encode(each.thinking) for each in choices if each.thinking]
-    return Counts(started.usage, completion_tokens, min(completion_tokens, sum(len(ids) for ids in thought)))
+    thinking_tokens = sum(each.thinking_tokens for each in choices)
+    return Counts(started.usage, completion_tokens, min(completion_tokens, thinking_tokens))
 
 
-def write_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Tokens with their rivals, as chats and responses report them."""
-    return [
-        {**_alternative(each, tokenizer), "top_logprobs": [_alternative(rival, tokenizer) for rival in each.top]}
-        for each in logprobs
-    ]
+def write_logprobs(logprobs: Sequence[ScoredToken]) -> list[dict[str, Any]]:
+    """Tokens with their alternatives, as chats and responses report them."""
+    return [{**_write_token(each), "top_logprobs": [_write_token(other) for other in each.top]} for each in logprobs]
 
 
-def _alternative(token: TokenLogprob | Alternative, tokenizer: Tokenizer) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token.token_id)
-    return {"token": data.decode("utf-8", "replace"), "logprob": finite(token.logprob), "bytes": list(data)}
+def _write_token(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.data.decode("utf-8", "replace"), "logprob": finite(token.logprob), "bytes": list(token.data)}
 
 
 def finite(logprob: float) -> float:

@@ -58,7 +58,7 @@ def quantized(name: str, folder: Path) -> LoadedModel:
     return LoadedModel(loaded.model, loaded.config | {"quantization": {"group_size": 32, "bits": 8}})
 
 
-class DiskFile:
+class SmallCopy:
     """The small copy of a tiny model, and how far lanes are from it, in spreads of the logits."""
 
     def __init__(self, name: str) -> None:
@@ -85,7 +85,7 @@ def test_everything_is_allowed_to_an_architecture_that_is_right(name: str) -> No
 @pytest.mark.parametrize("name", sorted({*WITH_WINDOW, *WITH_STATE}))
 def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> None:
     groups = probe(Forward(make_loaded(name))).groups
-    copied = DiskFile(name).layout.groups
+    copied = SmallCopy(name).layout.groups
 
     assert [group.kind for group in copied] == [group.kind for group in groups]
     assert all(group.window in (0, COPY_WINDOW) for group in copied)
@@ -96,12 +96,12 @@ def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> No
     "check", [checks.one_shot, checks.chunked, checks.stepped, checks.restored, checks.rewound, checks.branched]
 )
 def test_right_lanes_are_close_to_the_copy(name: str, check: Callable[[Any, Reference], float]) -> None:
-    assert DiskFile(name).difference(check) < 2e-5
+    assert SmallCopy(name).difference(check) < 2e-5
 
 
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_any_array_of_a_state_that_is_not_restored_is_noticed_on_the_copy(name: str, monkeypatch: MonkeyPatch) -> None:
-    copy, write = DiskFile(name), StateBuffer.write
+    copy, write = SmallCopy(name), StateBuffer.write
     for index in range(len(copy.layout.parts)):
 
         def lose_one(self: Any, content: Any, index: int = index) -> None:
@@ -132,7 +132,7 @@ def damage_rows(monkeypatch: MonkeyPatch, group: Group, index: int, num_rows: in
 def test_rows_of_another_token_are_noticed_on_the_copy_in_every_layer(
     name: str, num_rows: int, monkeypatch: MonkeyPatch
 ) -> None:
-    copy = DiskFile(name)
+    copy = SmallCopy(name)
     for group, rows in copy.layout.rows.items():
         for index in range(2 * len(rows.layers)):
             with monkeypatch.context() as patched:
@@ -142,7 +142,7 @@ def test_rows_of_another_token_are_noticed_on_the_copy_in_every_layer(
 
 @pytest.mark.parametrize("name", WITH_WINDOW)
 def test_a_window_that_is_a_row_short_is_noticed_on_the_copy(name: str, monkeypatch: MonkeyPatch) -> None:
-    copy, needed = DiskFile(name), Group.first_needed
+    copy, needed = SmallCopy(name), Group.first_needed
 
     def one_short(self: Group, offset: int) -> int:
         return min(offset, needed(self, offset) + (1 if self.kind is Kind.WINDOW and offset >= self.window else 0))

@@ -1,0 +1,138 @@
+"""API keys, and the salts that keep the trees of different keys apart.
+
+The salt of a key is a keyed hash (HMAC) of it: the key cannot be found from the salt, nor the salt without the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bough.errors import RequestError, SettingsError
+
+log = logging.getLogger(__name__)
+
+MAX_SALT_LENGTH = 256
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. Its text never appears in a log or an error; its name is for people."""
+
+    text: bytes = field(repr=False)
+    name: str
+    digest: bytes = field(repr=False)
+
+
+class Keys:
+    """The keys in a file, one per line: the key, and optionally a space and a name. `#` begins a comment.
+
+    The file is read again when it has changed. While it cannot be read, no key is valid.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: tuple[int, ...] = ()
+        self._keys: tuple[Key, ...] = ()
+        try:
+            self._refresh()
+        except OSError as error:
+            raise SettingsError(f"cannot read the keys in {file}: {error.strerror or error}") from error
+        if not self._keys:
+            raise SettingsError(f"there is no key in {file}: write one on a line of its own")
+
+    def find(self, given: bytes) -> Key | None:
+        """The key with this text, or None. A wrong key takes as long as a right one."""
+        try:
+            self._refresh()
+        except OSError as error:
+            log.error("no key is valid: cannot read the keys in %s: %s", self._file, error)
+            self._keys, self._seen = (), ()
+        digest = hashlib.sha256(given).digest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def _refresh(self) -> None:
+        status = self._file.stat()
+        seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if seen == self._seen:
+            return
+        self._keys = _read_keys(self._file.read_bytes())
+        self._seen = seen
+        if os.name == "posix" and stat.S_IMODE(status.st_mode) & 0o077:
+            log.warning("others can read the keys in %s: chmod 600 %s", self._file, self._file)
+
+
+def _read_keys(content: bytes) -> tuple[Key, ...]:
+    keys: list[Key] = []
+    for line in content.splitlines():
+        words = line.split(maxsplit=1)
+        if words and not words[0].startswith(b"#"):
+            name = words[1].decode("utf-8", "replace").lstrip("# ").rstrip() if len(words) > 1 else f"key {len(keys) + 1}"
+            keys.append(Key(words[0], name, hashlib.sha256(words[0]).digest()))
+    return tuple(keys)
+
+
+def read_secret(file: Path) -> bytes:
+    """The secret of this server, made at the first start. If several servers start at once, they share one.
+
+    Raises SettingsError if it can be neither read nor made.
+    """
+    try:
+        if not file.exists():
+            _make_secret(file)
+        found = file.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"cannot have a secret in {file}: {error.strerror or error}") from error
+    if len(found) != _SECRET_BYTES:
+        raise SettingsError(f"{file} has {len(found)} bytes, and must have {_SECRET_BYTES}: delete it to get a new one")
+    return found
+
+
+def _make_secret(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".server_secret.")  # readable by its owner alone
+    try:
+        with os.fdopen(descriptor, "wb") as output:
+            output.write(secrets.token_bytes(_SECRET_BYTES))
+            output.flush()
+            os.fsync(descriptor)
+        os.link(name, file)  # atomic, and never replaces the file of another server
+    except FileExistsError:
+        pass
+    finally:
+        Path(name).unlink()
+
+
+def derive_salt(secret: bytes, key: Key, refinement: str) -> str:
+    """The salt of a key. With a refinement it is KEY_SALT/HASH, which only this key reaches; `tenant_of` reads KEY_SALT."""
+    own = _sign(secret, key.text)
+    return f"{own}/{_sign(secret, key.text + bytes(1) + refinement.encode())}" if refinement else own
+
+
+def _sign(secret: bytes, message: bytes) -> str:
+    return hmac.new(secret, message, hashlib.sha256).hexdigest()
+
+
+def read_salt(given: bytes) -> str:
+    """The salt in a header. Raises RequestError if it is not printable text, or too long."""
+    try:
+        salt = given.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError("X-Bough-Salt is not UTF-8") from error
+    if len(salt) > MAX_SALT_LENGTH or not salt.isprintable():
+        raise RequestError(
+            f"X-Bough-Salt has {len(salt)} characters, and must have at most {MAX_SALT_LENGTH}, all printable"
+        )
+    return salt

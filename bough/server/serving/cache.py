@@ -1,0 +1,220 @@
+"""The cache of the loaded models for the APIs: look at it, warm, pin, clear, export and import, by the name of a model.
+
+A model is loaded if need be; without a name, the model that was used last is meant. Prompts are encoded in the model's
+threads for prompts. All else runs on its engine's thread, between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from bough.cache.admin.archive import Imported
+from bough.cache.admin.view import Explanation, NodeView, TreeView
+from bough.cache.disk import DiskError
+from bough.config import Settings
+from bough.errors import BoughError, RequestError, Unavailable
+from bough.generate.job import Job
+from bough.models.encoder import PromptLimit
+from bough.models.prompts import Encoded
+from bough.server.serving.ask import Ask, tenant_of
+from bough.server.serving.catalog import Catalog
+from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.prompting.tools import prepare_messages
+from bough.server.serving.transfers import make_file, require_room
+from bough.types import Completion, Prompt, SamplingParams
+
+Result = TypeVar("Result")
+
+_SUMMED = ("nodes", "tokens", "pages", "restore_points", "kept", "tree_bytes")
+
+
+@dataclass(frozen=True)
+class FromModel(Generic[Result]):
+    """A result, and the name of the model that it is of."""
+
+    model: str
+    result: Result
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """How much of a prefix is known, and whether it is kept now."""
+
+    explanation: Explanation
+    is_kept: bool
+
+
+class CacheService:
+    """What can be asked of the caches of the loaded models. A prefix is an ask with messages, or with a text."""
+
+    def __init__(self, settings: Settings, models: LoadedModels, catalog: Catalog) -> None:
+        self._settings = settings
+        self._models = models
+        self._catalog = catalog
+
+    async def stats(self, model: str | None, salt: str | None) -> list[FromModel[dict[str, Any]]]:
+        """The figures of one loaded model or of all; with a salt, of its tree alone. Raises RequestError if not loaded."""
+        chosen = self._models.list() if model is None else [await self._require_loaded(model)]
+        return [FromModel(each.name, await self._stats(each, salt)) for each in chosen]
+
+    async def _require_loaded(self, model: str) -> LoadedModel:
+        loaded = self._models.find((await asyncio.to_thread(self._catalog.files, model)).name)
+        if loaded is None:
+            raise RequestError(f"the model {model!r} is not loaded: there are no figures of it")
+        return loaded
+
+    async def _stats(self, loaded: LoadedModel, salt: str | None) -> dict[str, Any]:
+        if salt is None:
+            exact = await _walk_tree(loaded, loaded.runner.cache.stats)
+            return {**loaded.worker.snapshot(), **exact}
+        tree = await _walk_tree(loaded, lambda: loaded.runner.cache.tree(salt))
+        return _sum_up(tree.nodes)
+
+    async def tree(self, model: str | None, salt: str | None) -> FromModel[TreeView]:
+        """The whole tree of a model, or that of one salt."""
+        async with self._using(model) as loaded:
+            return FromModel(loaded.name, await _walk_tree(loaded, lambda: loaded.runner.cache.tree(salt)))
+
+    async def explain(self, prefix: Ask) -> FromModel[Explanation]:
+        """How much of a prompt would be reused, and why not more."""
+        async with self._using(prefix.model) as loaded:
+            cache = loaded.runner.cache
+            ids = (await _encode(prefix, loaded, loaded.runner.prompts.encode)).ids
+            return FromModel(loaded.name, await _call(loaded, lambda: cache.explain(ids, salt=prefix.salt)))
+
+    async def pin(self, prefix: Ask, kept: bool) -> FromModel[Pinned]:
+        """Keep a prefix that is known longer than others, or keep it no longer. What is not known whole stays as it is."""
+        async with self._using(prefix.model) as loaded:
+            cache, salt = loaded.runner.cache, prefix.salt
+            ids = (await _encode(prefix, loaded, loaded.runner.prompts.encode_prefix)).ids
+            found = await _call(loaded, lambda: cache.pin(ids, kept, salt=salt))
+            is_kept = await _call(loaded, lambda: cache.is_kept(ids, salt=salt))
+            return FromModel(loaded.name, Pinned(found, is_kept))
+
+    async def warm(self, prefix: Ask) -> FromModel[Completion]:
+        """Compute a prefix and keep it: messages up to where the next one would begin. Raises DoesNotFit."""
+        async with self._using(prefix.model) as loaded:
+            runner = loaded.runner
+            encoded = await _encode(prefix, loaded, runner.prompts.encode_prefix)
+            future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            generation = runner.prepare(
+                encoded, SamplingParams(max_tokens=0), salt=prefix.salt, keep=True, is_cancelled=future.cancelled
+            )
+            tenant = tenant_of(prefix.salt) if self._settings.keys_file else ""
+            loaded.worker.submit(Job(generation, _EndListener(future), tenant=tenant))
+            completion = await future  # cancelling this cancels the future, and so the work
+            await _call(loaded, lambda: runner.require_kept(encoded.ids, prefix.salt))
+            return FromModel(loaded.name, completion)
+
+    async def clear(self, model: str | None, salt: str | None) -> list[str]:
+        """Forget all that no running request uses, of one model or of every loaded one, of one salt if given.
+
+        Returns the names of the models.
+        """
+        names = [each.name for each in self._models.list()] if model is None else [model]
+        for name in names:
+            async with self._using(name) as loaded:
+                await _call(loaded, partial(loaded.runner.cache.clear, salt))
+        return names
+
+    async def export(self, model: str | None, salt: str) -> FromModel[Path]:
+        """What a salt has on disk as a new file, which the caller deletes. Raises Unavailable without room or disk."""
+        async with self._using(model) as loaded:
+            require_room(self._settings, loaded.worker.snapshot().get("disk_bytes", 0))
+            try:
+                file = await asyncio.to_thread(make_file, self._settings)
+            except OSError as error:
+                raise Unavailable(f"there is no place for the archive: {error.strerror or error}") from error
+            try:
+                await _call(loaded, lambda: loaded.runner.cache.export_file(file, salt))
+            except DiskError as error:
+                file.unlink(missing_ok=True)
+                raise Unavailable(str(error).replace(str(file), "the archive")) from error
+            except BaseException:
+                file.unlink(missing_ok=True)
+                raise
+            return FromModel(loaded.name, file)
+
+    async def import_archive(self, model: str | None, file: Path, salt: str) -> FromModel[Imported]:
+        """Add an archive to the tree of a salt. Raises RequestError for a wrong one, LanesBusy while requests run."""
+        async with self._using(model) as loaded:
+            cache = loaded.runner.cache
+            try:
+                await asyncio.to_thread(cache.check_archive, file)
+                return FromModel(loaded.name, await _call(loaded, lambda: cache.take_archive(file, salt)))
+            except DiskError as error:  # it says where the file lies, which the client need not know
+                raise RequestError(str(error).replace(str(file), "the archive")) from error
+
+    @asynccontextmanager
+    async def _using(self, model: str | None) -> AsyncIterator[LoadedModel]:
+        latest = [each.name for each in self._models.list()[:1]]
+        async with self._models.using(model or next(iter(latest), self._settings.model)) as loaded:
+            yield loaded
+
+
+async def _encode(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encoded]) -> Encoded:
+    """The ids of a prefix as a chat with this model would have them. Raises PromptTooLong."""
+    prompt: Prompt = prefix.text or ""
+    options: dict[str, Any] = {"raw": True}
+    if prefix.messages is not None:
+        knows_tools = "tools" in loaded.info.capabilities
+        given = prepare_messages(prefix.messages, prefix.tools, prefix.tool_choice, template_knows_tools=knows_tools)
+        prompt, options = given.messages, {"tools": given.tools}
+    context = loaded.runner.engine.context_tokens
+    return await loaded.threads.run(
+        lambda is_cancelled: encode(prompt, limit=PromptLimit(context, is_cancelled), **options), prefix.num_chars
+    )
+
+
+async def _call(loaded: LoadedModel, work: Callable[[], Result]) -> Result:
+    """Run something on the engine's thread, between two steps."""
+    return await asyncio.wrap_future(loaded.worker.call(work))
+
+
+async def _walk_tree(loaded: LoadedModel, work: Callable[[], Result]) -> Result:
+    """Run something that looks at the whole tree on the engine's thread; it may wait so as not to delay requests."""
+    return await asyncio.wrap_future(loaded.worker.scan(work))
+
+
+def _sum_up(nodes: Iterable[NodeView]) -> dict[str, int]:
+    """The figures of one salt's tree: the same names as those of the whole."""
+    totals = dict.fromkeys(_SUMMED, 0)
+    for node in nodes:
+        counts: Sequence[int] = (1, node.num_tokens, node.num_pages, len(node.points), len(node.kept), node.nbytes)
+        for name, number in zip(_SUMMED, counts, strict=True):
+            totals[name] += number
+    return totals
+
+
+class _EndListener:
+    """Hears only how a request ends, in the engine's thread, and tells a future on the event loop."""
+
+    def __init__(self, future: asyncio.Future[Completion]) -> None:
+        self._future = future
+        self._loop = future.get_loop()
+
+    def on_start(self, usage: object, waited_s: float) -> None:
+        pass
+
+    def on_chunk(self, chunk: object) -> None:
+        pass
+
+    def on_end(self, completion: Completion) -> None:
+        self._loop.call_soon_threadsafe(self._settle, completion)
+
+    def on_error(self, error: BoughError) -> None:
+        self._loop.call_soon_threadsafe(self._settle, error)
+
+    def _settle(self, outcome: Completion | BoughError) -> None:
+        if self._future.done():
+            return
+        if isinstance(outcome, BoughError):
+            self._future.set_exception(outcome)
+        else:
+            self._future.set_result(outcome)

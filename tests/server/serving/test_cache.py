@@ -1,0 +1,123 @@
+"""Prefixes are encoded in threads of their own, and no prompt is worked on longer than its client waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bough.cache.admin.view import Explanation
+from bough.config import Settings
+from bough.errors import PromptTooLong
+from bough.models.encoder import PromptLimit
+from bough.server.apis.bough import cache as cache_api
+from bough.server.apis.bough.cache import PrefixBody
+from bough.server.serving.prompting.prompt import LARGE_CHARS, PromptThreads
+from bough.server.serving.service import Service
+
+
+def _call_at_once(work: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(work())
+    return future
+
+
+class OneModel(Service):
+    """A service with one model of a context of 100, which notes on which thread it is asked to do what."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        prompts = SimpleNamespace(encode=self._encode, encode_prefix=self._encode)
+        cache = SimpleNamespace(explain=self._explain, pin=self._explain, is_kept=self._explain)
+        engine = SimpleNamespace(context_tokens=100)
+        self.loaded: Any = SimpleNamespace(
+            name="m",
+            runner=SimpleNamespace(prompts=prompts, cache=cache, engine=engine),
+            info=SimpleNamespace(capabilities=()),
+            threads=PromptThreads(),
+            worker=SimpleNamespace(call=_call_at_once),
+        )
+        models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using)
+        super().__init__(Settings(), models, SimpleNamespace())  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def _using(self, model: str) -> AsyncIterator[Any]:
+        yield self.loaded
+
+    def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> Any:
+        thread = threading.current_thread()
+        self.steps.append(f"encoded by {'the event loop' if thread is threading.main_thread() else 'a thread'}")
+        limit.check(len(prompt))
+        return SimpleNamespace(ids=[1] * len(prompt))
+
+    def _explain(self, prompt: Any, *args: Any, salt: str) -> Any:
+        self.steps.append(f"asked for {len(prompt)} ids")
+        return Explanation(3, 3, 3, "", (), "")
+
+
+prefix_routes = pytest.mark.parametrize("route", [cache_api.explain, cache_api.pin, cache_api.unpin])
+
+
+@prefix_routes
+def test_a_prefix_is_encoded_in_a_thread_and_the_engine_is_asked_for_ids(route: Callable[..., Any]) -> None:
+    service = OneModel()
+
+    asyncio.run(route(PrefixBody(prompt="text", raw=True), service, "salt"))
+
+    assert service.steps[:2] == ["encoded by a thread", "asked for 4 ids"]
+
+
+@prefix_routes
+def test_a_prefix_that_does_not_fit_never_reaches_the_engine(route: Callable[..., Any]) -> None:
+    service = OneModel()
+
+    with pytest.raises(PromptTooLong, match="101 tokens, and the context holds 100"):
+        asyncio.run(route(PrefixBody(prompt="x" * 101, raw=True), service, "salt"))
+
+    assert service.steps == ["encoded by a thread"]
+
+
+def test_work_on_a_prompt_hears_that_nobody_waits_for_it() -> None:
+    has_begun, has_heard = threading.Event(), threading.Event()
+
+    def work(is_cancelled: Callable[[], bool]) -> None:
+        has_begun.set()
+        while not is_cancelled():
+            has_heard.wait(0.01)
+        has_heard.set()
+
+    async def hang_up() -> None:
+        task = asyncio.create_task(PromptThreads().run(work))
+        await asyncio.to_thread(has_begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(hang_up())
+    assert has_heard.wait(10)
+
+
+def test_large_prompts_go_one_after_the_other_and_small_ones_pass_them() -> None:
+    may_end, order = threading.Event(), []
+
+    def large(is_cancelled: Callable[[], bool]) -> None:
+        order.append("large begins")
+        assert may_end.wait(10)
+        order.append("large ends")
+
+    async def run() -> None:
+        threads = PromptThreads()
+        larges = [asyncio.create_task(threads.run(large, LARGE_CHARS + 1)) for _ in range(2)]
+        await threads.run(lambda is_cancelled: order.append("small"), 5)
+        may_end.set()
+        await asyncio.gather(*larges)
+
+    asyncio.run(run())
+    assert order.index("small") < order.index("large ends")
+    assert [each for each in order if each != "small"] == ["large begins", "large ends"] * 2
