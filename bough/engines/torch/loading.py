@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
-from bough.engines.contract import Progress
+from bough.engines.contract import ReportProgress
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.engines.torch.device import choose_device, choose_dtype
 from bough.errors import ModelError, UnsupportedModel
@@ -26,7 +26,7 @@ from bough.errors import ModelError, UnsupportedModel
 _AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it returns
 
 
-def load_model(folder: Path, settings: Settings, progress: Progress | None = None) -> Any:
+def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> Any:
     """The causal language model in `folder`, on the device and in the type that the settings ask for."""
     if settings.threads:
         torch.set_num_threads(settings.threads)

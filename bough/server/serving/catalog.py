@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from bough import models
 from bough.cache.admin.trees import list_trees, remove_tree
 from bough.cache.disk import DiskError
 from bough.config import Settings
@@ -23,6 +24,8 @@ from bough.models import ModelFiles, ModelInfo, Store, describe
 from bough.models.files import CONFIG_FILE, read_notes, stamp_of, translate_os_errors, write_notes
 from bough.models.fingerprint import hash_weights
 from bough.models.store import plain_name
+from bough.runner import gguf_support
+from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,7 @@ class Catalog:
 
     def __init__(self, settings: Settings, named: ModelFiles | None = None) -> None:
         self.store = Store(settings.models_folder)
+        self._settings = settings
         self._trees_folder = settings.trees_folder
         self._outside = named if named is not None and named.folder.parent != self.store.folder else None
         self._infos = _InfoMemo(settings)
@@ -118,6 +122,10 @@ class Catalog:
         self._refuse_outside(files.name, "deleted")
         self.store.remove(files.name)
         _remove_trees(self._trees_folder, files.name)
+
+    def pull(self, name: str, progress: Progress) -> None:
+        """Download a model, in the calling thread. Raises ModelNotFound or DownloadError."""
+        models.pull(name, self._settings, gguf_support(self._settings), progress)
 
     def _is_outside(self, name: str) -> bool:
         return self._outside is not None and name.removesuffix(":latest") == self._outside.name

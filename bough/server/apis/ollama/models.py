@@ -85,9 +85,9 @@ async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Respo
     if not is_here and not models.can_pull(name):
         raise ModelNotFound(f"pull model manifest: file does not exist: nothing is known of {name!r}")
     if body.stream is not False:
-        return StreamingResponse(pull_lines(name, service.settings, is_here), media_type=NDJSON)
+        return StreamingResponse(pull_lines(name, service.catalog, is_here), media_type=NDJSON)
     if not is_here:
-        await cancel_on_disconnect(request, fetch(name, service.settings))
+        await cancel_on_disconnect(request, fetch(name, service.catalog))
     return JSONResponse({"status": "success"})
 
 

@@ -11,15 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any
 
-from bough import models
-from bough.config import Settings
 from bough.errors import DownloadError
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name
-from bough.runner import gguf_support
 from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.streaming import json_line
-from bough.types import Progress
+from bough.server.serving.catalog import Catalog
 
 _LINE_EVERY_S = 0.1
 
@@ -65,12 +62,12 @@ class PullProgress:
             self._loop.call_soon_threadsafe(self.lines.put_nowait, line)
 
 
-async def pull_lines(name: str, settings: Settings, is_here: bool) -> AsyncIterator[str]:
+async def pull_lines(name: str, catalog: Catalog, is_here: bool) -> AsyncIterator[str]:
     """The lines of a download. An error is the last line."""
     yield json_line({"status": "pulling manifest"})
     if not is_here:
         try:
-            async with aclosing(_fetch_lines(name, settings)) as lines:
+            async with aclosing(_fetch_lines(name, catalog)) as lines:
                 async for line in lines:
                     yield json_line(line)
         except Exception as error:
@@ -79,16 +76,16 @@ async def pull_lines(name: str, settings: Settings, is_here: bool) -> AsyncItera
     yield json_line({"status": "success"})
 
 
-async def fetch(name: str, settings: Settings) -> None:
-    """Download a model. Raises what `models.pull` raises."""
-    async with aclosing(_fetch_lines(name, settings)) as lines:
+async def fetch(name: str, catalog: Catalog) -> None:
+    """Download a model. Raises what `Catalog.pull` raises."""
+    async with aclosing(_fetch_lines(name, catalog)) as lines:
         async for _ in lines:
             pass
 
 
-async def _fetch_lines(name: str, settings: Settings) -> AsyncGenerator[dict[str, Any], None]:
+async def _fetch_lines(name: str, catalog: Catalog) -> AsyncGenerator[dict[str, Any], None]:
     progress = PullProgress(_digest(name))
-    work = asyncio.create_task(asyncio.to_thread(_pull, name, settings, progress))
+    work = asyncio.create_task(asyncio.to_thread(_pull, name, catalog, progress))
     try:
         while (line := await progress.lines.get()) is not None:
             yield line
@@ -106,9 +103,8 @@ def _digest(name: str) -> str | None:
     return f"sha256:{known.gguf_sha256}" if known else None
 
 
-def _pull(name: str, settings: Settings, progress: PullProgress) -> None:
-    told: Progress = progress
+def _pull(name: str, catalog: Catalog, progress: PullProgress) -> None:
     try:
-        models.pull(name, settings, gguf_support(settings), told)
+        catalog.pull(name, progress)
     finally:
         progress.end()

@@ -18,6 +18,7 @@ from bough.errors import DownloadError
 from bough.models import Store
 from bough.models.fetching.registry import KNOWN, WheelModel
 from bough.server.apis.ollama.pull import PullProgress, pull_lines
+from bough.server.serving.catalog import Catalog
 from tests.models.tiny_gguf import write_gguf
 from tests.models.web_server import Site, serving
 
@@ -40,7 +41,7 @@ def make_site(folder: Path) -> tuple[Site, WheelModel]:
 
 def read(name: str, settings: Settings) -> list[dict[str, Any]]:
     async def collect() -> list[dict[str, Any]]:
-        return [json.loads(line) async for line in pull_lines(name, settings, False)]
+        return [json.loads(line) async for line in pull_lines(name, Catalog(settings), False)]
 
     return asyncio.run(collect())
 
