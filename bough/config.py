@@ -45,7 +45,6 @@ _AT_LEAST_0 = (
     "max_models",
     "queue",
     "max_body_bytes",
-    "max_import_bytes",
     "rate_limit",
 )
 _TIMES_ABOVE_0 = ("disk_ttl_s", "request_timeout_s", "watchdog_s")
@@ -137,7 +136,6 @@ class Settings:
     watchdog_s: float = _setting(300.0, "Seconds after which one step of the engine counts as stuck and its requests fail.")
     stop_s: float = _setting(30.0, "Seconds that a stopping server waits for the answers under way.")
     max_body_bytes: int = _setting(8 * 2**20, "The largest body of a request; 8 MB are about 2 million tokens of text.")
-    max_import_bytes: int = _setting(16 * 2**30, "The largest tree archive that may be sent to the server.")
     rate_limit: int = _setting(0, "The most requests in one minute by one client; 0 sets no limit.")
     verify_cache: float = _setting(
         0.0, "The share of requests, from 0 to 1, that are computed again without reuse and compared."

@@ -20,7 +20,6 @@ _SETTING_OF_FLAG = {
     "watchdog": "watchdog_s",
     "stop_after": "stop_s",
     "max_body": "max_body_bytes",
-    "max_import": "max_import_bytes",
 }
 _SETTINGS_NAMES = {each.name for each in fields(Settings)}
 
@@ -125,9 +124,6 @@ StopAfter = Annotated[
     str | None, typer.Option(help="How long a stopping server waits for running answers.", rich_help_panel=_SERVER)
 ]
 MaxBody = Annotated[str | None, typer.Option(help="The largest request body, such as 8MB.", rich_help_panel=_SERVER)]
-MaxImport = Annotated[
-    str | None, typer.Option(help="The largest archive that a client may import.", rich_help_panel=_SERVER)
-]
 RateLimit = Annotated[
     int | None, typer.Option(help="Requests per minute from one client; 0: no limit.", rich_help_panel=_SERVER)
 ]

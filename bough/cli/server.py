@@ -44,7 +44,6 @@ def serve(
     watchdog: options.Watchdog = None,
     stop_after: options.StopAfter = None,
     max_body: options.MaxBody = None,
-    max_import: options.MaxImport = None,
     rate_limit: options.RateLimit = None,
     verify_cache: options.VerifyCache = None,
     sort_tools: options.SortTools = None,

@@ -111,14 +111,13 @@ class LimitsMiddleware:
         """The `receive` from which the route reads the body."""
         if scope["method"] not in _METHODS_WITH_BODY:
             return receive
-        is_import = scope["path"] == IMPORT_PATH
-        limit = self._settings.max_import_bytes if is_import else self._settings.max_body_bytes
+        if scope["path"] == IMPORT_PATH:  # it goes to a file, and is bounded by the free space on disk
+            return _TimedBody(receive, self._body_s)
+        limit = self._settings.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
             await self._drain(receive, limit)
             raise BodyRefused(too_large(int(declared[:20]), limit))
-        if is_import:
-            return _TimedBody(receive, self._body_s)
         scope["headers"] = list(scope["headers"])
         MutableHeaders(scope=scope)["content-type"] = "application/json"
         return _BufferedBody(await self._read(receive, limit), receive)

@@ -188,7 +188,7 @@ async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, mod
     room_bytes = require_room(settings, int(request.headers.get("content-length", 0)))
     try:
         with temporary_file(settings) as file:
-            await _spool(request.stream(), file, min(settings.max_import_bytes, room_bytes))
+            await _spool(request.stream(), file, room_bytes)
             found = await service.cache.import_archive(model, file, salt)
     except TooLarge as error:
         return error_response(HttpError(413, str(error), headers={"Connection": "close"}), format_plain_error)
