@@ -7,13 +7,12 @@ The tries themselves belong to `tree.forest`.
 
 from __future__ import annotations
 
-from bough.cache.residency.clock import Clock
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.lanes import Lanes, LiveSequence, Slot
 from bough.cache.residency.loading import Loader
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, Tiers
 from bough.cache.residency.policy import LRU, Policy
-from bough.cache.residency.rates import Rates
+from bough.cache.residency.rates import Clock, Rates
 from bough.cache.residency.room import Room
 from bough.cache.residency.saving import Expiry, Saver
 

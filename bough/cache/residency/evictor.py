@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
-from bough.cache.residency.clock import Clock
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, saved_file
 from bough.cache.residency.order import Candidate, Order
 from bough.cache.residency.policy import (
@@ -31,6 +30,7 @@ from bough.cache.residency.policy import (
     tail_items,
     tail_start,
 )
+from bough.cache.residency.rates import Clock
 from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Item, Kind, Tier

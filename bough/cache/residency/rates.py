@@ -1,4 +1,4 @@
-"""Rates: what computing a token and loading a byte took lately.
+"""Rates: what computing a token and loading a byte took lately; and the clocks that the cache goes by.
 
 Moving averages of what was measured. What is not known yet counts as free, so that it is tried and known afterwards:
 loading stops as soon as it turns out slower than computing. What was not measured for a while counts as unknown again.
@@ -25,6 +25,23 @@ BAND_TOKENS = 2048
 """Later tokens attend to more: prefill is measured for each band of positions."""
 
 FEWEST_TOKENS = 64
+
+
+@dataclass
+class Clock:
+    """`now` orders uses in memory; `wall` is the time that is written to disk."""
+
+    now: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+    def to_wall(self, at: float) -> float:
+        """A time of `now` as the wall's clock shows it."""
+        return self.wall() - (self.now() - at)
+
+    @property
+    def offset(self) -> float:
+        """What is added to a time of the wall's clock to get one of `now`."""
+        return self.now() - self.wall()
 
 
 @dataclass

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
-from bough.cache.residency.clock import Clock
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_file
+from bough.cache.residency.rates import Clock
 from bough.cache.tree.node import IndexedPoint, Node, Point
 from bough.cache.tree.state import Item, Page, Tier
 
