@@ -138,7 +138,7 @@ class Settings:
     max_body_bytes: int = _setting(8 * 2**20, "The largest body of a request; 8 MB are about 2 million tokens of text.")
     rate_limit: int = _setting(0, "The most requests in one minute by one client; 0 sets no limit.")
     verify_cache: float = _setting(
-        0.0, "The share of requests, from 0 to 1, that are computed again without reuse and compared."
+        0.0, "The share of cache hits, from 0 to 1, that are computed again without reuse and compared."
     )
     sort_tools: bool = _setting(
         False, "Whether tools are given to the chat template sorted by name, so that their order does not prevent reuse."
