@@ -1,7 +1,7 @@
 """The index of a tree on disk: which files there are, of what, and when each was last used. SQLite.
 
 Every change is one transaction, safe on the disk when `apply` returns. A row is written after its file and removed before
-it, so that a row always has its file. The rows of `files` are large (they hold tokens) and never change; when a file was
+it, so that a row always has its file. The rows of `copies`, one for each file, are large (they hold tokens) and never change; when a file was
 last used stands apart, in `uses`, so that noting it writes little. `secure_delete` overwrites what is deleted.
 """
 
