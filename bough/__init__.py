@@ -54,3 +54,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(runner, name)
     raise AttributeError(f"module 'bough' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -54,7 +54,7 @@ def _check_lane(lane: object, tokens: list[int]) -> None:
 
 
 def reusable(cache: PrefixCache, prompt: list[int], salt: str = "") -> int:
-    """By brute force: the deepest offset below the prompt's end that the tree and any one resting lane could restore."""
+    """By brute force: the deepest offset below the prompt's end that the tree and any one idle lane could restore."""
     trie = cache.forest.tries.get(salt)
     path = trie.match(prompt).path if trie else []
     rows = {

@@ -68,9 +68,13 @@ class Adopter:
         slot, total = choice.slot, num_tokens(prompt)
         depth = self._loader.choose_depth(found.path, found.length, choice.live, choice.offset, total)
         load = self._loader.start(trie, total, depth.loading)
-        slot.is_busy, slot.salt, slot.tokens = True, salt, b""  # from here on only the session knows what the lane holds
         pin = self._forest.pin(trie)
         try:
+            slot.is_busy, slot.salt, slot.tokens = (
+                True,
+                salt,
+                b"",
+            )  # from here on only the session knows what the lane holds
             offset = self._stand(found, replace(choice, offset=depth.offset), pin, total_tokens, load)
         except BaseException:
             self._room.release(trie, pin)
@@ -102,7 +106,7 @@ class Adopter:
     def _stand(self, found: Match, choice: Choice, pin: Pin, total_tokens: int, load: Load) -> int:
         """Hold the planned offset, make room, look up again, and let the lane adopt; with less where that does not fit.
 
-        Where the tree's file is what does not fit, the lane's own rows alone may still reach as deep.
+        Where the tree's rows are what does not fit, the lane's own rows alone may still reach as deep.
         """
         slot, live, offset, room = choice.slot, choice.live, choice.offset, self._room
         path, matched = found.path, found.length

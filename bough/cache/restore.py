@@ -151,7 +151,7 @@ class _Edges:
         return border if border.files or border.points else None
 
     def _branch(self, pin: Pin, digest: bytes, block: bytes, own: _Border) -> tuple[bytes, Pin]:
-        """Tier one of several blocks that follow a border, with what lies on it."""
+        """Add one of several blocks that follow a border, with what lies on it."""
         end = _pin(pin.node, pin.offset)
         self._extend(end, block)
         self._parts.append(_PathPart(end, [own]))

@@ -1,6 +1,7 @@
 """What a user can see of a model's tree, and do with it.
 
-Every method holds the engine's lock: it runs between two steps of the engine, never in the middle of one.
+Every method that reads or changes the tree holds the engine's lock: it runs between two steps of the engine, never in the
+middle of one.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def default_disk_bytes(folder: Path, disk_free_bytes: int = _DISK_FREE_BYTES, he
 def free_disk_bytes(folder: Path) -> int:
     """The free space on the file system of a folder, which need not exist. Raises SettingsError if it cannot be read."""
     try:
-        nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         return shutil.disk_usage(nearest).free
     except OSError as error:
         raise SettingsError(f"cannot read the free space at {folder}: {error}") from error

@@ -78,7 +78,7 @@ def count_stamps(monkeypatch: pytest.MonkeyPatch, num_salts: int) -> int:
 
 
 def test_candidates_that_cannot_go_cost_no_more_each_the_more_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evictor, "MOST_REFUSED", 8)
+    monkeypatch.setattr(evictor, "MAX_REFUSED", 8)
 
     some, more = count_stamps(monkeypatch, 30), count_stamps(monkeypatch, 120)
 

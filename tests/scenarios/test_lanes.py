@@ -67,7 +67,7 @@ def test_12_the_lane_chosen_already_holds_most_of_the_prompt(model: str) -> None
 
 
 @every_model
-def test_12_a_resting_lane_of_another_salt_is_not_used(model: str) -> None:
+def test_12_an_idle_lane_of_another_salt_is_not_used(model: str) -> None:
     w = world(model)
     w.run(A, salt="a")
 
@@ -75,7 +75,7 @@ def test_12_a_resting_lane_of_another_salt_is_not_used(model: str) -> None:
 
 
 @every_fake
-def test_12_resting_lanes_are_cleared_before_any_byte_of_the_tree(model: str) -> None:
+def test_12_idle_lanes_are_cleared_before_any_byte_of_the_tree(model: str) -> None:
     w = world(model, num_lanes=2)
     w.run(A)
     tree = w.cache.memory.tree_bytes

@@ -74,7 +74,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.open.append(session)
 
     def _fits(self, total_tokens: int) -> bool:
-        """Whether any resting lane can grow to hold a request without anything being let go."""
+        """Whether any idle lane can grow to hold a request without any eviction."""
         room = self.world.cache.residency.room
         growths = [room.growth(slot, total_tokens) for slot in self.world.cache.lanes.slots if not slot.is_busy]
         return room.budget_bytes is None or room.used_bytes + max(growths, default=0) <= room.budget_bytes

@@ -214,7 +214,7 @@ def test_a_salt_that_is_over_its_share_evicts_its_own() -> None:
     assert w.known(LONG, "a") == len(LONG) and w.known(OTHER, "b") == len(OTHER)
 
 
-@pytest.mark.parametrize("place", [Tier.HOST, Tier.DISK])
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
 def test_shares_hold_on_every_place(tier: Tier) -> None:
     row = 8
     host_bytes = 400 * row if tier is Tier.HOST else 0

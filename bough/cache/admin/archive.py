@@ -37,7 +37,7 @@ MANIFEST = "manifest.json"
 CRC_BYTES = 4
 MAX_MANIFEST_BYTES = 2**26
 FLUSH_BYTES = 64 * 2**20
-_NAMED_ITEMS = 20  # damaged ones that are told one by one
+_NAMED_ITEMS = 20  # damaged ones that are named one by one
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bough.cache.disk.disk import Disk
-from bough.cache.disk.errors import DiskBusy, DiskError, DiskMiss
+from bough.cache.disk.errors import DiskBusy, DiskMiss
 from bough.cache.disk.folder import CONTENT, SECRET, SET_ASIDE, read_secret, translate_errors
 from bough.cache.disk.index import (
     FORMAT,
@@ -74,28 +73,6 @@ def list_trees(folder: Path) -> list[TreeInfo]:
     with translate_errors(folder):
         children = sorted(folder.iterdir()) if folder.is_dir() else []
         return [_inspect(child) for child in children if (child / INDEX).exists() or (child / SECRET).exists()]
-
-
-def open_tree(
-    folder: Path,
-    *,
-    budget_bytes: int,
-    floor_bytes: int = 2 * 2**30,
-    clock: Callable[[], float] = time.time,
-) -> Disk:
-    """Open a tree as what it says it is, without its model; raises DiskError if it cannot be used as it is."""
-    tree = _inspect(folder)
-    if tree.problem:
-        raise DiskError(f"{folder}: {tree.problem}")
-    return Disk.open(
-        folder,
-        fingerprint=tree.fingerprint,
-        model=tree.model,
-        page_tokens=tree.page_tokens,
-        budget_bytes=budget_bytes,
-        floor_bytes=floor_bytes,
-        clock=clock,
-    )
 
 
 def remove_tree(folder: Path) -> int:
@@ -227,14 +204,14 @@ def _count(tree: TreeInfo, connection: sqlite3.Connection) -> TreeInfo:
         f"WHERE typeof(nbytes) = 'integer' AND nbytes BETWEEN 0 AND {2 * MAX_CONTENT_BYTES}"
     ).fetchone()
     num_points, point_used = _count_used(connection, "points")
-    _, copy_used = _count_used(connection, "uses")
+    _, file_used = _count_used(connection, "uses")
     return replace(
         tree,
         num_pages=num_files - num_states,
         num_states=num_states,
         num_points=num_points,
         nbytes=int(nbytes),
-        last_used=float(min(max(copy_used, point_used), time.time())),
+        last_used=float(min(max(file_used, point_used), time.time())),
     )
 
 

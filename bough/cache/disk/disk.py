@@ -225,7 +225,7 @@ class Disk:
         self._ledger.drop_point(self.keys.name(address))
 
     def touch(self, files: Iterable[DiskFile], last_used: float) -> None:
-        """Note that files were used; it is written down within 5 seconds."""
+        """Note that files were used; the index has it a few seconds later."""
         self._ledger.touch(files, last_used)
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -235,7 +235,7 @@ class Disk:
     def clear(self, root: bytes | None = None) -> None:
         """Delete everything, or one root's, for good, and wait for it; raises DiskError if something may be left.
 
-        No token of it remains in index or log. Copies that somebody still refers to have failed.
+        No token of it remains in index or log. Files that are still referred to have failed.
         """
         with translate_errors(self.folder):
             self._writer.clear(root)

@@ -1,8 +1,9 @@
 """The index of a tree on disk: which files there are, of what, and when each was last used. SQLite.
 
 Every change is one transaction, safe on the disk when `apply` returns. A row is written after its file and removed before
-it, so that a row always has its file. The rows of `files` are large (they hold tokens) and never change; when a file was
-last used stands apart, in `uses`, so that noting it writes little. `secure_delete` overwrites what is deleted.
+it, so that a row always has its file. The table `copies` has one row for each file; its rows are large (they hold tokens)
+and never change. When a file was last used stands apart, in `uses`, so that noting it writes little. `secure_delete`
+overwrites what is deleted.
 """
 
 from __future__ import annotations

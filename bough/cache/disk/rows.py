@@ -104,7 +104,7 @@ def _read_copies(connection: sqlite3.Connection, keys: Keys, last_used: dict[int
         problem = _find_problem(root, before, tokens, start, end)
         if not problem:
             address = Address(roots.setdefault(root, root), before, tokens, group, start, end)
-            problem = _find_copy_problem(address, nbytes, keys.page_tokens) or _find_name_problem(name, address, keys)
+            problem = _find_file_problem(address, nbytes, keys.page_tokens) or _find_name_problem(name, address, keys)
         if problem:
             content.bad_rows.append(BadRow("copies", row_id, problem))
         else:
@@ -142,7 +142,7 @@ def _find_problem(root: Any, before: Any, tokens: Any, start: Any, end: Any) -> 
     return "" if end * TOKEN_BYTES >= len(tokens) else f"it ends at {end}, before all of its tokens"
 
 
-def _find_copy_problem(address: Address, nbytes: Any, page_tokens: int) -> str:
+def _find_file_problem(address: Address, nbytes: Any, page_tokens: int) -> str:
     if type(address.group) is not int or not 0 <= address.group < MAX_GROUP:
         return f"group_index is {_shown(address.group)}"
     if address.start < address.end and address.start // page_tokens != (address.end - 1) // page_tokens:

@@ -104,7 +104,7 @@ class Writer:
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until nothing is left that can be done now; False if something is still to be done then, because the time is
-        over or the writer rests, or if a write has failed since the last flush.
+        over or the writer backs off, or if a write has failed since the last flush.
         """
         ledger = self._ledger
         with ledger.changed:
@@ -169,8 +169,8 @@ class Writer:
     def _is_touch_due(self) -> bool:
         if not self._ledger.has_touched:
             return False
-        is_hurried = self._is_stopping or self._num_flushing > 0
-        return is_hurried or time.monotonic() >= self._ledger.touched_at + TOUCH_WITHIN_S
+        is_urgent = self._is_stopping or self._num_flushing > 0
+        return is_urgent or time.monotonic() >= self._ledger.touched_at + TOUCH_WITHIN_S
 
     def _is_collecting_due(self) -> bool:
         return self._orphans is not None and (self._num_flushing > 0 or time.monotonic() >= self._collect_at)

@@ -47,11 +47,9 @@ MAX_REFUSED = 256
 
 @dataclass
 class EvictionCounts:
-    """How often each kind of eviction happened, the tokens whose rows were dropped, and the bytes that were demoted."""
+    """Restore points and tokens that were dropped, and bytes that were demoted."""
 
     points: int = 0
-    trims: int = 0
-    removals: int = 0
     tokens: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
@@ -192,7 +190,6 @@ class Evictor:
             return False
         self.counts.tokens += end - target
         if target > leaf.start:
-            self.counts.trims += 1
             self.offer(trie, leaf)
         else:
             self.remove(trie, leaf)
@@ -201,7 +198,6 @@ class Evictor:
     def remove(self, trie: SaltTrie, leaf: Node) -> None:
         """Remove a leaf, then the parts of its parents that no request can use any more."""
         parent = trie.remove(leaf)
-        self.counts.removals += 1
         while self._has_useless_tail(parent):
             target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
             self.counts.tokens += parent.end - target
@@ -210,7 +206,6 @@ class Evictor:
                     trie.trim(parent, target)
                 break
             parent = trie.remove(parent)
-            self.counts.removals += 1
         self.settle(trie, parent)
         if parent.is_root:
             self.forget_if_empty(trie)

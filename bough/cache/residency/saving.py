@@ -136,7 +136,7 @@ class Expiry:
         self._next_at = clock.now()
 
     def expire(self) -> None:
-        """Remove what is too old, if it is time to look. Costs a walk over the whole tree then."""
+        """Remove what is too old, if a minute has passed. Costs a walk over the whole tree then."""
         if self._ttl_s is None or (now := self._clock.now()) < self._next_at:
             return
         self._next_at = now + min(EXPIRE_EVERY_S, self._ttl_s)

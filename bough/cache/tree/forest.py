@@ -52,7 +52,7 @@ class Forest(Generic[M]):
         return trie
 
     def find(self, salt: str) -> Trie[M]:
-        """The trie of a salt, to look at; an empty one, which is not kept, if there is none."""
+        """The trie of a salt, to read; an empty one, which is not kept, if there is none."""
         known = self.tries.get(salt)
         if known is None:
             root_id = self._accounts.root_id(salt)
@@ -70,7 +70,7 @@ class Forest(Generic[M]):
             self.tries["" if is_empty_salt else _unnamed(trie.root_id)] = trie
 
     def remove_if_empty(self, trie: Trie[M]) -> bool:
-        """Forget a trie that holds nothing and in which no lane stands; tells whether it has gone."""
+        """Forget a trie that holds nothing and in which no lane stands; tells whether it was removed."""
         if not trie.root.is_leaf or trie.root.pins:
             return False
         for name in [name for name in (trie.salt, _unnamed(trie.root_id)) if self.tries.get(name) is trie]:

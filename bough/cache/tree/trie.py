@@ -75,10 +75,10 @@ class Trie(Generic[M]):
     `root_id` stands for the salt in addresses.
     """
 
-    def __init__(self, memory: M, page_tokens: int = PAGE_TOKENS, *, salt: str = "", root_id: bytes = b"") -> None:
+    def __init__(self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"") -> None:
         self.memory = memory
         self.page_tokens = page_tokens
-        self.salt = salt
+        self.salt = ""
         self.root_id = root_id
         self.root = Node(None, 0, b"")
 

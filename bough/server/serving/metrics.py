@@ -64,11 +64,11 @@ class Metrics:
         self._hits = Counter(
             "bough_hits_total",
             "Requests that reused state, by the lowest tier that it came from",
-            ("model", "place"),
+            ("model", "tier"),
             registry=registry,
         )
         self._loaded_bytes = Counter(
-            "bough_loaded_bytes_total", "Bytes brought back to the device", ("model", "place"), registry=registry
+            "bough_loaded_bytes_total", "Bytes brought back to the device", ("model", "tier"), registry=registry
         )
         self._queue_s = Histogram(
             "bough_queue_seconds", "Waiting for a lane", ("model",), buckets=_FIRST_TOKEN_S, registry=registry
@@ -106,7 +106,7 @@ class Metrics:
         for kind, number in counts.items():
             self._prompt_tokens.labels(model, kind).inc(number)
         self._completion_tokens.labels(model).inc(record.completion_tokens)
-        self._count_places(record)
+        self._count_tiers(record)
         self._time(record)
 
     def _label(self, model: str) -> str:
@@ -114,10 +114,10 @@ class Metrics:
             self._names.add(model)
         return model if model in self._names else _OTHERS
 
-    def _count_places(self, record: RequestRecord) -> None:
+    def _count_tiers(self, record: RequestRecord) -> None:
         if record.usage and record.usage.cached_tokens:
-            place = "disk" if record.disk_bytes else "host" if record.host_bytes else "device"
-            self._hits.labels(record.model, place).inc()
+            tier = "disk" if record.disk_bytes else "host" if record.host_bytes else "device"
+            self._hits.labels(record.model, tier).inc()
         self._loaded_bytes.labels(record.model, "host").inc(record.host_bytes)
         self._loaded_bytes.labels(record.model, "disk").inc(record.disk_bytes)
 
@@ -142,9 +142,9 @@ class _Models(Collector):
         figures = {loaded.name: loaded.worker.snapshot() for loaded in self._models.list()}
         yield GaugeMetricFamily("bough_models_loaded", "Models in memory", value=len(figures))
         yield _gauge("bough_queue_length", "Requests that wait for a lane", figures, {(): _get("queue")})
-        lanes: Reads = {("busy",): _get("busy_lanes"), ("resting",): lambda figure: figure["lanes"] - figure["busy_lanes"]}
+        lanes: Reads = {("busy",): _get("busy_lanes"), ("idle",): lambda figure: figure["lanes"] - figure["busy_lanes"]}
         yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
-        yield _gauge("bough_bytes", "Bytes of state by tier", figures, _BYTES, ("place", "kind"))
+        yield _gauge("bough_bytes", "Bytes of state by tier", figures, _BYTES, ("tier", "kind"))
         failing: Reads = {(): _get("disk_is_failing")}
         yield _gauge("bough_disk_failing", "1 while nothing can be written to disk", figures, failing)
         yield _gauge("bough_tree_tokens", "Tokens that the tree knows", figures, {(): _get("tokens")})

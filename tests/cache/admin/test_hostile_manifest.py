@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
@@ -10,7 +11,6 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import disk_file
 import pytest
 
 from bough.cache.admin.archive import MANIFEST, export_tree, import_tree
@@ -56,7 +56,7 @@ def write_archive(file: Path, manifest: Any, members: list[tuple[str, bytes]]) -
 
 def mutate(manifest: dict[str, Any], chance: random.Random) -> Any:
     """The manifest with one to three values changed, taken out, doubled, or exchanged for another's."""
-    changed = disk_file.deepcopy(manifest)
+    changed = copy.deepcopy(manifest)
     for _ in range(chance.choice((1, 1, 2, 3))):
         section = chance.choice(("steps", "items", "points", "points", None))
         if section is None or not isinstance(changed.get(section), list) or not changed[section]:
@@ -68,7 +68,7 @@ def mutate(manifest: dict[str, Any], chance: random.Random) -> Any:
         if what < 0.1:
             entries[index] = chance.choice(ODD)
         elif what < 0.2:
-            entries.append(disk_file.deepcopy(entries[index]))
+            entries.append(copy.deepcopy(entries[index]))
         elif what < 0.3:
             del entries[index]
         elif isinstance(entries[index], dict) and entries[index]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from bough.cache.admin.trees import list_trees, make_room, open_tree, remove_tree, verify_tree
-from bough.cache.disk import DiskBusy, DiskError
+from bough.cache.admin.trees import list_trees, make_room, remove_tree, verify_tree
+from bough.cache.disk import Disk, DiskBusy, DiskError
 from bough.cache.disk.index import INDEX
 from tests.cache.disk.shelf import Shelf, address_of, content_of, point_of, put, put_path
 
@@ -28,6 +27,10 @@ def make_tree(trees: Path, name: str, num_tokens: int = 8, last_used: float = 1.
         files = put_path(disk, range(num_tokens))
         disk.touch(files, last_used)
     return trees / name
+
+
+def reopen(folder: Path) -> Disk:
+    return Shelf(folder).open(fingerprint=f"fingerprint of {folder.name}", model=folder.name)
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
@@ -74,15 +77,6 @@ def test_trees_that_cannot_be_used_are_shown_with_their_problem(trees: Path) -> 
     assert broken.nbytes == Shelf(trees / "b").page_bytes() > 0
 
 
-def test_a_tree_opens_as_what_it_says_it_is(trees: Path) -> None:
-    folder = make_tree(trees, "a")
-    with open_tree(folder, budget_bytes=10**6, floor_bytes=0) as disk:
-        assert disk.identity.model == "a" and len(disk.files()) == 2
-    (folder / INDEX).write_bytes(b"nonsense" * 1000)
-    with pytest.raises(DiskError, match="cannot be read"):
-        open_tree(folder, budget_bytes=10**6)
-
-
 def test_a_whole_tree_is_verified_file_by_file(trees: Path) -> None:
     folder = make_tree(trees, "a", 12)
     sizes: list[int] = []
@@ -126,7 +120,7 @@ def test_an_index_that_is_nonsense_in_the_middle_is_a_problem_too(trees: Path) -
 
 def test_a_tree_in_use_is_neither_verified_nor_removed(trees: Path) -> None:
     folder = make_tree(trees, "a")
-    with open_tree(folder, budget_bytes=10**6, floor_bytes=0) as disk:
+    with reopen(folder) as disk:
         for act in (verify_tree, remove_tree):
             with pytest.raises(DiskBusy):
                 act(folder)
@@ -168,7 +162,7 @@ def test_room_is_made_from_trees_set_aside_then_from_the_oldest(trees: Path) -> 
     others -= sizes["young.set-aside-1"]
     assert make_room(trees, trees / "keep", 2 * others) == others
     assert left() == sizes.keys() - {"young.set-aside-1"}
-    with closing(open_tree(trees / "old", budget_bytes=1, floor_bytes=0)):
+    with reopen(trees / "old"):
         make_room(trees, trees / "keep", 0)
         assert left() == {"keep", "old"}
     assert make_room(trees, trees / "keep", 0) == 0

@@ -91,10 +91,10 @@ def held_writer(disk: Disk) -> Iterator[list[DiskFile]]:
 
 
 @contextmanager
-def long_rests(disk: Disk) -> Iterator[None]:
-    """After a failure in this block, writing rests until the block ends, however long that takes."""
-    disk._writer._pause_s = 1e6
+def long_back_off(disk: Disk) -> Iterator[None]:
+    """After a failure in this block, writing backs off until the block ends, however long that takes."""
+    disk._writer._back_off_s = 1e6
     yield
     with disk._ledger.changed:
-        disk._writer._rest_until = disk._ledger.refused_until = 0.0
+        disk._writer._back_off_until = disk._ledger.back_off_until = 0.0
         disk._ledger.changed.notify_all()

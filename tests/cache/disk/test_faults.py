@@ -15,10 +15,10 @@ import pytest
 from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import Index
 from bough.cache.tree.address import DiskFile
-from tests.cache.disk.shelf import CONTENT_BYTES, Shelf, address_of, content_of, held_writer, long_rests, put, put_path
+from tests.cache.disk.shelf import CONTENT_BYTES, Shelf, address_of, content_of, held_writer, long_back_off, put, put_path
 
 
-def saved_copies(disk: Disk, num_tokens: int = 8) -> list[DiskFile]:
+def saved_files(disk: Disk, num_tokens: int = 8) -> list[DiskFile]:
     files = put_path(disk, range(num_tokens))
     assert disk.flush(10)
     return files
@@ -69,7 +69,7 @@ def flip(file: Path, at: int) -> None:
 def test_a_file_that_is_not_what_it_should_be_is_a_miss(
     disk: Disk, shelf: Shelf, damage: Callable[[Path], Any], reason: str
 ) -> None:
-    bad, good = saved_copies(disk)
+    bad, good = saved_files(disk)
     damage(file_of(disk, bad))
 
     expect_miss(disk, bad, reason)
@@ -78,7 +78,7 @@ def test_a_file_that_is_not_what_it_should_be_is_a_miss(
 
 
 def test_swapped_files_are_foreign_to_each_other(disk: Disk) -> None:
-    one, other = saved_copies(disk)
+    one, other = saved_files(disk)
     first, second = file_of(disk, one), file_of(disk, other)
     contents = first.read_bytes(), second.read_bytes()
     first.write_bytes(contents[1])
@@ -90,7 +90,7 @@ def test_swapped_files_are_foreign_to_each_other(disk: Disk) -> None:
 
 
 def test_every_flipped_bit_of_a_header_is_noticed(disk: Disk) -> None:
-    disk_file = saved_copies(disk, 4)[0]
+    disk_file = saved_files(disk, 4)[0]
     file = file_of(disk, disk_file)
     for at in range(file.stat().st_size - CONTENT_BYTES):
         flip(file, at)
@@ -101,14 +101,14 @@ def test_every_flipped_bit_of_a_header_is_noticed(disk: Disk) -> None:
 
 
 def test_a_file_of_another_fingerprint_is_foreign(disk: Disk) -> None:
-    disk_file = saved_copies(disk, 4)[0]
+    disk_file = saved_files(disk, 4)[0]
     other = page_files.PageFiles(disk.folder, "fingerprint-2")
     other.write(disk.keys.name(disk_file.address), disk_file.address, content_of(disk_file.address))
     expect_miss(disk, disk_file, "foreign")
 
 
 def test_a_read_error_is_a_miss(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk_file = saved_copies(disk, 4)[0]
+    disk_file = saved_files(disk, 4)[0]
 
     def fail(descriptor: int, view: memoryview) -> int:
         raise OSError(errno.EIO, "input/output error")
@@ -120,12 +120,12 @@ def test_a_read_error_is_a_miss(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> 
 def test_reads_and_writes_may_come_in_bites(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_files, "write_some", lambda descriptor, parts: os.write(descriptor, parts[0][:7]))
     monkeypatch.setattr(page_files, "read_into", lambda descriptor, view: os.readv(descriptor, [view[:5]]))
-    disk_file = saved_copies(disk, 4)[0]
+    disk_file = saved_files(disk, 4)[0]
     assert disk_file.is_saved and disk.get(disk_file) == content_of(disk_file.address)
 
 
 def test_a_miss_is_warned_of_once_a_minute_for_each_reason(disk: Disk, shelf: Shelf) -> None:
-    for disk_file in saved_copies(disk, 12):
+    for disk_file in saved_files(disk, 12):
         file_of(disk, disk_file).unlink()
         with pytest.raises(DiskMiss):
             disk.get(disk_file)
@@ -134,7 +134,7 @@ def test_a_miss_is_warned_of_once_a_minute_for_each_reason(disk: Disk, shelf: Sh
 
 
 def test_what_was_lost_can_be_written_again_at_once(disk: Disk) -> None:
-    disk_file = saved_copies(disk, 4)[0]
+    disk_file = saved_files(disk, 4)[0]
     file_of(disk, disk_file).write_bytes(b"")
     with held_writer(disk):
         with pytest.raises(DiskMiss):
@@ -160,8 +160,8 @@ def fail_with(number: int) -> Callable[..., Any]:
 def test_a_failing_write_is_counted_pauses_writing_and_recovers(
     disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
-    kept = saved_copies(disk, 4)[0]
-    with long_rests(disk), monkeypatch.context() as failing:
+    kept = saved_files(disk, 4)[0]
+    with long_back_off(disk), monkeypatch.context() as failing:
         failing.setattr(page_files, call, fail_with(number))
         with held_writer(disk):
             waiting = [put(disk, address_of(disk, [n], 0)) for n in range(3)]
@@ -180,24 +180,24 @@ def test_a_failing_write_is_counted_pauses_writing_and_recovers(
 
 
 def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk._writer._pause_s = 0.01
+    disk._writer._back_off_s = 0.01
     monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
     pauses = []
     for n in range(3):
         assert not disk.save(put(disk, address_of(disk, [n], 0)))
         disk.flush(10)
-        pauses.append(disk._writer._pause_s)
+        pauses.append(disk._writer._back_off_s)
         time.sleep(pauses[-1])
     assert pauses == pytest.approx([0.02, 0.04, 0.08])
 
     monkeypatch.undo()
     assert disk.save(put(disk, address_of(disk, [9], 0)))
     assert disk.flush(10)
-    assert disk._writer._pause_s == 1.0
+    assert disk._writer._back_off_s == 1.0
 
 
 def test_deleting_goes_on_while_the_disk_is_full(disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = saved_copies(disk, 4)[0]
+    kept = saved_files(disk, 4)[0]
     monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
     assert not disk.save(put(disk, address_of(disk, [9], 0)))
     disk.drop(kept)
@@ -206,8 +206,8 @@ def test_deleting_goes_on_while_the_disk_is_full(disk: Disk, shelf: Shelf, monke
 
 
 def test_an_index_that_cannot_be_written_loses_nothing(disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    dropped, part, other = saved_copies(disk, 12)
-    with long_rests(disk), monkeypatch.context() as failing:
+    dropped, part, other = saved_files(disk, 12)
+    with long_back_off(disk), monkeypatch.context() as failing:
         failing.setattr(Index, "apply", fail_with_sqlite)
         with held_writer(disk):
             disk.drop(dropped)
@@ -233,7 +233,7 @@ def test_a_disk_is_failing_until_a_write_succeeds(disk: Disk, monkeypatch: pytes
         assert not disk.save(put(disk, address_of(disk, [1], 0)))
         disk.flush(10)
         assert disk.is_failing
-    disk._ledger.refused_until = 0.0  # the rest is over
+    disk._ledger.back_off_until = 0.0
     assert disk.is_failing
 
     assert disk.save(put(disk, address_of(disk, [2], 0)))

@@ -37,9 +37,9 @@ def test_rows_that_one_thread_evaluated_are_sampled_in_another():
 
 
 @pytest.mark.parametrize("place", [0, 31, 399])
-def test_greedy_finds_a_broken_logit_in_any_row_of_the_batch_and_at_any_place(tier: int):
+def test_greedy_finds_a_broken_logit_in_any_row_of_the_batch_and_at_any_place(place: int):
     broken = [1.0] * 400
-    broken[tier] = math.nan
+    broken[place] = math.nan
     rows = [mx.arange(400.0), mx.array(broken), mx.arange(400.0)]
     with pytest.raises(EngineError, match="not a finite number"):
         sample(rows, [Draw(SamplingParams())] * 3)

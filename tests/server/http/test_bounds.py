@@ -22,7 +22,7 @@ from bough.server.http import bounds
 from bough.server.http.errors import HttpError, to_http_error
 from bough.server.http.wire import read_json
 from bough.types import SamplingParams
-from tests.readme_tree import ROOT
+from tests.test_docs import ROOT
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "1", "function": {"name": "f", "arguments": {}}}

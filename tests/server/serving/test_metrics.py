@@ -51,14 +51,14 @@ def test_tokens_of_prompts_are_counted_by_what_became_of_them(metrics: Metrics, 
     assert read("bough_completion_tokens_total", model="tiny") == 5
 
 
-@pytest.mark.parametrize(("host_bytes", "disk_bytes", "place"), [(0, 0, "device"), (7, 0, "host"), (7, 9, "disk")])
-def test_a_hit_counts_for_the_lowest_place_that_it_came_from(
-    metrics: Metrics, read: Read, host_bytes: int, disk_bytes: int, place: str
+@pytest.mark.parametrize(("host_bytes", "disk_bytes", "tier"), [(0, 0, "device"), (7, 0, "host"), (7, 9, "disk")])
+def test_a_hit_counts_for_the_lowest_tier_that_it_came_from(
+    metrics: Metrics, read: Read, host_bytes: int, disk_bytes: int, tier: str
 ) -> None:
     metrics.request_done(RequestRecord("tiny", usage=USAGE, host_bytes=host_bytes, disk_bytes=disk_bytes))
 
-    assert read("bough_hits_total", model="tiny", place=place) == 1
-    assert read("bough_loaded_bytes_total", model="tiny", place="disk") == disk_bytes
+    assert read("bough_hits_total", model="tiny", tier=tier) == 1
+    assert read("bough_loaded_bytes_total", model="tiny", tier="disk") == disk_bytes
 
 
 def test_times_are_of_the_first_token_and_of_each_further_one(metrics: Metrics, read: Read) -> None:
@@ -124,9 +124,9 @@ def test_trees_and_lanes_are_read_when_somebody_asks() -> None:
     figures["queue"] = 9
 
     assert read("bough_queue_length", model="tiny") == 9
-    assert read("bough_lanes", model="tiny", state="resting") == 3
-    assert read("bough_bytes", model="tiny", place="disk", kind="budget") == 50
-    assert read("bough_bytes", model="tiny", place="host", kind="used") is None
+    assert read("bough_lanes", model="tiny", state="idle") == 3
+    assert read("bough_bytes", model="tiny", tier="disk", kind="budget") == 50
+    assert read("bough_bytes", model="tiny", tier="host", kind="used") is None
     assert read("bough_evicted_tokens_total", model="tiny") == 8
     assert read("bough_verified_total", model="tiny") == 6
 
