@@ -64,7 +64,7 @@ def default_data_folder() -> Path:
 
 
 def default_cache_folder() -> Path:
-    """Where files live that can be made again: the trees on disk, results of self-checks, unfinished downloads."""
+    """Where files live that can be made again: the trees on disk, results of self-checks, temporary files."""
     return platformdirs.user_cache_path("bough")
 
 
@@ -155,8 +155,8 @@ class Settings:
     cache_folder: Path = field(
         default_factory=default_cache_folder,
         metadata={
-            "help": "The folder with the trees on disk, self-check results and unfinished downloads; by default the "
-            "platform's folder for caches."
+            "help": "The folder with the trees on disk, self-check results and temporary files; by default the platform's "
+            "folder for caches."
         },
     )
 

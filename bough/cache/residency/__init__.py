@@ -20,7 +20,7 @@ __all__ = ["Clock", "Lanes", "LiveSequence", "Memory", "Rates", "Residency", "Sa
 
 
 class Residency:
-    """The parts of this room, wired over one memory and one forest."""
+    """The parts of this folder, wired over one memory and one forest."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class Metrics:
         )
         self._first_token_s = Histogram(
             "bough_first_token_seconds",
-            "From the lane to the first token",
+            "From the loaded model to the first token",
             ("model",),
             buckets=_FIRST_TOKEN_S,
             registry=registry,
