@@ -67,7 +67,7 @@ class Adopter:
         choice = self._choose(self._lanes.require_idle(), found, prompt, salt, reuses=reuses)
         slot, total = choice.slot, num_tokens(prompt)
         depth = self._loader.choose_depth(found.path, found.length, choice.live, choice.offset, total)
-        load = self._loader.start(trie, total, depth.loading)
+        load = Load(self._loader, trie, total, depth.loading)
         pin = self._forest.pin(trie)
         try:
             slot.is_busy, slot.salt, slot.tokens = (

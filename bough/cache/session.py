@@ -169,9 +169,6 @@ class Session:
     def publish(self) -> None:
         """Hand what the lane holds to the tree: others can use it from now on, while this request goes on."""
         assert self.is_whole and not self.is_closed
-        self._record()
-
-    def _record(self) -> None:
         if not self.stores:
             return
         limit, end = self._context.reuse_limit, self.sequence.offset
@@ -198,7 +195,6 @@ class Session:
         """Record what was computed, whatever happened, and make the lane idle. A second call does nothing."""
         if self.is_closed:
             return
-        self.is_closed = True
         try:
             if self.is_whole:
                 self._record_last()
@@ -208,6 +204,7 @@ class Session:
             log.warning("a finished request could not be recorded: %s", error)
             self.sequence.slot.clear()
         finally:
+            self.is_closed = True
             self._context.finisher.finish(self.sequence, self.prompt, self.salt, stores=self.stores, is_whole=self.is_whole)
             self._context.residency.evictor.forget_if_empty(self.sequence.trie)
 
@@ -216,7 +213,7 @@ class Session:
         end = self.sequence.offset
         if self._context.costs.needs_points and end:
             self.captures[end] = self.captures.get(end, Capture(end, Reason.END)).united(Reason.END)
-        self._record()
+        self.publish()
         if self.stores:
             self.sequence.slot.tokens = self.sequence.packed()
 

@@ -76,7 +76,7 @@ class LoadCounts:
 
 
 class Loader:
-    """Decides what is worth loading, and starts the loads of requests."""
+    """Decides what is worth loading; a `Load` does it for one request."""
 
     def __init__(
         self, memory: Memory, evictor: Evictor, rates: Rates, clock: Callable[[], float] = time.perf_counter
@@ -131,10 +131,6 @@ class Loader:
             return nbytes
         self._evictor.make_host_room(nbytes, trie)
         return 0
-
-    def start(self, trie: SaltTrie, total: int, loading: Loading) -> Load:
-        """The load of one request with a prompt of `total` tokens."""
-        return Load(self, trie, total, loading)
 
 
 @dataclass
