@@ -23,12 +23,12 @@ class PageAllocator(ABC):
         """A page over `rows`; the caller keeps no reference to them."""
         assert start < end and start // PAGE_TOKENS == (end - 1) // PAGE_TOKENS, f"rows [{start}, {end}) are no page"
         self.held_bytes += rows.nbytes
-        return Page(group, start, end, rows, rows.nbytes, tier=self._place(rows))
+        return Page(group, start, end, rows, rows.nbytes, tier=self._tier_of(rows))
 
     def make_state(self, group: Group, offset: int, data: Any) -> State:
         """A state over `data`; the caller keeps no reference to it."""
         self.held_bytes += data.nbytes
-        return State(group, offset, data, data.nbytes, tier=self._place(data))
+        return State(group, offset, data, data.nbytes, tier=self._tier_of(data))
 
     def release(self, item: Page | State) -> None:
         """Release the memory."""
@@ -77,7 +77,7 @@ class PageAllocator(ABC):
         _check_size(f"a state at {offset}", data, group.state_bytes)
         return self.make_state(group, offset, self._from_bytes(group, data, tier))
 
-    def _place(self, content: Any) -> Tier:
+    def _tier_of(self, content: Any) -> Tier:
         """Where content lies."""
         return Tier.DEVICE
 

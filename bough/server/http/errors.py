@@ -1,6 +1,6 @@
 """Errors as HTTP answers: a status, headers, and a body in the format of the API.
 
-Every exception becomes an `HttpError` in one place, `to_http_error`; each API has a function that formats it.
+`to_http_error` translates exceptions to an `HttpError`; each API has a function that formats it.
 """
 
 from __future__ import annotations

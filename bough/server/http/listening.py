@@ -38,7 +38,7 @@ _IDLE_CONNECTION_S = 75
 _GRACE_S = 5  # time for connections after `stop_s` before they are closed
 _BACKLOG = 128
 _SWITCH_S = 0.0005  # a tenth of Python's default
-_TICKS_BETWEEN_LOOKS = 100  # there are ten ticks a second
+_TICKS_BETWEEN_CHECKS = 100  # there are ten ticks a second
 _NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
 
 
@@ -115,7 +115,7 @@ class HttpServer(uvicorn.Server):
             self._waiting.close_all()
             if self.server_state.tasks and self._closing is None:  # closing the models ends them with an error
                 self._closing = asyncio.create_task(self._service.close())
-        if counter % _TICKS_BETWEEN_LOOKS == 0:
+        if counter % _TICKS_BETWEEN_CHECKS == 0:
             for connection in self.server_state.connections:
                 if isinstance(connection, Connection):
                     connection.watch_end()

@@ -1,7 +1,7 @@
 """An answer on its way from the engine's thread to a client.
 
-The engine's thread calls a listener for each choice; the answer reads what the listeners hear on the event loop, parses it,
-and gives it out as events.
+The engine's thread calls a listener for each choice; the answer reads their messages on the event loop, parses them,
+and gives them out as events.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Answer:
     def set_prompt(self, prepared: PreparedPrompt) -> None:
         """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
         self.started = replace(self.started, prompt_ids=prepared.encoded.ids)
-        tokenizer, is_single = self._loaded.runner.tokenizer, self.ask.tool_choice.is_single
-        self._parsers = [AnswerParser(prepared, tokenizer, choice, is_single) for choice in range(self.ask.num_choices)]
+        ask, tokenizer = self.ask, self._loaded.runner.tokenizer
+        self._parsers = [AnswerParser(prepared, tokenizer, choice, ask) for choice in range(ask.num_choices)]
 
     async def start(self) -> None:
         """Wait until the first choice has a lane. Raises the error if the request fails before."""

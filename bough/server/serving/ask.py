@@ -44,6 +44,7 @@ class Ask:
     context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
     may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
     think: bool | None = None  # None: the default of the template
+    counts_thinking: bool = False  # tell how many tokens the thinking has; this costs a call of the tokenizer
     num_choices: int = 1
     context_tokens: int | None = None  # a smaller context than the model's
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it

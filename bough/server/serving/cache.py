@@ -1,4 +1,4 @@
-"""The cache of the loaded models for the APIs: look at it, warm, pin, clear, export and import, by the name of a model.
+"""The cache of the loaded models for the APIs: view, explain, warm, pin, clear, export and import, by the name of a model.
 
 A model is loaded if need be; without a name, the model that was used last is meant. Prompts are encoded in the model's
 threads for prompts. All else runs on its engine's thread, between two steps.
@@ -130,7 +130,7 @@ class CacheService:
             try:
                 file = await asyncio.to_thread(make_file, self._settings)
             except OSError as error:
-                raise Unavailable(f"there is no place for the archive: {error.strerror or error}") from error
+                raise Unavailable(f"the archive could not be written: {error.strerror or error}") from error
             try:
                 await _call(loaded, lambda: loaded.runner.cache.export_file(file, salt))
             except DiskError as error:
@@ -193,7 +193,7 @@ def _sum_up(nodes: Iterable[NodeView]) -> dict[str, int]:
 
 
 class _EndListener:
-    """Hears only how a request ends, in the engine's thread, and tells a future on the event loop."""
+    """A listener for the end of a request alone: it sets a future on the event loop."""
 
     def __init__(self, future: asyncio.Future[Completion]) -> None:
         self._future = future

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bough.config import Settings
-from bough.errors import PromptTooLong
+from bough.errors import PromptTooLong, RequestCancelled
 from bough.generate.job import Job
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
@@ -53,7 +53,11 @@ class Service:
         """An answer that has begun. Raises BoughError if it cannot begin; until then nothing was sent to the client."""
         started_s = time.perf_counter()
         loaded = await self.models.acquire(ask.model, ask.keep_alive_s)
-        answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics)
+        try:
+            answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics)
+        except BaseException:
+            self.models.release(loaded)
+            raise
         try:
             jobs = await loaded.threads.run(
                 lambda is_cancelled: self._make_jobs(answer, loaded, is_cancelled), ask.num_chars
@@ -78,6 +82,8 @@ class Service:
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         jobs = []
         for choice, listener in enumerate(answer.listeners):
+            if is_cancelled():
+                raise RequestCancelled("the client disconnected")
             generation = loaded.runner.prepare(
                 prepared.encoded,
                 prepared.params,

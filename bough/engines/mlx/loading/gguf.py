@@ -13,7 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from bough.engines.mlx.library import model_classes, nn, rope_utils, utils
+from bough.engines.mlx.library import nn, rope_utils, utils
+from bough.engines.mlx.loading.families import model_classes
 from bough.errors import UnsupportedModel
 from bough.models.gguf.folder import ARCHITECTURES
 

@@ -21,9 +21,10 @@ from transformers import AutoConfig
 from bough.config import Settings
 from bough.engines.contract import ReportProgress
 from bough.engines.mlx.device import choose_dtype, use_device
-from bough.engines.mlx.library import VERSION, model_classes, utils
+from bough.engines.mlx.library import VERSION, utils
 from bough.engines.mlx.loading import gguf
 from bough.engines.mlx.loading.config import Translated, translate
+from bough.engines.mlx.loading.families import model_classes
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.errors import ModelError, UnsupportedModel
 

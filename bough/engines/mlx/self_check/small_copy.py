@@ -19,7 +19,7 @@ from mlx.utils import tree_unflatten
 from bough.engines.mlx.device import is_out_of_memory
 from bough.engines.mlx.forward import Forward
 from bough.engines.mlx.layout import Layout
-from bough.engines.mlx.library import model_classes
+from bough.engines.mlx.loading.families import model_classes
 from bough.engines.mlx.loading.model import LoadedModel, weights_of
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW

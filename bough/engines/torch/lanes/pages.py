@@ -69,13 +69,13 @@ class Pages(PageAllocator):
             assert content is not None, f"a state at {state.offset} without data"
             target.copy_(content)
 
-    def _place(self, content: Content) -> Tier:
+    def _tier_of(self, content: Content) -> Tier:
         return Tier.HOST if isinstance(content, Piece) else Tier.DEVICE
 
     def _move(self, item: Page | State, content: Content) -> None:
         self.held_bytes += content.nbytes - item.nbytes
         set_content(item, content)
-        item.tier, item.nbytes = self._place(content), content.nbytes
+        item.tier, item.nbytes = self._tier_of(content), content.nbytes
 
     def _slice(self, page: Page, start: int, end: int) -> Content:
         rows = self._empty_like(page, end - start)

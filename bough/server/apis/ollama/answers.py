@@ -112,7 +112,7 @@ class LineWriter:
     """Writes the lines of one answer. It is made when the request comes, and measures from then on."""
 
     model: str
-    place: Callable[[dict[str, Any]], dict[str, Any]]  # puts the message into an object as the endpoint does
+    wrap: Callable[[dict[str, Any]], dict[str, Any]]  # puts the message into an object as the endpoint does
     gives_context: bool = False  # the ids of prompt and answer, for the client to send back
     began_s: float = field(default_factory=time.perf_counter)
 
@@ -129,7 +129,7 @@ class LineWriter:
             said["thinking"] = thinking
         if tool_calls:
             said["tool_calls"] = [_write_call(number, call) for number, call in enumerate(tool_calls)]
-        written = {"model": self.model, "created_at": write_time(datetime.now(UTC)), **self.place(said)}
+        written = {"model": self.model, "created_at": write_time(datetime.now(UTC)), **self.wrap(said)}
         if logprobs:
             written["logprobs"] = [_write_logprob(each) for each in logprobs]
         return written

@@ -120,6 +120,7 @@ def to_ask(body: ChatRequest, salt: str) -> Ask:
         params=body.params(max_tokens, logprobs=_num_alternatives(body), format=_format_of(body.response_format)),
         tools=tools,
         tool_choice=choose_tool(body.tool_choice, tools, body.parallel_tool_calls),
+        counts_thinking=not body.stream or body.has_usage_chunk,
         num_choices=body.n or 1,
         salt=salt,
     )

@@ -124,6 +124,7 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
         params=_params_of(body),
         tools=tools,
         tool_choice=choose_tool(body.tool_choice, tools, body.parallel_tool_calls),
+        counts_thinking=True,
         truncates=body.truncation == "auto",
         salt=salt,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bough.models.tokenizer import Tokenizer
-from bough.server.serving.ask import Delta, Finished, FinishReason, ScoredToken, ToolCall
+from bough.server.serving.ask import Ask, Delta, Finished, FinishReason, ScoredToken, ToolCall
 from bough.server.serving.parsing.thinking import ThinkingParser
 from bough.server.serving.parsing.tool_calls import ToolCallParser
 from bough.server.serving.prompting.prompt import PreparedPrompt
@@ -13,10 +13,11 @@ from bough.types import Alternative, Chunk, Completion, TokenLogprob
 class AnswerParser:
     """Reads one choice. What is not certain yet, such as half of a tag, comes with a later piece."""
 
-    def __init__(self, prepared: PreparedPrompt, tokenizer: Tokenizer, choice: int, is_single: bool) -> None:
+    def __init__(self, prepared: PreparedPrompt, tokenizer: Tokenizer, choice: int, ask: Ask) -> None:
         self._tokenizer = tokenizer
         self._choice = choice
-        self._is_single = is_single
+        self._is_single = ask.tool_choice.is_single
+        self._counts_thinking = ask.counts_thinking
         self._thoughts = ThinkingParser(prepared.starts_thinking) if prepared.splits_thinking else None
         self._calls = ToolCallParser(prepared.tools.keys(), is_forced=prepared.is_forced, schemas=prepared.tools)
         self._text: list[str] = []
@@ -47,7 +48,7 @@ class AnswerParser:
             "tool_calls" if self._found else reason,
             completion,
             tuple(self._logprobs),
-            len(self._tokenizer.encode(whole_thinking)) if whole_thinking else 0,
+            len(self._tokenizer.encode(whole_thinking)) if whole_thinking and self._counts_thinking else 0,
         )
 
     def _keep(self, thinking: str, text: str, chunk: Chunk, *, is_end: bool) -> Delta:
