@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before others choose by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in ALONE or "model" in item.keywords:
+        if item.path.relative_to(TESTS).parts[0] in ALONE or item.path.name in ALONE or "model" in item.keywords:
             item.add_marker(pytest.mark.alone)
     if not config.getoption("--slow"):
         for item in items:
