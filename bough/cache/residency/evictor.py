@@ -87,7 +87,7 @@ class Evictor:
         return self.order.policy.step_tokens(self.page_tokens)
 
     def offer(self, trie: SaltTrie, node: Node) -> None:
-        """Enter a node into the order of every tier, or enter it again because it has changed. O(log n)."""
+        """Enter a node into the order of every tier, or enter it again because it has changed."""
         node.stamp += 1
         for tier in self._tiers:
             kind = self._classify(node, tier)
