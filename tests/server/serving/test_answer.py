@@ -76,7 +76,17 @@ def test_thinking_text_and_calls_are_told_apart_and_of_several_calls_one_is_take
         assert [call.name for call in finished.tool_calls] == ["add"]
         assert finished.thinking_tokens == len(TOKENIZER.encode("hm"))
 
-    listen(scene, tool_choice=ToolChoice(is_single=True))
+    listen(scene, tool_choice=ToolChoice(is_single=True), counts_thinking=True)
+
+
+def test_thinking_is_not_counted_where_nobody_asks_for_the_number() -> None:
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        listener.on_chunk(Chunk("<think>hm</think>Well.", (1,)))
+        listener.on_end(Completion("", (1,) * 5, "stop"))
+        (finished,) = [event async for event in answer if isinstance(event, Finished)]
+        assert (finished.thinking, finished.thinking_tokens) == ("hm", 0)
+
+    listen(scene)
 
 
 def test_an_error_on_the_way_is_raised_and_recorded() -> None:
