@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the runner when somebody asks for it: `import bough.cache.tree` must not load a whole server's worth."""
+    """Import the runner on first use, so that `import bough.cache.tree` loads the tree alone."""
     if name in ("Runner", "load"):
         from bough import runner
 

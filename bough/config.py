@@ -240,7 +240,7 @@ def _find_file() -> Path | None:
 def _from_file(file: Path | None) -> dict[str, Any]:
     """The values in a file.
 
-    A file in the working folder may have come with somebody else's files. So it may not turn on remote code or open this
+    A file in the working folder may have come with files of other people. So it may not turn on remote code or open this
     machine to others.
     """
     if file is None:

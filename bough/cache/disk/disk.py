@@ -184,8 +184,8 @@ class Disk:
     def get(self, file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
         """The content of a file, after everything about it was checked. Raises DiskSlow if `keep_reading` says no.
 
-        Raises DiskMiss if it is not what it should be: then the file is dropped, whoever uses it. The content of a pending
-        file comes from where it is to be written from.
+        Raises DiskMiss if it is not what it should be: then the file is dropped, also if pages still use it. The content of
+        a pending file comes from the memory that it is to be written from.
         """
         if not file.is_saved and (content := self._pending_content(file)) is not None:
             return content

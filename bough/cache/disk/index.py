@@ -161,7 +161,7 @@ class Index:
         """Remove every row, or every row of one root, so that nothing of them remains in the index or its log.
 
         `secure_delete` has overwritten them when the log is empty; the file shrinks only when half of it is free, so that
-        whoever clears a small tree does not pay for everybody's.
+        clearing a small tree does not cost a copy of all the others.
         """
         with self._transaction() as connection:
             if root is None:

@@ -1,34 +1,18 @@
-"""The loaded models: who stays, who goes, and what happens when requests come and go meanwhile."""
+"""The loaded models: loading them, evicting some for others, and what happens when requests come and go meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
-from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 
 from bough.config import Settings
 from bough.errors import EngineError, ModelNotFound, NoRoom, ShuttingDown, UnsupportedModel
-from bough.server.serving import loaded as loaded_module
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
-from tests.server.fake_models import MODEL_BYTES, World
+from tests.server.fake_models import MODEL_BYTES
 from tests.tiny_models import make_folder
-
-
-@pytest.fixture
-def make_world(tmp_path: Path) -> Callable[..., World]:
-    return lambda **settings: World(tmp_path, **settings)
-
-
-@pytest.fixture
-def run() -> Callable[[Coroutine[Any, Any, None]], None]:
-    return lambda work: asyncio.run(asyncio.wait_for(work, 30))
 
 
 def test_a_model_is_loaded_once_for_all_that_ask_at_the_same_time(make_world, run):
@@ -55,138 +39,6 @@ def test_a_model_that_is_not_in_the_catalog_is_not_found(make_world, run):
     async def ask():
         with pytest.raises(ModelNotFound, match="model 'nonsense' not found"):
             await make_world().use("nonsense")
-
-    run(ask())
-
-
-def test_a_model_goes_when_it_was_not_used_for_its_time(make_world, run):
-    async def ask():
-        world = make_world(keep_alive_s=300.0)
-        await world.use("a")
-        await world.pass_time(299)
-        assert world.names == ["a"]
-        await world.pass_time(1)
-        assert (world.names, world.stopped) == ([], ["a"])
-
-    run(ask())
-
-
-def test_each_use_begins_the_time_anew(make_world, run):
-    async def ask():
-        world = make_world(keep_alive_s=300.0)
-        await world.use("a")
-        await world.pass_time(200)
-        await world.use("a")
-        assert world.models.find("a").expires_s == world.now + 300
-        await world.pass_time(200)
-        assert world.names == ["a"]
-
-    run(ask())
-
-
-def test_a_wall_clock_that_is_set_neither_unloads_a_model_nor_keeps_it(make_world, run, monkeypatch):
-    class Wrong(datetime):
-        years = 0
-
-        @classmethod
-        def now(cls, tz=None):
-            return datetime(2026 + cls.years, 1, 1, tzinfo=tz)
-
-    async def ask():
-        monkeypatch.setattr(loaded_module, "datetime", Wrong)
-        world = make_world(keep_alive_s=300.0)
-        await world.use("a")
-        for years in (10, -10):
-            Wrong.years = years
-            await world.models.unload_expired()
-            left = world.models.expires_at(world.models.find("a")) - Wrong.now(UTC)
-            assert (world.names, left.total_seconds()) == (["a"], 300)
-        await world.pass_time(300)
-        assert world.names == []
-
-    run(ask())
-
-
-def test_a_model_in_use_stays_however_long_that_takes(make_world, run):
-    async def ask():
-        world = make_world(keep_alive_s=300.0)
-        async with world.models.using("a"):
-            await world.pass_time(10_000)
-            assert not await world.models.unload("a")
-            assert world.names == ["a"]
-        await world.models.unload_expired()
-        assert world.names == []  # it was asked to go when its last use ends
-
-    run(ask())
-
-
-def test_the_request_may_say_how_long_its_model_stays(make_world, run):
-    async def ask():
-        world = make_world(keep_alive_s=300.0)
-        await world.use("a", 10)
-        await world.use("b", 1_000)
-        await world.pass_time(10)
-        assert world.names == ["b"]
-        await world.pass_time(1_000)
-        assert world.names == []
-
-    run(ask())
-
-
-@pytest.mark.parametrize("keep_alive_s", [-1.0, math.inf, 1e300])
-def test_a_model_can_stay_for_ever(make_world, run, keep_alive_s):
-    async def ask():
-        world = make_world()
-        await world.use("a", keep_alive_s)
-        assert world.models.find("a").expires_s is None
-        await world.pass_time(10**8)
-        assert world.names == ["a"]
-
-    run(ask())
-
-
-def test_a_time_that_was_asked_for_counts_until_another_is(make_world, run):
-    async def ask():
-        world = make_world(keep_alive_s=300.0)
-        await world.use("a", -1.0)
-        await world.use("a")
-        assert world.models.find("a").expires_s is None
-        await world.use("a", 60.0)
-        assert world.models.find("a").expires_s is not None
-
-    run(ask())
-
-
-def test_models_stay_for_ever_if_the_settings_say_so(make_world, run):
-    async def ask():
-        world = make_world(keep_alive_s=None)
-        await world.use("a")
-        await world.pass_time(10**8)
-        assert world.names == ["a"]
-
-    run(ask())
-
-
-def test_a_model_that_is_not_to_stay_goes_by_itself_after_its_last_use(make_world, run):
-    async def ask():
-        world = make_world()
-        async with world.models.using("a", 0), world.models.using("a", 0):
-            await asyncio.sleep(0.01)
-            assert world.names == ["a"]
-        while not world.stopped:
-            await asyncio.sleep(0.001)
-        assert world.names == []
-
-    run(ask())
-
-
-def test_a_model_that_is_not_to_stay_is_there_for_each_of_many_that_wait_for_it(make_world, run):
-    async def ask():
-        world = make_world(keep_alive_s=0.0)
-        await asyncio.gather(*(world.use(name, 0) for name in "abcabcab"))
-        while len(world.stopped) < len(world.started):
-            await asyncio.sleep(0.001)
-        assert world.names == []
 
     run(ask())
 
