@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency import Slot
+from bough.cache.residency import SaltTrie, Slot
 from bough.cache.session import Session
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Kind, Tier
@@ -14,10 +14,16 @@ from tests.fakes import FakeEngine, FakeLane
 
 
 def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = ()) -> None:
-    """The tree's own check, content against tokens, ownership, and live state against what was fed."""
+    """The tree's own check, content against tokens, ownership, and live state against what was fed.
+
+    All nodes are recorded at the end, so that the next check finds a record that should have been noted as out of date.
+    """
     cache.check()
+    for _ in cache.forest.census.update():
+        pass
     held = []
     for trie in cache.forest.tries.values():
+        _check_account(trie)
         for node in trie.walk():
             held += _check_content(node)
     assert len(held) == len(set(held)), "owned twice"
@@ -28,6 +34,12 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
     for session in sessions:
         if session.is_whole and not session.is_closed:
             _check_lane(session.lane, session.tokens.tolist())
+
+
+def _check_account(trie: SaltTrie) -> None:
+    for tier in (Tier.DEVICE, Tier.HOST):
+        held_bytes = sum(item.nbytes for node in trie.walk() for item in node.items() if item.tier is tier)
+        assert trie.memory.num_bytes[tier] == held_bytes
 
 
 def _check_content(node: Node) -> list[object]:

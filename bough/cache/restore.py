@@ -257,10 +257,12 @@ class _Contents:
             pages = at.pages.setdefault(group, [])
             if not pages or pages[-1].end <= low:
                 pages.append(_page(group, low, end, file))
+                self._trie.count(pages=1)
                 file.num_users += 1
             else:
                 for first, last in list(at.missing_between(group, low, end, self._page_tokens)):
                     insort(pages, _page(group, first, last, file), key=lambda page: page.start)
+                    self._trie.count(pages=1)
                     file.num_users += 1
             if used > at.last_used:
                 at.last_used = used
@@ -299,8 +301,7 @@ class _Contents:
             for group, pages in node.pages.items():
                 if group.kind is Kind.WINDOW:
                     for page in [page for page in pages if not page.users]:
-                        pages.remove(page)
-                        self._memory.release(page)
+                        self._trie.drop_page(node, page)
 
 
 def _page(group: Group, start: int, end: int, file: DiskFile) -> Page:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from bough.cache.residency import Residency, SaltForest
+from bough.cache.tree.census import TreeCounts
 from bough.cache.tree.state import Tier
 
 Stats = dict[str, int | str | None]
 
 
 def stats(forest: SaltForest, residency: Residency) -> Stats:
-    """Counts and bytes of everything that is kept, tier by tier, and what was evicted so far. Walks the whole tree."""
-    nodes = [node for node in forest.nodes() if not node.is_root]
+    """Counts and bytes of everything that is kept, tier by tier, and what was evicted so far. Walks nothing."""
     counts, room = residency.evictor.counts, residency.room
     return {
         "roots": len(forest.tries),
-        "nodes": len(nodes),
-        "tokens": sum(node.end - node.start for node in nodes),
-        "pages": sum(len(pages) for node in nodes for pages in node.pages.values()),
-        "restore_points": sum(len(node.points) for node in nodes),
-        "kept": sum(point.kept for node in nodes for point in node.points.values()),
+        **_counts(forest.census.counts),
         "tree_bytes": residency.memory.tree_bytes,
         "lane_bytes": residency.lanes.nbytes,
         "used_bytes": room.used_bytes,
@@ -29,6 +25,23 @@ def stats(forest: SaltForest, residency: Residency) -> Stats:
         "evicted_tokens": counts.tokens,
         **_host(residency),
         **_disk(residency),
+    }
+
+
+def salt_stats(forest: SaltForest, salt: str) -> dict[str, int]:
+    """Counts and bytes of what one salt has in memory, by the same names."""
+    trie = forest.find(salt)
+    held = trie.memory.num_bytes
+    return {**_counts(trie.counts), "tree_bytes": held[Tier.DEVICE] + held[Tier.HOST]}
+
+
+def _counts(counts: TreeCounts) -> dict[str, int]:
+    return {
+        "nodes": counts.nodes,
+        "tokens": counts.tokens,
+        "pages": counts.pages,
+        "restore_points": counts.points,
+        "kept": counts.kept,
     }
 
 

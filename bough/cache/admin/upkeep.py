@@ -9,10 +9,12 @@ from bough.cache.disk import DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.saving import forget_disk
 from bough.cache.tree.node import Reason
-from bough.cache.tree.tokens import num_tokens, pack, unpack
+from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import LanesBusy
 
 Result = TypeVar("Result")
+
+_ONE_MORE = pack([0])  # the last token of a prompt is always computed
 
 
 def keep(cache: PrefixCache, ids: Sequence[int] | bytes, kept: bool, salt: str = "") -> bool:
@@ -25,13 +27,13 @@ def keep(cache: PrefixCache, ids: Sequence[int] | bytes, kept: bool, salt: str =
     trie = cache.forest.find(salt)
     found = trie.match(packed)
     point = found.node.points.get(end) if found.length == end else None
-    if kept and cache.count_reusable([*unpack(packed), 0], salt) < end:
+    if kept and cache.count_reusable(packed + _ONE_MORE, salt) < end:
         return False  # something on the path was lost
     if point is None and kept and found.length == end > 0 and not cache.costs.needs_points:
         point = trie.add_point(found.node, end, Reason.END)
     if point is None:
         return False
-    point.kept = kept
+    trie.keep_point(found.node, point, kept)
     cache.residency.evictor.offer(trie, found.node)
     return True
 

@@ -102,6 +102,7 @@ class Room:
         """Move a busy lane's pin, and offer the node that it leaves to eviction again."""
         left = pin.node
         pin.move(node, offset)
+        trie.note(node)
         self._offer_path(trie, left)
 
     def release(self, trie: SaltTrie, pin: Pin) -> None:

@@ -4,7 +4,8 @@ A trie that an earlier run left on disk is known by its root id alone, until a r
 
 Always true between calls (`check` asserts it):
 - each trie holds what `Trie.check` says;
-- every pin in a trie is known here, and every pin that is known here lies in a trie.
+- every pin in a trie is known here, and every pin that is known here lies in a trie;
+- the counts are those of all tries, and only nodes of these are recorded or noted as changed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
+from bough.cache.tree.census import Census, TreeCounts
 from bough.cache.tree.node import Node, Pin
 from bough.cache.tree.state import Item
 from bough.cache.tree.trie import Trie, TrieMemory
@@ -38,6 +40,7 @@ class Forest(Generic[M]):
     def __init__(self, accounts: Accounts[M], page_tokens: int) -> None:
         self.tries: dict[str, Trie[M]] = {}
         self.pins: set[Pin] = set()
+        self.census = Census()
         self._accounts = accounts
         self._page_tokens = page_tokens
 
@@ -61,7 +64,7 @@ class Forest(Generic[M]):
 
     def make(self, root_id: bytes) -> Trie[M]:
         """A trie with memory of its own, which is not part of the forest yet."""
-        return Trie(self._accounts.open_account(), self._page_tokens, root_id=root_id)
+        return Trie(self._accounts.open_account(), self._page_tokens, root_id=root_id, census=self.census)
 
     def add(self, trie: Trie[M]) -> None:
         """Take up a trie that was built from disk, if it holds anything. Only the empty salt is known by its root id."""
@@ -120,7 +123,11 @@ class Forest(Generic[M]):
         """Assert what the module's docstring says."""
         for trie in self.tries.values():
             trie.check()
-        assert {pin for node in self.nodes() for pin in node.pins} == self.pins
+        nodes = set(self.nodes())
+        assert {pin for node in nodes for pin in node.pins} == self.pins
+        assert self.census.counts == TreeCounts.of(self.nodes())
+        assert nodes.issuperset(self.census.changed)
+        assert all(nodes.issuperset(trie.records.by_node) for trie in self.tries.values())
 
 
 def _unnamed(root_id: bytes) -> str:

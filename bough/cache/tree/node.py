@@ -88,6 +88,7 @@ class Node:
         "has_holes",
         "hits",
         "last_used",
+        "number",
         "pages",
         "parent",
         "pins",
@@ -109,6 +110,7 @@ class Node:
         self.previous_used = float("-inf")
         self.hits = 0
         self.has_holes = False  # a full row is missing, after a load that failed
+        self.number = 0  # siblings with a lower one come first
         self.stamp = 0  # entries of the eviction heap with an older stamp are stale
 
     @property

@@ -9,7 +9,8 @@ Always true between calls (`check` asserts it):
 - each row of a full-attention edge is held by exactly one page of that node, or the node is marked as having holes;
 - pages lie inside their edge and inside one page border, sorted, without overlap;
 - a window page has at least one user, and every user lies on a path through its node;
-- points lie in (start, end], pins too (at 0 for the root), and a pin knows its node.
+- points lie in (start, end], pins too (at 0 for the root), and a pin knows its node;
+- the counts are what counting gives, and a node without a valid record is noted as changed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
+from bough.cache.tree.census import Census, NodeRecord, TreeCounts, TrieRecords
 from bough.cache.tree.node import Node, Pin, Point, Reason, needs
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, State, Tier
 from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
@@ -72,15 +75,35 @@ class NoMemory:
 class Trie(Generic[M]):
     """A compressed trie over token ids with pages and restore points on its edges, and the memory that these take.
 
-    `root_id` stands for the salt in addresses.
+    `root_id` stands for the salt in addresses. The census is that of the forest to which the trie belongs.
     """
 
-    def __init__(self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"") -> None:
+    def __init__(
+        self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"", census: Census | None = None
+    ) -> None:
         self.memory = memory
         self.page_tokens = page_tokens
         self.salt = ""
         self.root_id = root_id
         self.root = Node(None, 0, b"")
+        self.counts = TreeCounts()
+        self.records = TrieRecords()
+        self._census = census or Census()
+        self._numbers = count(1)
+
+    def note(self, node: Node) -> None:
+        """Something about a node has changed that its record shows. Changes by this class are noted already."""
+        if node.parent is not None:
+            self._census.changed[node] = self.records
+
+    def count(self, nodes: int = 0, tokens: int = 0, pages: int = 0, points: int = 0, kept: int = 0) -> None:
+        """Count what was added or removed. Changes by this class are counted already."""
+        self.counts.change(nodes, tokens, pages, points, kept)
+        self._census.counts.change(nodes, tokens, pages, points, kept)
+
+    def _forget(self, node: Node) -> None:
+        self._census.changed.pop(node, None)
+        self.records.forget(node)
 
     def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
         """Find the longest known prefix of `tokens`, changing nothing.
@@ -110,12 +133,18 @@ class Trie(Generic[M]):
         child = Node(parent, parent.end, pack(tokens), now)
         assert child.edge and child.first_token not in parent.children
         parent.children[child.first_token] = child
+        child.number = next(self._numbers)
+        self.count(nodes=1, tokens=num_tokens(child.edge))
+        self.note(child)
         return child
 
     def grow(self, leaf: Node, tokens: Tokens) -> None:
         """Lengthen the edge of an unbranched leaf."""
         assert leaf.is_leaf and not leaf.is_root
-        leaf.edge += pack(tokens)
+        more = pack(tokens)
+        leaf.edge += more
+        self.count(tokens=num_tokens(more))
+        self.note(leaf)
 
     def split(self, node: Node, at: int) -> Node:
         """Part the edge at `at`: the node stays the tail, the new head is returned.
@@ -137,6 +166,10 @@ class Trie(Generic[M]):
             head.points[point.offset] = node.points.pop(point.offset)
         for pin in [pin for pin in node.pins if pin.offset <= at]:
             pin.move(head, pin.offset)
+        head.number, node.number = node.number, next(self._numbers)
+        self.count(nodes=1)
+        self.note(head)
+        self.note(node)
         return head
 
     def _cut_across(self, pages: list[Page], at: int) -> None:
@@ -144,7 +177,8 @@ class Trie(Generic[M]):
         index = bisect_left(pages, at, key=_start) - 1
         if index >= 0 and pages[index].end > at:
             users, halves = pages[index].users, self.memory.cut(pages[index], at)
-            pages[index : index + 1] = [half for half in halves if self._is_needed(half, users)]
+            pages[index : index + 1] = needed = [half for half in halves if self._is_needed(half, users)]
+            self.count(pages=len(needed) - 1)
 
     def _is_needed(self, page: Page, users: set[Point | Pin]) -> bool:
         if page.group.kind is Kind.FULL:
@@ -169,12 +203,18 @@ class Trie(Generic[M]):
             self._join_at(child, group, border)
         for pin in list(node.pins):
             pin.move(child, pin.offset)
+        child.number = node.number
+        self.count(nodes=-1)
+        self._forget(node)
+        self.note(child)
         return child
 
     def add_page(self, node: Node, page: Page) -> None:
         """Add a page to a node; neighbours inside the same page border are joined with it."""
         pages = node.pages.setdefault(page.group, [])
         pages.insert(bisect_left(pages, page.start, key=_start), page)
+        self.count(pages=1)
+        self.note(node)
         self._join_at(node, page.group, page.end)
         self._join_at(node, page.group, page.start)
 
@@ -192,6 +232,7 @@ class Trie(Generic[M]):
                 return
             joined.users = left.users | right.users
             pages[index - 1 : index + 1] = [joined]
+            self.count(pages=-1)
 
     def hold_window(self, node: Node, user: Point | Pin, group: Group, publish: Publish | None = None) -> None:
         """Make `user`, which lies in `node`, a user of the window rows that it needs; publish those that are missing."""
@@ -214,21 +255,32 @@ class Trie(Generic[M]):
                 page.users.discard(user)
                 if not page.users:
                     at.pages[group].remove(page)
-                    self.memory.release(page)
+                    self._release_page(at, page)
             at = at.parent
 
     def add_point(self, node: Node, offset: int, reason: Reason, *, kept: bool = False) -> Point:
         """The restore point at `offset`, made if there is none; the stronger reason stays."""
         assert node.start < offset <= node.end
-        point = node.points.setdefault(offset, Point(offset, reason))
+        point = node.points.get(offset)
+        if point is None:
+            point = node.points[offset] = Point(offset, reason)
+            self.count(points=1)
         point.reason = max(point.reason, reason)
-        point.kept = point.kept or kept
         point.superseded = False
+        self.keep_point(node, point, point.kept or kept)
         return point
+
+    def keep_point(self, node: Node, point: Point, kept: bool) -> None:
+        """Let a restore point outlive its unkept peers, or no longer."""
+        self.count(kept=kept - point.kept)
+        point.kept = kept
+        self.note(node)
 
     def drop_point(self, node: Node, point: Point) -> None:
         """Forget a restore point with its states, and the window rows that only it needs."""
         del node.points[point.offset]
+        self.count(points=-1, kept=-point.kept)
+        self.note(node)
         self.memory.forget_point(point)
         for state in point.states.values():
             self.memory.release(state)
@@ -246,7 +298,9 @@ class Trie(Generic[M]):
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
             while pages and pages[-1].start >= to:
-                self.memory.release(pages.pop())
+                self._release_page(leaf, pages.pop())
+        self.count(tokens=to - leaf.end)
+        self.note(leaf)
         leaf.edge = cut(leaf.edge, 0, to - leaf.start)
 
     def remove(self, leaf: Node) -> Node:
@@ -259,7 +313,9 @@ class Trie(Generic[M]):
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
             for page in pages:
-                self.memory.release(page)
+                self._release_page(leaf, page)
+        self.count(nodes=-1, tokens=leaf.start - leaf.end)
+        self._forget(leaf)
         del parent.children[leaf.first_token]
         leaf.parent = None
         leaf.stamp += 1
@@ -267,6 +323,7 @@ class Trie(Generic[M]):
 
     def replace(self, node: Node, old: Page | State, new: Page | State) -> None:
         """Put a page or state with the same content where the old one is, which is void from now on."""
+        self.note(node)
         if isinstance(old, Page) and isinstance(new, Page):
             pages = node.pages[old.group]
             pages[pages.index(old)] = new
@@ -277,6 +334,12 @@ class Trie(Generic[M]):
         """Drop one page that failed to load: its rows are missing until a lane publishes them again."""
         node.pages[page.group].remove(page)
         node.has_holes = node.has_holes or page.group.kind is Kind.FULL
+        self._release_page(node, page)
+
+    def _release_page(self, node: Node, page: Page) -> None:
+        """Release a page that was taken out of a node."""
+        self.count(pages=-1)
+        self.note(node)
         self.memory.release(page)
 
     def walk(self) -> Iterator[Node]:
@@ -299,7 +362,10 @@ class Trie(Generic[M]):
 
     def check(self) -> None:
         """Assert what the module's docstring says."""
+        assert self.counts == TreeCounts.of(self.walk())
+        assert all(node.parent is not None for node in self.records.by_node)
         for node in self.walk():
+            self._check_record(node)
             for token, child in node.children.items():
                 assert child.parent is node and child.start == node.end and child.first_token == token
             assert node.is_root == (num_tokens(node.edge) == 0)
@@ -311,6 +377,10 @@ class Trie(Generic[M]):
             for group in self.memory.groups:
                 if group.kind is Kind.FULL and not node.is_root and not node.has_holes:
                     assert not list(node.missing_between(group, node.start, node.end, self.page_tokens))
+
+    def _check_record(self, node: Node) -> None:
+        if not node.is_root and node not in self._census.changed:
+            assert self.records.by_node[node] == NodeRecord.of(node)
 
     def _check_pages(self, node: Node, group: Group, pages: list[Page]) -> None:
         at = node.start
