@@ -1,21 +1,23 @@
 """What a user can see of a model's tree, and do with it.
 
 Every method that reads or changes the tree holds the engine's lock: it runs between two steps of the engine, never in the
-middle of one.
+middle of one. Prompts are tokenized before, and what was found is put into words afterwards, without the lock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from bough.cache.admin.archive import Exported, Imported, check_archive, export_tree, import_tree
-from bough.cache.admin.stats import stats
+from bough.cache.admin.stats import salt_stats, stats
 from bough.cache.admin.upkeep import change_disk, forget, keep
-from bough.cache.admin.view import Explanation, TreeView, explain, view_tree
+from bough.cache.admin.view import Explanation, Finding, TreeRecords, TreeView, Viewer, look_up, run_steps, take_records
 from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.tree.tokens import pack
 from bough.errors import RequestError
 from bough.models.prompts import Prompts
 from bough.types import Prompt
@@ -28,38 +30,62 @@ class CacheHandle:
         self._cache = cache
         self._engine_lock = engine_lock
         self._prompts = prompts
+        self._viewer = Viewer(prompts.decode)
 
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
         with self._engine_lock:
-            return view_tree(self._cache.forest, self._cache.clock.now(), self._prompts.decode, salt)
+            records = run_steps(self.take_records(salt))
+        return self.view(records)
 
-    def stats(self) -> dict[str, Any]:
-        """Numbers and bytes of everything in the tree."""
+    def take_records(self, salt: str | None = None) -> Generator[None, None, TreeRecords]:
+        """Steps for the engine's thread that collect what `view` shows."""
+        return take_records(self._cache.forest, self._cache.clock.now, salt)
+
+    def view(self, records: TreeRecords) -> TreeView:
+        """The tree as it was when these records were collected. Any thread may call it."""
+        return self._viewer.view(records)
+
+    def stats(self, salt: str | None = None) -> dict[str, Any]:
+        """Numbers and bytes of everything in the tree; of one salt, if asked, those of its part alone."""
         with self._engine_lock:
+            if salt is not None:
+                return dict(salt_stats(self._cache.forest, salt))
             return stats(self._cache.forest, self._cache.residency)
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why no more than that."""
-        ids = self._prompts.encode(prompt, **_flat(template)).ids
+        packed = pack(self._prompts.encode(prompt, **_flat(template)).ids)
+        return self.put_into_words(self.look_up(packed, salt), packed)
+
+    def look_up(self, prompt: bytes, salt: str) -> Finding:
+        """What the tree knows of the packed tokens of a prompt."""
         with self._engine_lock:
-            return explain(self._cache, ids, salt, self._prompts.decode)
+            return look_up(self._cache, prompt, salt)
+
+    def put_into_words(self, found: Finding, prompt: bytes) -> Explanation:
+        """An explanation of what was found of these packed tokens. Any thread may call it."""
+        return found.explain(prompt, self._prompts.decode)
 
     def pin(self, prompt: Prompt, kept: bool = True, *, salt: str = "", **template: Any) -> Explanation:
         """Keep a prefix that is in the tree, as `Runner.warm` would, or stop keeping it. Computes nothing.
 
         A prefix that is not in the tree as a whole is left as it is. The result says how much of it is known.
         """
-        ids = self._prompts.encode_prefix(prompt, **_flat(template)).ids
+        packed = pack(self._prompts.encode_prefix(prompt, **_flat(template)).ids)
+        return self.put_into_words(self.keep(packed, kept, salt), packed)
+
+    def keep(self, prefix: bytes, kept: bool, salt: str) -> Finding:
+        """As `pin`, for packed tokens: returns what the tree knows of them then."""
         with self._engine_lock:
-            keep(self._cache, ids, kept, salt)
-            return explain(self._cache, ids, salt, self._prompts.decode)
+            keep(self._cache, prefix, kept, salt)
+            return look_up(self._cache, prefix, salt)
 
     def is_kept(self, prompt: Prompt, *, salt: str = "", **template: Any) -> bool:
         """Whether a prefix is in the tree and was asked to be kept."""
-        ids = self._prompts.encode_prefix(prompt, **_flat(template)).ids
+        packed = pack(self._prompts.encode_prefix(prompt, **_flat(template)).ids)
         with self._engine_lock:
-            return self._cache.is_kept(ids, salt)
+            return self._cache.is_kept(packed, salt)
 
     def clear(self, salt: str | None = None) -> None:
         """Drop everything that no running request uses, on disk too; of one salt if asked."""

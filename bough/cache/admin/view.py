@@ -1,29 +1,69 @@
 """The tree as people and programs see it: plain data, taken at one moment.
 
-Taking a view costs little for each node, because it holds up the engine. Texts and ids are made of the packed tokens when
-they are read, in any thread: decoding a whole tree takes seconds.
+The engine's thread collects the records of the nodes (`take_records`), which costs what has changed since the last time.
+All else is done in the thread that asks: nesting, texts, JSON. Texts and ids are made of the packed tokens when they are
+read, because decoding a whole tree takes seconds. An explanation is made in the same two steps.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache, partial
 from itertools import islice
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltForest, SaltTrie
+from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut, unpack
+from bough.cache.tree.tokens import cut, num_tokens, pack, unpack
 
 Decode = Callable[[Sequence[int]], str]
+Result = TypeVar("Result")
 
 MOST_BRANCHES = 16
 """The most continuations of the tree that are shown: a node may have as many children as there are tokens."""
 
+AROUND = 12
+"""So many tokens are shown of what follows."""
+
+MOST_DESCRIBED = 2**14
+"""The JSON of so many nodes is remembered, so that looking at a tree again and again decodes only what has changed."""
+
 _NOT_PLAIN = ("edge", "decode", "children")
+
+
+@dataclass(frozen=True)
+class TreeRecords:
+    """The records of all nodes at one moment, by the names of their roots."""
+
+    roots: dict[str, tuple[NodeRecord, ...]]
+    taken_s: float
+
+
+def take_records(
+    forest: SaltForest, clock: Callable[[], float], salt: str | None = None
+) -> Generator[None, None, TreeRecords]:
+    """The records of the whole tree, or of one salt's part, at the moment at which this ends.
+
+    First what has changed is recorded, a node a step; the tree may change between two steps. Then all are collected in one.
+    """
+    yield from forest.census.update()
+    if salt is not None:
+        records = forest.find(salt).records.take()
+        return TreeRecords({salt: records} if records else {}, clock())
+    roots = {_name(each, trie): trie.records.take() for each, trie in forest.tries.items()}
+    return TreeRecords(roots, clock())
+
+
+def _name(salt: str, trie: SaltTrie) -> str:
+    """The salt; for a root that was found on disk, and whose salt is not known yet, its id there."""
+    return salt if salt == trie.salt else f"(on disk {trie.root_id.hex()[:8]})"
 
 
 @dataclass(frozen=True)
@@ -74,9 +114,29 @@ _PLAIN = ("start", "end", "text", *(each.name for each in fields(NodeView)[2:] i
 
 @dataclass(frozen=True)
 class TreeView:
-    """All roots, one for each salt; of one that came from disk the salt may not be known yet. `str` draws it."""
+    """All roots, one for each salt; of one that came from disk the salt may not be known yet. `str` draws it.
 
-    roots: dict[str, list[NodeView]]
+    Any thread may read it. It stays as it is when the tree changes.
+    """
+
+    records: TreeRecords
+    decode: Decode
+    describe: Callable[[NodeRecord], str]
+
+    @cached_property
+    def roots(self) -> dict[str, list[NodeView]]:
+        """The nodes below each root."""
+        return {salt: self._nest(records) for salt, records in self.records.roots.items()}
+
+    def _nest(self, records: Sequence[NodeRecord]) -> list[NodeView]:
+        below, top = _by_parent(records), list[NodeView]()
+        stack = [(record, top, 0) for record in reversed(below[None])]
+        while stack:
+            record, siblings, depth = stack.pop()
+            view = _view(record, self.decode, self.records.taken_s, depth)
+            siblings.append(view)
+            stack += [(child, view.children, depth + 1) for child in reversed(below[record.key])]
+        return top
 
     @property
     def nodes(self) -> list[NodeView]:
@@ -86,12 +146,64 @@ class TreeView:
     def as_dict(self, *, has_ids: bool = True) -> dict[str, Any]:
         return {salt: [node.as_dict(has_ids=has_ids) for node in nodes] for salt, nodes in self.roots.items()}
 
+    def to_json(self, *, has_ids: bool = True) -> str:
+        """What `as_dict` gives as JSON, for any depth. It is put together node by node, so that other threads can go on."""
+        roots = (
+            f"{json.dumps(salt)}:[{''.join(self._json_pieces(records, has_ids))}]"
+            for salt, records in self.records.roots.items()
+        )
+        return f"{{{','.join(roots)}}}"
+
+    def _json_pieces(self, records: Sequence[NodeRecord], has_ids: bool) -> Iterator[str]:
+        """The nodes of one root, each with its children. Where a node's children end, the stack has None."""
+        below, now = _by_parent(records), self.records.taken_s
+        stack: list[NodeRecord | None] = [*reversed(below[None])]
+        depth, comma = 0, ""
+        while stack:
+            record = stack.pop()
+            if record is None:
+                yield "]}"
+                depth, comma = depth - 1, ","
+                continue
+            ids = f'"token_ids":{json.dumps(unpack(record.edge))},' if has_ids else ""
+            idle_s = max(0.0, now - record.last_used)
+            yield f'{comma}{{{self.describe(record)},{ids}"idle_s":{idle_s},"depth":{depth},"children":['
+            stack += [None, *reversed(below[record.key])]
+            depth, comma = depth + 1, ""
+
     def __str__(self) -> str:
         lines = []
         for salt, nodes in self.roots.items():
             lines.append(f"root {salt!r}" if salt else "root")
             lines += _draw(nodes)
         return "\n".join(lines) or "(empty)"
+
+
+class Viewer:
+    """Puts records into words, in any thread. It remembers the JSON of nodes that stay as they are."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._describe = lru_cache(MOST_DESCRIBED)(partial(_describe, decode))
+
+    def view(self, records: TreeRecords) -> TreeView:
+        """A view of these records; what it shows is worked out when it is read."""
+        return TreeView(records, self._decode, self._describe)
+
+
+def _by_parent(records: Sequence[NodeRecord]) -> dict[int | None, list[NodeRecord]]:
+    """The nodes below each node, by its key, in the order in which they came; those below the root under None."""
+    below: dict[int | None, list[NodeRecord]] = defaultdict(list)
+    for record in sorted(records, key=attrgetter("number")):
+        below[record.parent].append(record)
+    return below
+
+
+def _describe(decode: Decode, record: NodeRecord) -> str:
+    """What JSON says of a node that stays the same until the node changes, without the brackets."""
+    view = _view(record, decode, record.last_used, 0)
+    plain = {name: getattr(view, name) for name in _PLAIN if name not in ("idle_s", "depth")}
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))[1:-1]
 
 
 def _flatten(nodes: Sequence[NodeView]) -> list[NodeView]:
@@ -128,50 +240,35 @@ def _label(view: NodeView, width: int) -> str:
 
 def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None = None) -> TreeView:
     """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
-    if salt is not None:
-        top = _view_trie(forest.find(salt), decode, now)
-        return TreeView({salt: top} if top else {})
-    return TreeView({_name(salt, trie): _view_trie(trie, decode, now) for salt, trie in forest.tries.items()})
+    return Viewer(decode).view(run_steps(take_records(forest, lambda: now, salt)))
 
 
-def _name(salt: str, trie: SaltTrie) -> str:
-    """The salt; for a root that was found on disk, and whose salt is not known yet, its id there."""
-    return salt if salt == trie.salt else f"(on disk {trie.root_id.hex()[:8]})"
+def run_steps(steps: Generator[None, None, Result]) -> Result:
+    """Run a generator to its end, for what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
-def _view_trie(trie: SaltTrie, decode: Decode, now: float) -> list[NodeView]:
-    views: dict[Node, NodeView] = {}
-    top: list[NodeView] = []
-    for node in trie.walk():
-        if node.parent is None:
-            continue
-        parent = views.get(node.parent)
-        views[node] = _view(node, decode, now, 0 if parent is None else parent.depth + 1)
-        (top if parent is None else parent.children).append(views[node])
-    return top
-
-
-def _view(node: Node, decode: Decode, now: float, depth: int) -> NodeView:
+def _view(record: NodeRecord, decode: Decode, now: float, depth: int) -> NodeView:
     return NodeView(
-        start=node.start,
-        end=node.end,
-        nbytes=node.nbytes,
-        num_pages=sum(len(pages) for pages in node.pages.values()),
-        tiers=_tiers(node),
-        points=tuple(sorted(node.points)),
-        kept=tuple(sorted(at for at, point in node.points.items() if point.kept)),
-        is_pinned=bool(node.pins),
-        hits=node.hits,
-        idle_s=max(0.0, now - node.last_used),
+        start=record.start,
+        end=record.end,
+        nbytes=record.nbytes,
+        num_pages=record.num_pages,
+        tiers={tier.name.lower(): record.tiers[tier] for tier in Tier if record.tiers[tier]},
+        points=record.points,
+        kept=record.kept,
+        is_pinned=record.is_pinned,
+        hits=record.hits,
+        idle_s=max(0.0, now - record.last_used),
         depth=depth,
-        edge=node.edge,
+        edge=record.edge,
         decode=decode,
     )
-
-
-def _tiers(node: Node) -> dict[str, int]:
-    counts = Counter(item.tier for item in node.items())
-    return {tier.name.lower(): counts[tier] for tier in Tier if counts[tier]}
 
 
 @dataclass(frozen=True)
@@ -189,25 +286,52 @@ class Explanation:
     reason: str
 
 
-def explain(cache: PrefixCache, ids: Sequence[int], salt: str, decode: Decode, around: int = 12) -> Explanation:
+@dataclass(frozen=True)
+class Finding:
+    """What the tree knows of a prompt, as plain data: how much, how the tree goes on there, if its end is kept."""
+
+    matched: int
+    cached: int
+    continuations: tuple[bytes, ...]
+    is_kept: bool
+    is_enabled: bool
+
+    def explain(self, prompt: bytes, decode: Decode) -> Explanation:
+        """The same in words, for the packed tokens of the prompt. Any thread may call it."""
+        total = num_tokens(prompt)
+        return Explanation(
+            prompt_tokens=total,
+            matched_tokens=self.matched,
+            cached_tokens=self.cached,
+            prompt_goes_on=decode(unpack(cut(prompt, self.matched, self.matched + AROUND))),
+            tree_goes_on=tuple(decode(unpack(rest)) for rest in self.continuations),
+            reason=_reason(total, self.matched, self.cached, is_enabled=self.is_enabled),
+        )
+
+
+def look_up(cache: PrefixCache, prompt: bytes, salt: str) -> Finding:
     """What the tree knows of a prompt, changing nothing."""
-    trie = cache.forest.find(salt)
-    found = trie.match(ids)
-    cached = cache.count_reusable(ids, salt)
-    return Explanation(
-        prompt_tokens=len(ids),
-        matched_tokens=found.length,
-        cached_tokens=cached,
-        prompt_goes_on=decode(list(ids[found.length : found.length + around])),
-        tree_goes_on=tuple(decode(rest) for rest in _continuations(found.node, found.length, around)),
-        reason=_reason(len(ids), found.length, cached, is_enabled=cache.is_enabled),
+    found = cache.forest.find(salt).match(prompt)
+    point = found.node.points.get(num_tokens(prompt))
+    return Finding(
+        matched=found.length,
+        cached=cache.count_reusable(prompt, salt),
+        continuations=_continuations(found.node, found.length),
+        is_kept=point is not None and point.kept,
+        is_enabled=cache.is_enabled,
     )
 
 
-def _continuations(node: Node, at: int, around: int) -> list[list[int]]:
+def explain(cache: PrefixCache, ids: Sequence[int], salt: str, decode: Decode) -> Explanation:
+    """What the tree knows of a prompt, in words."""
+    prompt = pack(ids)
+    return look_up(cache, prompt, salt).explain(prompt, decode)
+
+
+def _continuations(node: Node, at: int) -> tuple[bytes, ...]:
     if at < node.end:
-        return [unpack(cut(node.edge, at - node.start, at - node.start + around))]
-    return [unpack(cut(child.edge, 0, around)) for child in islice(node.children.values(), MOST_BRANCHES)]
+        return (cut(node.edge, at - node.start, at - node.start + AROUND),)
+    return tuple(cut(child.edge, 0, AROUND) for child in islice(node.children.values(), MOST_BRANCHES))
 
 
 def _reason(total: int, matched: int, cached: int, *, is_enabled: bool) -> str:

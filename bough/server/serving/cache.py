@@ -7,7 +7,7 @@ threads for prompts. All else runs on its engine's thread, between two steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bough.cache.admin.archive import Imported
-from bough.cache.admin.view import Explanation, NodeView, TreeView
+from bough.cache.admin.view import Explanation, TreeView
 from bough.cache.disk import DiskError
+from bough.cache.tree.tokens import pack
 from bough.config import Settings
 from bough.errors import BoughError, RequestError, Unavailable
 from bough.generate.job import Job
@@ -31,8 +32,6 @@ from bough.server.serving.transfers import make_file, require_room
 from bough.types import Completion, Prompt, SamplingParams
 
 Result = TypeVar("Result")
-
-_SUMMED = ("nodes", "tokens", "pages", "restore_points", "kept", "tree_bytes")
 
 
 @dataclass(frozen=True)
@@ -71,32 +70,32 @@ class CacheService:
         return loaded
 
     async def _stats(self, loaded: LoadedModel, salt: str | None) -> dict[str, Any]:
-        if salt is None:
-            exact = await _walk_tree(loaded, loaded.runner.cache.stats)
-            return {**loaded.worker.snapshot(), **exact}
-        tree = await _walk_tree(loaded, lambda: loaded.runner.cache.tree(salt))
-        return _sum_up(tree.nodes)
+        exact = await _look(loaded, lambda: loaded.runner.cache.stats(salt))
+        return {**loaded.worker.snapshot(), **exact} if salt is None else exact
 
     async def tree(self, model: str | None, salt: str | None) -> FromModel[TreeView]:
         """The whole tree of a model, or that of one salt."""
         async with self._using(model) as loaded:
-            return FromModel(loaded.name, await _walk_tree(loaded, lambda: loaded.runner.cache.tree(salt)))
+            cache = loaded.runner.cache
+            records = await asyncio.wrap_future(loaded.worker.run_in_slices(lambda: cache.take_records(salt)))
+            return FromModel(loaded.name, cache.view(records))
 
     async def explain(self, prefix: Ask) -> FromModel[Explanation]:
         """How much of a prompt would be reused, and why not more."""
         async with self._using(prefix.model) as loaded:
             cache = loaded.runner.cache
-            ids = (await _encode(prefix, loaded, loaded.runner.prompts.encode)).ids
-            return FromModel(loaded.name, await _call(loaded, lambda: cache.explain(ids, salt=prefix.salt)))
+            packed = await _encode_packed(prefix, loaded, loaded.runner.prompts.encode)
+            found = await _call(loaded, lambda: cache.look_up(packed, prefix.salt))
+            return FromModel(loaded.name, await asyncio.to_thread(cache.put_into_words, found, packed))
 
     async def pin(self, prefix: Ask, kept: bool) -> FromModel[Pinned]:
         """Keep a prefix that is known longer than others, or keep it no longer. What is not known whole stays as it is."""
         async with self._using(prefix.model) as loaded:
-            cache, salt = loaded.runner.cache, prefix.salt
-            ids = (await _encode(prefix, loaded, loaded.runner.prompts.encode_prefix)).ids
-            found = await _call(loaded, lambda: cache.pin(ids, kept, salt=salt))
-            is_kept = await _call(loaded, lambda: cache.is_kept(ids, salt=salt))
-            return FromModel(loaded.name, Pinned(found, is_kept))
+            cache = loaded.runner.cache
+            packed = await _encode_packed(prefix, loaded, loaded.runner.prompts.encode_prefix)
+            found = await _call(loaded, lambda: cache.keep(packed, kept, prefix.salt))
+            explanation = await asyncio.to_thread(cache.put_into_words, found, packed)
+            return FromModel(loaded.name, Pinned(explanation, found.is_kept))
 
     async def warm(self, prefix: Ask) -> FromModel[Completion]:
         """Compute a prefix and keep it: messages up to where the next one would begin. Raises DoesNotFit."""
@@ -173,29 +172,24 @@ async def _encode(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encode
     )
 
 
+async def _encode_packed(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encoded]) -> bytes:
+    encoded = await _encode(prefix, loaded, encode)
+    return await asyncio.to_thread(pack, encoded.ids)
+
+
 async def _call(loaded: LoadedModel, work: Callable[[], Result]) -> Result:
     """Run something on the engine's thread, between two steps."""
     return await asyncio.wrap_future(loaded.worker.call(work))
 
 
-async def _walk_tree(loaded: LoadedModel, work: Callable[[], Result]) -> Result:
-    """Run something that looks at the whole tree on the engine's thread; it may wait so as not to delay requests."""
+async def _look(loaded: LoadedModel, work: Callable[[], Result]) -> Result:
+    """Run something short that only looks on the engine's thread; it may wait so as not to delay requests."""
 
     def steps() -> Steps[Result]:
         yield
         return work()
 
     return await asyncio.wrap_future(loaded.worker.run_in_slices(steps))
-
-
-def _sum_up(nodes: Iterable[NodeView]) -> dict[str, int]:
-    """The figures of one salt's tree: the same names as those of the whole."""
-    totals = dict.fromkeys(_SUMMED, 0)
-    for node in nodes:
-        counts: Sequence[int] = (1, node.num_tokens, node.num_pages, len(node.points), len(node.kept), node.nbytes)
-        for name, number in zip(_SUMMED, counts, strict=True):
-            totals[name] += number
-    return totals
 
 
 class _EndListener:

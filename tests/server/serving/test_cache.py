@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bough.cache.admin.view import Explanation
+from bough.cache.admin.view import Explanation, Finding
+from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
 from bough.models.encoder import PromptLimit
@@ -34,7 +35,7 @@ class OneModel(Service):
     def __init__(self) -> None:
         self.steps: list[str] = []
         prompts = SimpleNamespace(encode=self._encode, encode_prefix=self._encode)
-        cache = SimpleNamespace(explain=self._explain, pin=self._explain, is_kept=self._explain)
+        cache = SimpleNamespace(look_up=self._look_up, keep=self._look_up, put_into_words=self._put_into_words)
         engine = SimpleNamespace(context_tokens=100)
         self.loaded: Any = SimpleNamespace(
             name="m",
@@ -51,26 +52,33 @@ class OneModel(Service):
         yield self.loaded
 
     def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> Any:
-        thread = threading.current_thread()
-        self.steps.append(f"encoded by {'the event loop' if thread is threading.main_thread() else 'a thread'}")
+        self.steps.append(f"encoded by {_thread()}")
         limit.check(len(prompt))
         return SimpleNamespace(ids=[1] * len(prompt))
 
-    def _explain(self, prompt: Any, *args: Any, salt: str) -> Any:
-        self.steps.append(f"asked for {len(prompt)} ids")
-        return Explanation(3, 3, 3, "", (), "")
+    def _look_up(self, prompt: bytes, *args: Any) -> Finding:
+        self.steps.append(f"asked for {num_tokens(prompt)} ids")
+        return Finding(3, 3, (), is_kept=True, is_enabled=True)
+
+    def _put_into_words(self, found: Finding, prompt: bytes) -> Explanation:
+        self.steps.append(f"put into words by {_thread()}")
+        return found.explain(prompt, lambda ids: "")
+
+
+def _thread() -> str:
+    return "the event loop" if threading.current_thread() is threading.main_thread() else "a thread"
 
 
 prefix_routes = pytest.mark.parametrize("route", [cache_api.explain, cache_api.pin, cache_api.unpin])
 
 
 @prefix_routes
-def test_a_prefix_is_encoded_in_a_thread_and_the_engine_is_asked_for_ids(route: Callable[..., Any]) -> None:
+def test_a_prefix_is_encoded_in_a_thread_and_the_engine_is_asked_once_for_ids(route: Callable[..., Any]) -> None:
     service = OneModel()
 
     asyncio.run(route(PrefixBody(prompt="text", raw=True), service, "salt"))
 
-    assert service.steps[:2] == ["encoded by a thread", "asked for 4 ids"]
+    assert service.steps == ["encoded by a thread", "asked for 4 ids", "put into words by a thread"]
 
 
 @prefix_routes

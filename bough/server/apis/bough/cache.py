@@ -7,6 +7,7 @@ a client that sends a salt sees the tree of that salt.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -98,12 +99,9 @@ async def read_tree(
     return await asyncio.to_thread(_tree_as_json, found, ids)
 
 
-def _tree_as_json(found: FromModel[TreeView], has_ids: bool) -> JSONResponse:
-    try:
-        return JSONResponse({"model": found.model, "roots": found.result.as_dict(has_ids=has_ids)})
-    except RecursionError:
-        depth = max(node.depth for node in found.result.nodes)
-        raise RequestError(f"the tree is {depth + 1} levels deep, too deep for JSON: ask with format=text") from None
+def _tree_as_json(found: FromModel[TreeView], has_ids: bool) -> Response:
+    roots = found.result.to_json(has_ids=has_ids)
+    return Response(f'{{"model":{json.dumps(found.model)},"roots":{roots}}}', media_type="application/json")
 
 
 @router.get("/explain")
