@@ -2,7 +2,7 @@
 
 Other threads hand it requests (`submit`) and calls (`call`), which it takes between two turns of the scheduler. Work whose
 cost grows with the tree would delay the requests. So it runs in slices (`run_in_slices`), which get a bounded share of the
-time while requests run, and so do the statistics that other threads read without waiting (`snapshot`).
+time while requests run. Statistics are taken now and then, and other threads read them without waiting (`snapshot`).
 
 A watchdog fails the requests of a step that does not end, and the calls behind it. If the step ends after all, the worker
 continues.
@@ -31,8 +31,7 @@ Result = TypeVar("Result")
 IDLE_S = 60.0
 """How often an idle worker removes expired state."""
 
-_SNAPSHOT_SHARE = 20  # statistics take at most 1/20 of the time
-_SNAPSHOT_S = 0.5  # and are taken at most this often while requests run
+_SNAPSHOT_S = 0.5  # how often statistics are taken while requests run
 _SLICE_SHARE = 5  # slices take at most 1/5 of the time while requests run
 _WATCH_S = 1.0  # how often the watchdog checks
 
@@ -76,7 +75,10 @@ def _refuse_newest(waiting: Sequence[Job], tenant: str) -> bool:
 
 
 class Worker:
-    """A thread that runs a scheduler until `close`."""
+    """A thread that runs a scheduler until `close`.
+
+    When idle it calls `on_idle` about once a minute, and again at once as long as that returns True.
+    """
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class Worker:
         limits: Limits,
         *,
         take_stats: Callable[[], dict[str, Any]],
-        on_idle: Callable[[], None],
+        on_idle: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -102,8 +104,8 @@ class Worker:
         self._busy_since: float | None = None
         self._is_stuck = False
         self._snapshot: dict[str, Any] = take_stats()
-        self._snapshot_s = self._snapshot_due_s = 0.0  # when it was taken, and when it may be taken again
-        self._is_snapshot_old = False
+        self._snapshot_s = 0.0  # when it was taken
+        self._has_more_to_tidy = False
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="bough-watchdog", daemon=True)
         self._thread.start()
@@ -201,7 +203,7 @@ class Worker:
         while True:
             with self._wakes:
                 if not (self._inbox or self._slices or self.scheduler.has_work or self._is_closing):
-                    self._wakes.wait(self._idle_s())
+                    self._wakes.wait(0 if self._has_more_to_tidy else IDLE_S)
                 is_closing = self._is_closing  # then nothing new is queued, and the queue is emptied below
             with self._engine_lock:
                 self._take_queued()
@@ -241,27 +243,17 @@ class Worker:
             elif self.scheduler.has_work:
                 self.scheduler.turn()
             else:
-                self._on_idle()
+                self._has_more_to_tidy = self._on_idle()
             self._refresh_snapshot()
         except Exception as error:
             log.exception("a turn of the scheduler failed by a mistake of ours")
             self.scheduler.fail_all(EngineError(f"{type(error).__name__}: {error}"))
 
     def _refresh_snapshot(self) -> None:
-        """Take new statistics if they are due; otherwise an idle worker takes them a little later."""
-        started_s = self._clock()
-        is_early = started_s < self._snapshot_due_s
-        if is_early or (self.scheduler.has_work and started_s < self._snapshot_s + _SNAPSHOT_S):
-            self._is_snapshot_old = True
-            return
-        self._snapshot = self._take_stats()
-        self._is_snapshot_old = False
-        self._snapshot_s = now = self._clock()
-        self._snapshot_due_s = now + _SNAPSHOT_SHARE * (now - started_s)
-
-    def _idle_s(self) -> float:
-        """How long an idle worker waits for work."""
-        return max(0.0, self._snapshot_due_s - self._clock()) if self._is_snapshot_old else IDLE_S
+        """Take new statistics: after every turn of an idle worker, and now and then while requests run."""
+        now = self._clock()
+        if not self.scheduler.has_work or now >= self._snapshot_s + _SNAPSHOT_S:
+            self._snapshot, self._snapshot_s = self._take_stats(), now
 
     def _watch(self) -> None:
         """Check every second whether a step takes too long."""

@@ -253,12 +253,15 @@ class Runner:
         )
         return self._worker
 
-    def _tidy(self) -> None:
-        """Work for an idle engine thread: drop expired state, and from time to time return free memory to the system."""
-        self.prefix_cache.residency.expiry.expire()
+    def _tidy(self) -> bool:
+        """Work for an idle engine thread: drop expired state, and from time to time return free memory to the system.
+
+        Returns whether there is more to do.
+        """
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
             trim_heap()
+        return self.prefix_cache.residency.expiry.expire()
 
     def close(self) -> None:
         """End the running requests and release the model's memory. A second call does nothing."""

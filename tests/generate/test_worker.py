@@ -453,24 +453,46 @@ def test_long_work_behind_a_step_that_does_not_end_is_given_up_and_closed() -> N
     stage.worker.close()
 
 
-def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_end() -> None:
-    concert, taken = Concert(lanes=2), []
+def test_figures_are_taken_now_and_then_while_requests_run_and_are_right_when_none_does() -> None:
+    concert, now, taken = Concert(lanes=2), [100.0], list[float]()
+    turn = concert.scheduler.turn
 
     def take_stats() -> dict[str, object]:
-        taken.append(1)
-        time.sleep(0.02)
+        taken.append(now[0])
         return dict(stats(concert.cache.forest, concert.cache.residency))
 
-    worker = Worker(concert.scheduler, EngineLock(), Limits(), take_stats=take_stats, on_idle=lambda: None)
-    client = Client()
-    worker.submit(Job(concert.prepare(Request([1, 2, 3], SamplingParams(max_tokens=4))), client))
-    wait_until(lambda: client.is_done)
-    for _ in range(50):
-        worker.call(int).result(BOUND_S)
+    def slow_turn() -> None:
+        now[0] += 0.2
+        turn()
 
-    assert len(taken) < 25
-    wait_until(lambda: worker.snapshot()["tokens"] == 6)
+    concert.scheduler.turn = slow_turn  # type: ignore[method-assign]
+    worker = Worker(
+        concert.scheduler, EngineLock(), Limits(), take_stats=take_stats, on_idle=lambda: False, clock=lambda: now[0]
+    )
+    client = Client()
+    with worker._engine_lock:
+        taken.clear()
+        worker.submit(Job(concert.prepare(Request([1, 2, 3], SamplingParams(max_tokens=16))), client))
+    wait_until(lambda: client.is_done and worker.snapshot()["tokens"] == 18)
     worker.close()
+
+    while_it_ran = sorted(set(taken))
+    assert 3 <= len(while_it_ran) <= 2 + (now[0] - 100.0) / 0.5
+
+
+def test_an_idle_worker_goes_on_tidying_until_nothing_is_left() -> None:
+    concert, calls = Concert(lanes=2), list[int]()
+
+    def tidy() -> bool:
+        calls.append(1)
+        return len(calls) < 5
+
+    worker = Worker(concert.scheduler, EngineLock(), Limits(), take_stats=dict, on_idle=tidy)
+    worker.call(int).result(BOUND_S)
+    wait_until(lambda: len(calls) >= 5)
+    worker.close()
+
+    assert len(calls) == 5
 
 
 def test_work_that_nobody_waits_for_is_not_begun_and_too_much_is_refused(stage: Stage) -> None:

@@ -5,7 +5,7 @@ Nothing waits for a write, except an eviction that needs the memory. What was no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
@@ -16,6 +16,12 @@ from bough.cache.tree.node import IndexedPoint, Node, Point
 from bough.cache.tree.state import Item, Page, Tier
 
 EXPIRE_EVERY_S = 60.0
+
+EXPIRE_NODES = 1024
+"""So many nodes are looked at in one go for what has expired."""
+
+EXPIRE_REMOVALS = 32
+"""And so many are removed in one go, each with its parents."""
 
 
 class Saver:
@@ -126,7 +132,10 @@ class Saver:
 
 
 class Expiry:
-    """Removes what was not used for the time to live, about once a minute. Without one it does nothing."""
+    """Removes what was not used for the time to live: it looks at the whole tree about once a minute, a part at a time.
+
+    Without a time to live it does nothing.
+    """
 
     def __init__(self, forest: SaltForest, evictor: Evictor, clock: Clock, ttl_s: float | None) -> None:
         self._forest = forest
@@ -134,16 +143,44 @@ class Expiry:
         self._clock = clock
         self._ttl_s = ttl_s
         self._next_at = clock.now()
+        self._sweep: Iterator[tuple[SaltTrie, Node]] | None = None  # the nodes that are still to be looked at
 
-    def expire(self) -> None:
-        """Remove what is too old, if a minute has passed. Costs a walk over the whole tree then."""
-        if self._ttl_s is None or (now := self._clock.now()) < self._next_at:
-            return
-        self._next_at = now + min(EXPIRE_EVERY_S, self._ttl_s)
+    def expire(self) -> bool:
+        """Look at the next few nodes, if a sweep is due, and remove what is too old; returns whether there are more."""
+        if self._ttl_s is None:
+            return False
+        now = self._clock.now()
+        if self._sweep is None and now >= self._next_at:
+            self._next_at = now + min(EXPIRE_EVERY_S, self._ttl_s)
+            self._sweep = self._nodes()
+        num_removed = 0
+        for _ in range(EXPIRE_NODES):
+            found = next(self._sweep, None) if self._sweep else None
+            if found is None:
+                self._sweep = None
+                return False
+            num_removed += self._remove_old(*found, now - self._ttl_s)
+            if num_removed >= EXPIRE_REMOVALS:
+                break
+        return True
+
+    def _nodes(self) -> Iterator[tuple[SaltTrie, Node]]:
+        """Every node. The tree may change on the way: of what is new some may be missing, and some may be gone."""
         for trie in list(self._forest.tries.values()):
-            for node in reversed(list(trie.walk())):
-                if node.parent and node.is_leaf and not node.pins and node.last_used < now - self._ttl_s:
-                    self._evictor.remove(trie, node)
+            for node in trie.walk():
+                yield trie, node
+
+    def _remove_old(self, trie: SaltTrie, node: Node, before: float) -> int:
+        """Remove a leaf that was last used before then, and its parents if they are such leaves then; returns how many."""
+        num_removed = 0
+        for each in reversed(node.path()) if node.is_leaf and node.last_used < before else ():
+            if not _is_attached(trie, each):
+                continue  # it was merged, or has gone with what was below it
+            if each.children or each.pins or each.last_used >= before:
+                break
+            self._evictor.remove(trie, each)
+            num_removed += 1
+        return num_removed
 
 
 def forget_disk(trie: SaltTrie) -> None:
