@@ -1,7 +1,7 @@
 """A disk in memory, for walks of many steps: the same promises as `bough.cache.disk.Disk`, and faults on demand.
 
-Nothing is written until `work` is called (or `save`): as with the real one, content is read from the item only then. A
-restart keeps what was written.
+Nothing is written until `work` is called (or `save`): as with the real one, content is read from the item only then. Reads
+end at once, or with `is_slow` when `finish_read` says so, in any order. A restart keeps what was written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import SimpleNamespace
 
-from bough.cache.disk.errors import DiskMiss
+from bough.cache.disk.errors import DiskMiss, DiskSlow
+from bough.cache.disk.page_files import KeepReading
+from bough.cache.disk.reader import Read, Reader, ReadProgress
 from bough.cache.disk.rows import PointRecord
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.state import Buffer
@@ -27,6 +29,43 @@ class Platter:
     points: dict[Address, PointRecord] = field(default_factory=dict)
 
 
+class FakeReader(Reader):
+    """The real reader without threads: what it has taken waits until it is carried out."""
+
+    def __init__(self, disk: FakeDisk) -> None:
+        super().__init__(disk.read, lambda: self.now_s)
+        self.now_s = 0.0
+        self.is_slow = False
+        self.taken: list[Read] = []
+
+    def _start_threads(self) -> None:
+        """Take what is wanted, when the lists are whole."""
+
+    def wait(self, timeout_s: float) -> None:
+        if not self.finish(0):
+            assert any(read.is_done for read in self._reads.values()), "nothing is being read, and somebody waits for it"
+
+    def take_all(self) -> None:
+        """Take all that is wanted; where the disk is quick, that is all."""
+        with self.changed:
+            while (read := self.take_next()) is not None:
+                self.taken.append(read)
+        while self.taken and not self.is_slow:
+            self.carry_out(self.taken.pop(0))
+
+    def finish(self, which: int) -> bool:
+        """Let one read end, whichever; False if there is none."""
+        self.take_all()
+        if not self.taken:
+            return False
+        self.carry_out(self.taken.pop(which % len(self.taken)))
+        return True
+
+    def progress(self) -> ReadProgress:
+        self.take_all()
+        return super().progress()
+
+
 class FakeDisk:
     """A disk for one run over a platter."""
 
@@ -39,6 +78,7 @@ class FakeDisk:
         self.is_full = False
         self.fail_next: str | None = None  # "read" or "write"
         self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, bad_rows=0, misses=Counter[str]())
+        self.reader = FakeReader(self)
 
     def root(self, salt: str) -> bytes:
         return b"root:" + salt.encode()
@@ -88,18 +128,29 @@ class FakeDisk:
         disk_file.is_saved = True
         return True
 
-    def get(self, disk_file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
-        assert disk_file.is_saved and self.live.get(disk_file.address) is disk_file
+    def read(self, disk_file: DiskFile, keep_reading: KeepReading) -> bytearray:
+        """What a thread of the reader does."""
         if self.fail_next == "read" or disk_file.address not in self.platter.files:
             self.fail_next = None
-            self.counts.misses["missing"] += 1
-            disk_file.is_saved, disk_file.has_failed = False, True
-            del self.live[disk_file.address]
-            self.platter.files.pop(disk_file.address, None)
             raise DiskMiss("missing")
         data = bytearray(self.platter.files[disk_file.address][0])
-        self.counts.loaded_bytes += len(data)
+        if not keep_reading(len(data)):
+            raise DiskSlow(len(data))
         return data
+
+    def take(self, read: Read) -> bytearray:
+        assert read.is_done
+        if isinstance(read.error, DiskMiss) and not read.file.has_failed:
+            self.counts.misses["missing"] += 1
+            read.file.is_saved, read.file.has_failed = False, True
+            if self.live.get(read.file.address) is read.file:
+                del self.live[read.file.address]
+            self.platter.files.pop(read.file.address, None)
+        if read.error is not None:
+            raise read.error
+        assert read.content is not None
+        self.counts.loaded_bytes += len(read.content)
+        return read.content
 
     def drop(self, disk_file: DiskFile) -> None:
         assert disk_file.num_users > 0

@@ -78,6 +78,9 @@ class FakeLane:
     def bytes_for(self, num_tokens: int) -> int:
         return self._bytes(max(self.capacity, num_tokens))
 
+    def bytes_after_clear(self, num_tokens: int) -> int:
+        return self._bytes(num_tokens)
+
     def peak_for(self, num_tokens: int) -> int:
         return self.bytes_for(num_tokens)
 

@@ -32,7 +32,7 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
         if not slot.is_busy and slot.tokens:
             _check_lane(slot.lane, unpack(slot.tokens))
     for session in sessions:
-        if session.is_whole and not session.is_closed:
+        if session.is_whole and not session.is_closed and not session.is_loading:
             _check_lane(session.lane, session.tokens.tolist())
 
 
@@ -67,13 +67,12 @@ def _check_lane(lane: object, tokens: list[int]) -> None:
 
 def reusable(cache: PrefixCache, prompt: list[int], salt: str = "") -> int:
     """By brute force: the deepest offset below the prompt's end that the tree and any one idle lane could restore."""
-    trie = cache.forest.tries.get(salt)
-    path = trie.match(prompt).path if trie else []
+    found = cache.forest.find(salt).match(prompt)
+    path, matched = found.path, found.length
     rows = {
         group: {row for node in path for page in node.pages.get(group, []) for row in range(page.start, page.end)}
         for group in cache.memory.groups
     }
-    matched = trie.match(prompt).length if trie else 0
     return max(_deepest(cache, slot, prompt, salt, path, rows, matched) for slot in cache.lanes.slots if not slot.is_busy)
 
 

@@ -46,6 +46,8 @@ class TreeStrategy(PrefixCache):
 class LaneSession:
     """A request on a lane of its own. `on_close` lets the strategy store the lane's state."""
 
+    is_loading = False  # these strategies have no disk
+
     def __init__(self, lane: Lane, ids: Sequence[int], cached: int, on_close: Callable[[LaneSession], None]) -> None:
         self.lane = lane
         self.matched = self.cached = cached
@@ -54,6 +56,16 @@ class LaneSession:
         self._prompt = list(ids)
         self._on_close: Callable[[LaneSession], None] | None = on_close
         self.is_whole = True
+
+    @property
+    def loaded_tokens(self) -> int:
+        return self.cached
+
+    def advance_loading(self) -> bool:
+        return False
+
+    def wait_for_reads(self, timeout_s: float) -> None:
+        """Does nothing: there is nothing to wait for."""
 
     def schedule(self, offset: int) -> None:
         """Does nothing: these strategies store a lane at its end, without restore points."""

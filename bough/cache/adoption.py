@@ -1,39 +1,27 @@
 """Adoption: which lane serves a prompt, from which offset, and how it gets there.
 
-Plan first, then move. Making room for the lane may evict, merge and cut what was planned: the chosen offset is held by a
-pin, room is made, and only then the pages are looked up and read back from disk. What does not fit, or cannot be read, is
-planned again with less, down to nothing.
+Plan first, then move. The chosen offset is held by a pin, room is made, and its bytes are reserved; what lies on disk is
+read by other threads while other requests go on; when all is there, the lane adopts it. What does not fit, or cannot be
+read, is planned again with less, down to nothing. A request that is refused, or cancelled while it loads, leaves its lane
+as it was.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
 from bough.cache.record import CaptureCosts
 from bough.cache.residency import LiveSequence, Residency, SaltForest, SaltTrie, Slot
-from bough.cache.residency.loading import Load
+from bough.cache.residency.loading import Load, total_bytes
 from bough.cache.tree.node import Node, Pin
 from bough.cache.tree.plan import Live, plan
-from bough.cache.tree.state import Group, Kind, Page, Source
+from bough.cache.tree.state import Group, Kind, Page, Source, Tier
 from bough.cache.tree.tokens import common_prefix, cut, num_tokens
 from bough.cache.tree.trie import Match
 from bough.types import Loading
-
-
-@dataclass(frozen=True)
-class Adoption:
-    """A busy lane that stands in the tree, pinned; `matched` tokens of the prompt were found.
-
-    `is_branch`: the tree continues from there with other tokens than the prompt.
-    """
-
-    sequence: LiveSequence
-    matched: int
-    is_branch: bool
-    loading: Loading
 
 
 @dataclass(frozen=True)
@@ -45,120 +33,270 @@ class Choice:
     offset: int
 
 
+@dataclass(frozen=True)
+class Path:
+    """Nodes from below the root on, and how many tokens along them are those of the prompt."""
+
+    nodes: Sequence[Node]
+    matched: int
+
+    def node_at(self, offset: int) -> Node | None:
+        """The node in whose edge an offset lies; None for 0."""
+        return next((node for node in self.nodes if node.start < offset <= node.end), None)
+
+
 class Adopter:
     """Lets lanes stand on what the tree holds."""
 
     def __init__(self, residency: Residency, forest: SaltForest, costs: CaptureCosts) -> None:
-        self._groups = residency.memory.groups
-        self._windows = [group for group in self._groups if group.kind is Kind.WINDOW]
+        self.groups = residency.memory.groups
+        self.windows = [group for group in self.groups if group.kind is Kind.WINDOW]
+        self.room = residency.room
+        self.evictor = residency.evictor
+        self.loader = residency.loader
+        self.forest = forest
+        self.row_bytes = costs.row_bytes
         self._lanes = residency.lanes
-        self._room = residency.room
-        self._evictor = residency.evictor
-        self._loader = residency.loader
-        self._forest = forest
-        self._costs = costs
 
     def adopt(self, trie: SaltTrie, prompt: bytes, salt: str, total_tokens: int, *, reuses: bool) -> Adoption:
         """Choose a lane and let it stand as deep in the prompt as memory allows, with room for `total_tokens`.
 
-        Raises LanesBusy if no lane is idle, DoesNotFit if the budget cannot hold so much.
+        Where something has to be read from disk first, the adoption `is_loading` afterwards. Raises LanesBusy if no lane is
+        idle, DoesNotFit if the budget cannot hold so much.
         """
         found = trie.match(prompt) if reuses else Match(0, [], trie.root)
         choice = self._choose(self._lanes.require_idle(), found, prompt, salt, reuses=reuses)
-        slot, total = choice.slot, num_tokens(prompt)
-        depth = self._loader.choose_depth(found.path, found.length, choice.live, choice.offset, total)
-        load = Load(self._loader, trie, total, depth.loading)
-        pin = self._forest.pin(trie)
-        try:
-            slot.is_busy, slot.salt, slot.tokens = (
-                True,
-                salt,
-                b"",
-            )  # from here on only the session knows what the lane holds
-            offset = self._stand(found, replace(choice, offset=depth.offset), pin, total_tokens, load)
-        except BaseException:
-            self._room.release(trie, pin)
-            slot.is_busy = False
-            slot.clear()
-            raise
-        is_branch = found.length < found.node.end or bool(found.node.children)
-        sequence = LiveSequence(slot, trie, pin, array("i", cut(prompt, 0, offset)))
-        return Adoption(sequence, max(found.length, offset), is_branch and found.length < total, load.loading)
+        adoption = Adoption(self, trie, prompt, salt, total_tokens, found, choice)
+        adoption.start()
+        return adoption
 
     def count_reusable(self, trie: SaltTrie, prompt: bytes, salt: str) -> int:
         """The offset that `adopt` would reach now, if there is room."""
         found = trie.match(prompt)
         if idle := self._lanes.idle():
             return self._choose(idle, found, prompt, salt, reuses=True).offset
-        nothing = Live(0, -1, dict.fromkeys(self._groups, 0))
-        return plan(self._groups, found.path, found.length, nothing, min(found.length, num_tokens(prompt) - 1))
+        limit = min(found.length, num_tokens(prompt) - 1)
+        return plan(self.groups, found.path, found.length, Live.nothing(self.groups), limit)
+
+    def needs_loading(self, trie: SaltTrie, prompt: bytes, salt: str) -> bool:
+        """Whether `adopt` would have to read from disk now. A lane must be idle."""
+        found = trie.match(prompt)
+        choice = self._choose(self._lanes.require_idle(), found, prompt, salt, reuses=True)
+        depth = self.loader.choose_depth(found.path, found.length, choice.live, choice.offset, num_tokens(prompt))
+        return bool(self.loader.on_disk(found.path, choice.live, depth.offset))
 
     def _choose(self, slots: Sequence[Slot], found: Match, prompt: bytes, salt: str, *, reuses: bool) -> Choice:
         """The idle lane from which the deepest offset can be reached, then with most of it live, then the oldest."""
         choices = []
         for slot in slots:
             shared = common_prefix(slot.tokens, prompt) if reuses and slot.salt == salt else 0
-            live = Live.of(slot.lane, shared, self._groups)
+            live = Live.of(slot.lane, shared, self.groups)
             limit = min(max(found.length, shared), num_tokens(prompt) - 1)
-            choices.append(Choice(slot, live, plan(self._groups, found.path, found.length, live, limit)))
+            choices.append(Choice(slot, live, plan(self.groups, found.path, found.length, live, limit)))
         return max(choices, key=lambda choice: (choice.offset, min(choice.live.shared, choice.offset)))
 
-    def _stand(self, found: Match, choice: Choice, pin: Pin, total_tokens: int, load: Load) -> int:
-        """Hold the planned offset, make room, look up again, and let the lane adopt; with less where that does not fit.
 
-        Where the tree's rows are what does not fit, the lane's own rows alone may still reach as deep.
+class Adoption:
+    """One request's way onto its lane. `start` takes the lane; then `advance` until the lane stands, or `cancel`.
+
+    `matched` tokens of the prompt were found, and the lane stands, or is to stand, at `offset`. `is_branch`: the tree
+    continues after the matched tokens with others than the prompt.
+    """
+
+    def __init__(
+        self,
+        adopter: Adopter,
+        trie: SaltTrie,
+        prompt: bytes,
+        salt: str,
+        total_tokens: int,
+        found: Match,
+        choice: Choice,
+    ) -> None:
+        total = num_tokens(prompt)
+        self._adopter = adopter
+        self._trie = trie
+        self._prompt = prompt
+        self._total_tokens = total_tokens
+        self._live = choice.live
+        self._found = Path(found.path, found.length)
+        depth = adopter.loader.choose_depth(found.path, found.length, choice.live, choice.offset, total)
+        self._load = Load(adopter.loader, trie, total, depth.loading)
+        self.offset = depth.offset
+        self.is_loading = True
+        self.is_branch = (found.length < found.node.end or bool(found.node.children)) and found.length < total
+        slot = choice.slot
+        self._idle = (slot.salt, slot.tokens)  # what the lane holds as long as it is not touched
+        slot.is_busy, slot.salt, slot.tokens = True, salt, b""
+        self.sequence = LiveSequence(slot, trie, adopter.forest.pin(trie), array("i"))
+
+    @property
+    def matched(self) -> int:
+        return max(self._found.matched, self.offset)
+
+    @property
+    def loading(self) -> Loading:
+        return self._load.loading
+
+    @property
+    def loaded_tokens(self) -> int:
+        """How many tokens a lane could stand on with what has been read so far."""
+        if not self.is_loading:
+            return self.offset
+        missing = self._adopter.loader.on_disk(self._pin.node.path(), self._live, self.offset)
+        return min((each.start for each in missing), default=self.offset)
+
+    @property
+    def _pin(self) -> Pin:
+        return self.sequence.pin
+
+    @property
+    def _slot(self) -> Slot:
+        return self.sequence.slot
+
+    def start(self) -> None:
+        """Hold what is planned, reserve room for it, and begin to read what lies on disk; if nothing does, the lane stands.
+
+        Raises DoesNotFit if there is no room even without reuse; then the lane is as it was.
         """
-        slot, live, offset, room = choice.slot, choice.live, choice.offset, self._room
-        path, matched = found.path, found.length
-        if live.shared == 0:
-            slot.clear()  # nothing of it is of use: do not move it while the lane grows
-        while True:
-            with self._held(load.trie, pin, path, min(offset, matched)):
-                on_disk = self._loader.bytes_on_disk(pin.node.path(), live, offset)
-                extra = self._loader.make_room(load.trie, on_disk)
-                if room.reserve(slot, total_tokens, extra):
-                    reached = load.run(pin.node.path(), live, offset)
-                    if reached == offset:
-                        load.note_host(pin.node.path(), live, offset)
-                        slot.lane.adopt(offset, _sources(self._groups, pin.node.path(), live, offset))
-                        return offset
-                else:
-                    reached = None
-                    shortage = room.shortage(room.growth(slot, total_tokens) + extra, spare=slot)
-            if reached is not None:
-                path, matched = pin.node.path(), pin.offset
-                offset = plan(self._groups, path, matched, live, reached)
-            elif offset > 0:
-                path, matched, offset = self._plan_less(pin, live, offset, shortage)
-            elif slot.lane.nbytes:
-                slot.clear()
-            else:
-                raise room.refuse(slot.lane.bytes_for(total_tokens))
-
-    def _plan_less(self, pin: Pin, live: Live, offset: int, shortage: int) -> tuple[list[Node], int, int]:
-        """Plan again with less: the lane's own rows without the tree's, or less of the tree, by what was missing."""
-        row_bytes = self._costs.row_bytes
-        limit = offset - -(-shortage // row_bytes) if row_bytes and shortage else offset // 2
-        path, matched = pin.node.path(), pin.offset
-        less = plan(self._groups, path, matched, live, max(0, limit))
-        alone = plan(self._groups, [], 0, live, min(live.shared, offset)) if matched else 0
-        return ([], 0, alone) if alone > less else (path, matched, less)
-
-    @contextmanager
-    def _held(self, trie: SaltTrie, pin: Pin, path: Sequence[Node], offset: int) -> Iterator[None]:
-        """Keep what restoring at `offset` needs, while room is made and the lane adopts it."""
-        node = next((each for each in path if each.start < offset <= each.end), trie.root)
-        self._room.hold(trie, pin, node, offset)
-        pin.is_adopting = True
-        for group in self._windows:
-            trie.hold_window(node, pin, group)
         try:
-            yield
-        finally:
-            pin.is_adopting = False
-            for group in self._windows:
-                trie.release_window(pin.node, pin, group)
-            self._evictor.offer(trie, pin.node)
+            self._prepare(self._found, self.offset)
+            self.advance()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def advance(self) -> bool:
+        """Take what has been read; returns whether the lane stands now. Never waits."""
+        while self.is_loading:
+            reached = self._load.advance(self._pin, self._live, self.offset)
+            if reached is None:
+                return False
+            if reached == self.offset:
+                self._stand()
+            else:
+                self._retry(reached)
+        return True
+
+    def cancel(self) -> None:
+        """End the adoption and make the lane idle again. What was read stays in the tree. A second call does nothing."""
+        if not self._slot.is_busy:
+            return
+        self._load.close()
+        self._release()
+        self._adopter.room.release(self._trie, self._pin)
+        self._slot.is_busy = False
+        self._slot.salt, self._slot.tokens = self._idle
+        if not self._slot.tokens:
+            self._slot.clear()
+
+    def _prepare(self, path: Path, offset: int) -> None:
+        """Hold the deepest offset for which there is room, and reserve that; with less where it does not fit."""
+        while True:
+            self._hold(path, min(offset, path.matched))
+            limit = self._reserve(offset)
+            if limit is None:
+                self.offset = offset
+                return
+            self._release()
+            path, offset = self._plan_less(offset, limit)
+
+    def _hold(self, path: Path, offset: int) -> None:
+        """Keep what restoring at `offset` needs, until the lane has adopted it or it is released."""
+        node = path.node_at(offset) or self._trie.root
+        self._adopter.room.hold(self._trie, self._pin, node, offset)
+        self._pin.is_adopting = True
+        for group in self._adopter.windows:
+            self._trie.hold_window(node, self._pin, group)
+
+    def _release(self) -> None:
+        """Keep restore point and windows no longer; the rows below the pin are still kept."""
+        if self._pin.is_adopting:
+            self._pin.is_adopting = False
+            for group in self._adopter.windows:
+                self._trie.release_window(self._pin.node, self._pin, group)
+            self._adopter.evictor.offer(self._trie, self._pin.node)
+
+    def _reserve(self, offset: int) -> int | None:
+        """Make room for the lane and for what is to be read, and reserve it.
+
+        Returns None, or, if there is too little, an offset for which it may be enough. Nothing is evicted from the device,
+        and the lane is not touched, before it is known that this helps.
+        """
+        room, loader = self._adopter.room, self._adopter.loader
+        items = loader.on_disk(self._pin.node.path(), self._live, offset)
+        extra_bytes = total_bytes(items) if loader.tier is Tier.DEVICE else 0
+        if shortage := room.shortage(self._growth() + extra_bytes):
+            row_bytes = self._adopter.row_bytes
+            return offset - -(-shortage // row_bytes) if row_bytes else offset // 2
+        limit = self._load.reserve_host(items)
+        if limit is not None:
+            return limit
+        if self._live.shared == 0:
+            self._clear_lane()  # nothing of it is of use: it is not moved while the lane grows
+        if not room.reserve(self._slot, self._total_tokens, extra_bytes):
+            self._load.release_room()
+            return offset // 2
+        self._read(offset)
+        return None
+
+    def _growth(self) -> int:
+        """The most bytes that the lane takes beyond its own while it grows."""
+        if self._live.shared:
+            return self._adopter.room.growth(self._slot, self._total_tokens)
+        return self._slot.lane.bytes_after_clear(self._total_tokens) - self._slot.lane.nbytes
+
+    def _clear_lane(self) -> None:
+        self._idle = "", b""
+        self._slot.clear()
+
+    def _read(self, offset: int) -> None:
+        """Begin to read what lies on disk; room was made for it."""
+        path = self._pin.node.path()  # again: making room may have merged nodes
+        items = self._adopter.loader.on_disk(path, self._live, offset)
+        first = min((each.start for each in items), default=0)
+        self._load.start(items, plan(self._adopter.groups, path, self._pin.offset, self._live, first))
+
+    def _plan_less(self, offset: int, limit: int) -> tuple[Path, int]:
+        """Plan again with less: the lane's own rows without the tree's, or less of the tree, or a cleared lane.
+
+        Raises DoesNotFit if none of this is left.
+        """
+        live, groups = self._live, self._adopter.groups
+        if offset == 0:
+            if live.shared == 0:
+                self._refuse()
+            self._live = Live.nothing(groups)
+            return Path((), 0), 0
+        path = Path(self._pin.node.path(), self._pin.offset)
+        less = plan(groups, path.nodes, path.matched, live, max(0, limit))
+        alone = plan(groups, [], 0, live, min(live.shared, offset)) if path.matched else 0
+        return (Path((), 0), alone) if alone > less else (path, less)
+
+    def _refuse(self) -> NoReturn:
+        needed_bytes = self._slot.lane.bytes_after_clear(self._total_tokens)
+        self.cancel()
+        raise self._adopter.room.refuse(needed_bytes)
+
+    def _retry(self, reached: int) -> None:
+        """Something could not be read, or not soon enough: plan again with less."""
+        self._load.release_room()
+        self._release()
+        path = Path(self._pin.node.path(), self._pin.offset)
+        offset = plan(self._adopter.groups, path.nodes, path.matched, self._live, reached)
+        self._load.note_recomputed(self.offset - offset)
+        self._prepare(path, offset)
+
+    def _stand(self) -> None:
+        """All is there: let the lane adopt it."""
+        path, slot = self._pin.node.path(), self._slot
+        self._load.note_host(path, self._live, self.offset)
+        self._idle = "", b""  # from here on only the session knows what the lane holds
+        slot.lane.adopt(self.offset, _sources(self._adopter.groups, path, self._live, self.offset))
+        self._load.close()
+        self._release()
+        self.sequence.tokens = array("i", cut(self._prompt, 0, self.offset))
+        self.is_loading = False
 
 
 def _sources(groups: Sequence[Group], path: Sequence[Node], live: Live, offset: int) -> dict[Group, Source]:

@@ -1,12 +1,14 @@
 """The prefix cache: one tree, its memory and its lanes, as requests see them.
 
 `begin` matches a prompt, plans the deepest offset that every group can be restored to, makes room and lets a lane adopt it.
-The session that it returns publishes what the lane computes and closes. One thread at a time calls.
+What lies on disk is read by other threads first: until then the session that it returns is loading. It publishes what the
+lane computes and closes. One thread at a time calls, and never waits for the disk in `begin` or in a session.
 
 Always true between calls (`check` asserts it):
 - the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, tier by tier;
 - lanes and tree together stay within the device's budget, and the tree within the host's and the disk's;
 - what lies on disk alone has a saved file there, unless that was found damaged;
+- what is reserved for loading is what the loads under way still wait for;
 - only busy lanes pin anything, each exactly one node, at or before the lane's offset.
 """
 
@@ -101,7 +103,8 @@ class PrefixCache:
     ) -> Session:
         """Find what is known of a prompt, let a lane stand on it, and return the session that goes on from there.
 
-        Raises LanesBusy if no lane is idle, DoesNotFit if the budget cannot hold prompt and answer.
+        The session may have to load first. Raises LanesBusy if no lane is idle, DoesNotFit if the budget cannot hold
+        prompt and answer; then nothing was taken from others.
         """
         prompt = pack(ids)
         total = num_tokens(prompt)
@@ -115,13 +118,7 @@ class PrefixCache:
         except BaseException:
             self.residency.evictor.forget_if_empty(trie)
             raise
-        session = Session(self._context, adoption, prompt, salt, stores=reuses and store)
-        try:
-            session.schedule_prompt(captures, keep=keep)
-        except BaseException:
-            session.close()
-            raise
-        return session
+        return Session(self._context, adoption, prompt, salt, stores=reuses and store, captures=captures, keep=keep)
 
     def _reuses(self, total: int) -> bool:
         return self.is_enabled and not self._context.is_beyond_limit(total)
@@ -132,6 +129,13 @@ class PrefixCache:
         if not prompt or not self._reuses(num_tokens(prompt)):
             return 0
         return self._adopter.count_reusable(self.forest.find(salt), prompt, salt)
+
+    def needs_loading(self, ids: Sequence[int] | bytes, salt: str = "") -> bool:
+        """Whether a session for this prompt would have to read from disk now. A lane must be idle."""
+        prompt = pack(ids)
+        if not prompt or self.memory.disk is None or not self._reuses(num_tokens(prompt)):
+            return False
+        return self._adopter.needs_loading(self.forest.find(salt), prompt, salt)
 
     def is_kept(self, ids: Sequence[int] | bytes, salt: str = "") -> bool:
         """Whether there is a restore point at the end of these tokens that was asked to be kept."""
@@ -186,5 +190,6 @@ class PrefixCache:
         room = self.residency.room
         self.forest.check()
         self.memory.check(list(self.forest.items()))
+        self.residency.loader.check()
         assert room.budget_bytes is None or room.used_bytes <= room.budget_bytes
         assert len(self.forest.pins) == self.lanes.num_busy

@@ -1,7 +1,8 @@
-"""One request's use of the cache: begin → publish, capture → close.
+"""One request's use of the cache: begin → load → publish, capture → close.
 
-A session owns a busy lane and a pin on the path that it stands on. It keeps the record of what the lane holds; the lane's
-state is never ahead of that record, except in the middle of a forward pass.
+A session owns a busy lane and a pin on the path that it stands on. While it `is_loading`, parts of that path are being read
+from disk, and the lane is not to be used. Afterwards it keeps the record of what the lane holds; the lane's state is never
+ahead of that record, except in the middle of a forward pass.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from bough.types import Boundary, Loading
 
 log = logging.getLogger(__name__)
 
+READ_WAIT_S = 0.01
+"""How long a session that loads is left alone: then it is looked again whether waiting is still worth it."""
+
 
 class ReuseSession(Protocol):
     """What generation needs of a session. The benchmarks run simpler strategies through it, in the same pipeline."""
@@ -37,6 +41,12 @@ class ReuseSession(Protocol):
     def cached(self) -> int: ...
     @property
     def loading(self) -> Loading: ...
+    @property
+    def is_loading(self) -> bool: ...
+    @property
+    def loaded_tokens(self) -> int: ...
+    def advance_loading(self) -> bool: ...
+    def wait_for_reads(self, timeout_s: float) -> None: ...
     def schedule(self, offset: int) -> None: ...
     def next_chunk(self, max_tokens: int) -> list[int]: ...
     def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]: ...
@@ -87,22 +97,76 @@ class SessionContext:
 class Session:
     """One running request: prompt tokens to feed, a lane to feed them to, and restore points to capture."""
 
-    def __init__(self, context: SessionContext, adoption: Adoption, prompt: bytes, salt: str, *, stores: bool) -> None:
+    def __init__(
+        self,
+        context: SessionContext,
+        adoption: Adoption,
+        prompt: bytes,
+        salt: str,
+        *,
+        stores: bool,
+        captures: Sequence[Capture] = (),
+        keep: bool = False,
+    ) -> None:
         self.sequence = adoption.sequence
-        self.matched, self.cached = adoption.matched, adoption.sequence.offset
-        self.loading = adoption.loading
         self.prompt = prompt
         self.stores = stores
         self.captures: dict[int, Capture] = {}
         self.is_whole = True  # False in the middle of a forward pass, and after one that failed
         self.is_closed = False
         self._context = context
-        self._is_branch = adoption.is_branch
+        self._adoption = adoption
+        self._prompt_captures = captures
+        self._keeps_prompt = keep
         self.salt = salt
+        if not adoption.is_loading:
+            self._schedule_prompt()
 
     @property
     def lane(self) -> Lane:
         return self.sequence.lane
+
+    @property
+    def matched(self) -> int:
+        """How many tokens of the prompt were found."""
+        return self._adoption.matched
+
+    @property
+    def cached(self) -> int:
+        """How many tokens of the prompt are reused; while the session loads, how many are planned to be."""
+        return self._adoption.offset
+
+    @property
+    def loading(self) -> Loading:
+        return self._adoption.loading
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the lane still waits for what is being read from disk."""
+        return self._adoption.is_loading
+
+    @property
+    def loaded_tokens(self) -> int:
+        """How many tokens the lane could stand on with what has been read so far."""
+        return self._adoption.loaded_tokens
+
+    def advance_loading(self) -> bool:
+        """Take what has been read from disk; returns whether the session still loads. Never waits."""
+        if self._adoption.is_loading and self._adoption.advance():
+            self.captures = {at: each for at, each in self.captures.items() if at >= max(1, self.cached)}
+            self._schedule_prompt()
+        return self._adoption.is_loading
+
+    def wait_for_reads(self, timeout_s: float) -> None:
+        """Wait until the disk has read something more, or the time is over. Any thread may wait."""
+        disk = self._context.residency.memory.disk
+        if disk is not None:
+            disk.reader.wait(timeout_s)
+
+    def finish_loading(self) -> None:
+        """Wait until everything is read that is worth it. For callers that have nothing else to do."""
+        while self.advance_loading():
+            self.wait_for_reads(READ_WAIT_S)
 
     @property
     def tokens(self) -> array[int]:
@@ -118,18 +182,18 @@ class Session:
     def prompt_tokens(self) -> int:
         return num_tokens(self.prompt)
 
-    def schedule_prompt(self, captures: Sequence[Capture], *, keep: bool) -> None:
+    def _schedule_prompt(self) -> None:
         """Plan the restore points of the prompt: only where a group needs them, or one was asked to be kept."""
         total = self.prompt_tokens
-        if keep:
+        if self._keeps_prompt:
             self.schedule(total, Reason.END, kept=True)
         if not self._context.costs.needs_points:
             return
-        for capture in captures:
+        for capture in self._prompt_captures:
             self.schedule(capture.offset, capture.reason)
         for offset in range(self._context.point_spacing, total, self._context.point_spacing):
             self.schedule(offset, Reason.BRANCH)
-        if self.cached < self.matched or self._is_branch:
+        if self.cached < self.matched or self._adoption.is_branch:
             self.schedule(min(self.matched, total - 1), Reason.BRANCH)
         self.schedule(total - 1, Reason.PROMPT_END)
 
@@ -195,6 +259,9 @@ class Session:
         """Record what was computed, whatever happened, and make the lane idle. A second call does nothing."""
         if self.is_closed:
             return
+        if self._adoption.is_loading:
+            self._cancel_loading()
+            return
         try:
             if self.is_whole:
                 self._record_last()
@@ -207,6 +274,12 @@ class Session:
             self.is_closed = True
             self._context.finisher.finish(self.sequence, self.prompt, self.salt, stores=self.stores, is_whole=self.is_whole)
             self._context.residency.evictor.forget_if_empty(self.sequence.trie)
+
+    def _cancel_loading(self) -> None:
+        """Give up what is being read. There is nothing to record, and the lane is as it was before."""
+        self.is_closed = True
+        self._adoption.cancel()
+        self._context.residency.evictor.forget_if_empty(self.sequence.trie)
 
     def _record_last(self) -> None:
         """The last record, with a restore point at the end; then the idle lane's tokens are known."""

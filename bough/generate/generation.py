@@ -1,8 +1,8 @@
 """One request from its prompt to its last token, as steps that a driver calls.
 
-The driver (`pipeline` for one request, the scheduler for many) calls `begin`, then `prefill_chunk` until `is_prefilled`.
-Then it samples with `draw`, hands the token to `accept`, and feeds `next_id` to the lane inside `session.feeding`, until
-`is_done`. However the request ends, `close` records the work that was done.
+The driver (`pipeline` for one request, the scheduler for many) calls `begin`, then `advance_loading` while it `is_loading`,
+then `prefill_chunk` until `is_prefilled`. Then it samples with `draw`, hands the token to `accept`, and feeds `next_id` to
+the lane inside `session.feeding`, until `is_done`. However the request ends, `close` records the work that was done.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Generation:
         self._session: ReuseSession | None = None
         self._timings = Timings()
         self._started_s = 0.0
+        self._reported = -1  # tokens of the prompt, as the last progress told
         self._max_tokens = self._limit()
         self._room = min(self._max_tokens, RESERVE_TOKENS)  # generated tokens that are reserved in the lane
 
@@ -95,7 +96,7 @@ class Generation:
         return room if wanted is None else min(wanted, room)
 
     def begin(self, reuse: Reuse) -> None:
-        """Take a lane that has adopted the known prefix of the prompt."""
+        """Take a lane that has adopted the known prefix of the prompt, or will when it is read from disk."""
         request = self.request
         self._started_s = self.clock()
         self._session = reuse.begin(
@@ -106,8 +107,23 @@ class Generation:
             keep=request.keep,
             store=request.store,
         )
+        self._note_begin(self._session)
+
+    def advance_loading(self) -> None:
+        """Take what has been read from disk, if something is missing. A cancelled request ends here instead."""
+        if self._ends_if_cancelled():
+            return
+        self.session.advance_loading()
+        self._note_begin(self.session)
+
+    def wait_for_reads(self, timeout_s: float) -> None:
+        """Wait until the disk has read something more, or the time is over. Any thread may wait."""
+        if self._session is not None:
+            self._session.wait_for_reads(timeout_s)
+
+    def _note_begin(self, session: ReuseSession) -> None:
         begin_s = self.clock() - self._started_s
-        self._timings = replace(self._timings, begin_s=begin_s, loading=self._session.loading)
+        self._timings = replace(self._timings, begin_s=begin_s, loading=session.loading)
         self._report_progress()
 
     @property
@@ -120,8 +136,18 @@ class Generation:
         return self.session.lane
 
     @property
+    def is_loading(self) -> bool:
+        """Whether the lane still waits for what is being read from disk."""
+        return self._session is not None and self._session.is_loading
+
+    @property
+    def done_tokens(self) -> int:
+        """How many tokens of the prompt the lane holds, or has been read for it so far."""
+        return self.session.loaded_tokens if self.is_loading else self.lane.offset
+
+    @property
     def is_prefilled(self) -> bool:
-        return self._session is not None and self.lane.offset >= len(self.request.ids)
+        return self._session is not None and not self.is_loading and self.lane.offset >= len(self.request.ids)
 
     @property
     def is_done(self) -> bool:
@@ -238,7 +264,9 @@ class Generation:
         return self.is_done
 
     def _report_progress(self) -> None:
-        self.request.on_progress(self.lane.offset, len(self.request.ids))
+        if (done := self.done_tokens) != self._reported:
+            self._reported = done
+            self.request.on_progress(done, len(self.request.ids))
 
     def completion(self) -> Completion:
         """The answer so far, with its usage and timings."""
@@ -257,11 +285,14 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """How many tokens were found, reused, evaluated and generated so far. Zero before `begin`."""
+        """How many tokens were found, reused, evaluated and generated so far. Zero before `begin`.
+
+        While the request loads, the tokens that are planned to be reused count as such.
+        """
         prompt_tokens, session = len(self.request.ids), self._session
         if session is None:
             return Usage(prompt_tokens=prompt_tokens)
-        evaluated = min(self.lane.offset, prompt_tokens) - session.cached
+        evaluated = 0 if self.is_loading else min(self.lane.offset, prompt_tokens) - session.cached
         return Usage(
             prompt_tokens=prompt_tokens,
             matched_tokens=session.matched,

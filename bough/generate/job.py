@@ -61,11 +61,16 @@ class Job:
     @property
     def remaining(self) -> int:
         """Prompt tokens that are still to be evaluated. The request must have a lane."""
-        return self.num_tokens - self.generation.lane.offset
+        return self.num_tokens - self.generation.done_tokens
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the request has a lane, and parts of its prefix are still being read from disk."""
+        return not self.generation.is_done and self.generation.is_loading
 
     @property
     def is_prefilling(self) -> bool:
-        return not self.generation.is_done and not self.generation.is_prefilled
+        return not self.generation.is_done and not self.generation.is_loading and not self.generation.is_prefilled
 
     @property
     def is_decoding(self) -> bool:

@@ -1,4 +1,4 @@
-"""One request alone on the engine: prefill in chunks, then a token at a time."""
+"""One request alone on the engine: load what lies on disk, prefill in chunks, then a token at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ def run_alone(
 ) -> Generator[Chunk | Completion, None, None]:
     """Yield the answer in pieces, then the completion. Empty pieces come too, so that the caller can stop at any step.
 
-    However the iteration ends, the session is closed and the work that was done is kept.
+    While the generation `is_loading`, the caller should wait a little after each empty piece. However the iteration ends,
+    the session is closed and the work that was done is kept.
     """
     with closing(generation):
         generation.begin(reuse)
+        while generation.is_loading and not generation.is_done:
+            yield Chunk("")
+            generation.advance_loading()
         while not generation.is_done and not generation.is_prefilled:
             generation.prefill_chunk(size)
             yield Chunk("")

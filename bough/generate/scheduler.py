@@ -1,8 +1,9 @@
 """Continuous batching: many requests on one engine.
 
-One thread calls `turn` in a loop. Each turn admits waiting requests to free lanes, then runs one prefill chunk and one
-decode step of all lanes together. So a long prompt never stops the tokens of other requests. The request with the least
-work goes first; one that was passed over `MAX_PASSED` times goes next.
+One thread calls `turn` in a loop. Each turn admits waiting requests to free lanes, takes what was read from disk for those
+that load, then runs one prefill chunk and one decode step of all lanes together. So a long prompt, or a slow disk, never
+stops the tokens of other requests. The request with the least work goes first; one that was passed over `MAX_PASSED` times
+goes next. At most half of the lanes load at a time.
 
 A request waits while another one computes a prefix that both share. When that part is published, or the other request ends
 for any reason, it continues from what was kept, the oldest first.
@@ -63,14 +64,20 @@ class Scheduler:
     def num_free_lanes(self) -> int:
         return sum(not slot.is_busy for slot in self._cache.lanes.slots)
 
+    @property
+    def only_loads(self) -> bool:
+        """Whether every running request waits for the disk: there is nothing to compute now."""
+        return bool(self.running) and all(job.is_loading for job in self.running)
+
     def add(self, job: Job) -> None:
         """Queue a request."""
         self.waiting.append(job)
 
     def turn(self) -> None:
-        """Admit requests, then run one prefill chunk and one decode step, if there are any to run."""
+        """Admit and load requests, then run one prefill chunk and one decode step, if there are any to run."""
         self._sweep()
         self._admit()
+        self._load()
         self._prefill()
         self._decode()
         for job in [job for job in self.running if job.generation.is_done]:
@@ -143,14 +150,14 @@ class Scheduler:
 
     def _leader_of(self, job: Job) -> Job | None:
         """The running request that computes a prefix of this one, if waiting was worth it when that was first seen."""
-        leaders = [other for other in self.running if other.is_prefilling and self._can_lead(other, job)]
+        leaders = [other for other in self.running if not other.is_decoding and self._can_lead(other, job)]
         job.leader = next((other for other in leaders if self._leads(other, job)), None)
         return job.leader
 
     def _leads(self, other: Job, job: Job) -> bool:
         """Whether `other` will publish a prefix of `job` that is long enough to wait for."""
         shared = min(common_prefix(job.packed, other.packed), job.num_tokens - 1)
-        if other.generation.lane.offset >= shared:
+        if not other.is_loading and other.generation.lane.offset >= shared:
             return False
         is_worth_it = job.leader is other or shared - self._known(job) >= MIN_SHARED_TOKENS
         if is_worth_it:
@@ -163,6 +170,8 @@ class Scheduler:
 
     def _begin(self, job: Job) -> bool:
         """Give a request a lane; returns False if it has to wait for memory."""
+        if self._must_wait_to_load(job):
+            return True
         try:
             job.generation.begin(self._cache)
         except DoesNotFit as error:
@@ -181,6 +190,23 @@ class Scheduler:
             job.passed = 0
             job.start(self._clock() - job.submitted_s)
         return True
+
+    # Loading
+
+    def _must_wait_to_load(self, job: Job) -> bool:
+        """Whether a request has to read from disk while half of the lanes do so already."""
+        most = max(1, len(self._cache.lanes.slots) // 2)
+        if sum(other.is_loading for other in self.running) < most:
+            return False
+        return self._cache.needs_loading(job.packed, job.generation.request.salt)
+
+    def _load(self) -> None:
+        """Take what has been read from disk for the requests that wait for it."""
+        for job in [job for job in self.running if job.is_loading]:
+            try:
+                job.generation.advance_loading()
+            except (BoughError, MemoryError) as error:
+                self._fail(job, _translated(error))
 
     # Prefill
 

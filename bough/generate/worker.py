@@ -34,6 +34,7 @@ IDLE_S = 60.0
 _SNAPSHOT_S = 0.5  # how often statistics are taken while requests run
 _SLICE_SHARE = 5  # slices take at most 1/5 of the time while requests run
 _WATCH_S = 1.0  # how often the watchdog checks
+_LOADING_S = 0.002  # how often it is looked what has been read, while there is nothing to compute
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._wakes:
-                if not (self._inbox or self._slices or self.scheduler.has_work or self._is_closing):
-                    self._wakes.wait(0 if self._has_more_to_tidy else IDLE_S)
+                if not (self._inbox or self._is_closing):
+                    self._wait()
                 is_closing = self._is_closing  # then nothing new is queued, and the queue is emptied below
             with self._engine_lock:
                 self._take_queued()
@@ -216,6 +217,13 @@ class Worker:
                 self._busy_since = None
             if is_closing:
                 return
+
+    def _wait(self) -> None:
+        """Wait for work if there is none, and a moment if all requests wait for the disk. Needs the lock."""
+        if self.scheduler.only_loads:
+            self._wakes.wait(_LOADING_S)
+        elif not (self._slices or self.scheduler.has_work):
+            self._wakes.wait(0 if self._has_more_to_tidy else IDLE_S)
 
     def _take_queued(self) -> None:
         """Take all requests and calls that are queued now. The watchdog times each call as a step of its own."""

@@ -26,6 +26,9 @@ class CountingLane:
     def bytes_for(self, num_tokens: int) -> int:
         return 0
 
+    def bytes_after_clear(self, num_tokens: int) -> int:
+        return 0
+
     def peak_for(self, num_tokens: int) -> int:
         return 0
 

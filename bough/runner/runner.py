@@ -35,6 +35,7 @@ from bough.runner.engine_lock import EngineLock
 from bough.system.resources import trim_heap
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 
+_READ_WAIT_S = 0.01
 _MIN_LANES = 4
 _TRIM_EVERY_S = 60.0
 _LANE_TOKENS = 4_096  # a lane should have memory for so many tokens
@@ -228,6 +229,8 @@ class Runner:
                     piece = self._next_piece(steps)
                 if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
                     yield piece
+                elif generation.is_loading:
+                    generation.wait_for_reads(_READ_WAIT_S)  # without the lock: other streams go on
         finally:
             self._running.discard(steps)
             self._engine_lock.close(steps)

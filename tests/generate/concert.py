@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency.memory import Tiers
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize, Generation
 from bough.generate.job import Job
@@ -16,6 +17,7 @@ from bough.generate.scheduler import Scheduler
 from bough.generate.verifier import Verifier
 from bough.types import Chunk, Completion, SamplingParams, Usage
 from tests import invariants
+from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS, FakeEngine
 
 
@@ -75,10 +77,13 @@ class Concert:
         chunk: int = 16,
         budget_bytes: int | None = None,
         random: Callable[[], float] | None = None,
+        has_disk: bool = False,
     ) -> None:
         self.engine = FakeEngine(MODELS[model])
+        self.disk = FakeDisk(16) if has_disk else None
         lanes_made = [self.engine.make_lane() for _ in range(lanes)]
-        self.cache = PrefixCache(self.engine, lanes_made, page_tokens=16, budget_bytes=budget_bytes)
+        tiers = Tiers(self.engine, disk=self.disk) if self.disk else None  # type: ignore[arg-type]
+        self.cache = PrefixCache(self.engine, lanes_made, page_tokens=16, budget_bytes=budget_bytes, tiers=tiers)
         self.clients: list[Client] = []
         ticks = itertools.count(1)
         self.clock = lambda: next(ticks) / 100
@@ -96,12 +101,15 @@ class Concert:
         salt: str = "",
         seed: int = 0,
         tenant: str = "",
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
         **params: object,
     ) -> Client:
         client = Client()
         self.clients.append(client)
         wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
-        request = Request(list(ids), wanted, salt=salt, seed=seed, is_cancelled=lambda: client.is_gone)
+        request = Request(
+            list(ids), wanted, salt=salt, seed=seed, is_cancelled=lambda: client.is_gone, on_progress=on_progress
+        )
         job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock(), tenant=tenant)
         self.scheduler.add(job)
         return client

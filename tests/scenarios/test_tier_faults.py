@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from bough.cache.disk import Disk
+from bough.cache.disk.page_files import KeepReading
+from bough.cache.tree.address import DiskFile
 from bough.cache.tree.plan import plan
 from bough.cache.tree.state import Tier
 from bough.errors import DoesNotFit, EngineError
@@ -247,7 +248,7 @@ def test_a_leaf_that_lost_its_rows_does_not_keep_those_above_it_on_disk() -> Non
     demote_all(w)
     remove_files(disk, start=4)
     for chat in ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 9, 9]):
-        w.cache.begin(chat).close()
+        w.begin(chat).close()
         demote_all(w)
     assert w.cache.residency.loader.counts.misses == 2
 
@@ -283,16 +284,30 @@ def test_a_request_is_refused_after_few_plans_where_nothing_will_go(monkeypatch:
     assert next(plans) <= 40
 
 
+class TimedDisk(FakeDisk):
+    """A disk that reads a page in 0.01 s."""
+
+    def read(self, disk_file: DiskFile, keep_reading: KeepReading) -> bytearray:
+        self.reader.now_s += 0.01
+        return super().read(disk_file, keep_reading)
+
+
 @pytest.mark.parametrize("model", ["full", "full+window", "full+recurrent", "window+recurrent+full"])
 def test_loading_goes_on_while_computing_all_that_is_left_would_take_longer(model: str) -> None:
     """A page is read in 0.01 s, and holds 8 tokens, of which each takes 0.02 s to compute."""
-    w = World(MODELS[model], 8, disk=FakeDisk(8), rates=FixedRates(0.02, {Tier.DISK: 0.01 / 64}))
-    w.cache.residency.loader.clock = partial(next, count(0.0, 0.01))
+    disk = TimedDisk(8)
+    w = World(MODELS[model], 8, disk=disk, rates=FixedRates(0.02, {Tier.DISK: 0.01 / 64}))
+    w.cache.residency.loader.clock = lambda: disk.reader.now_s
     chat = list(range(194))  # the rows of the window at its end lie in two pages
     w.run(chat)
     demote_all(w)
+    disk.reader.is_slow = True
 
-    assert w.begin([*chat, 7]).cached == len(chat)
+    session = w.begin([*chat, 7])
+    while session.advance_loading():
+        assert disk.reader.finish(0)
+
+    assert session.cached == len(chat)
 
 
 def test_closing_does_not_count_as_use() -> None:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, precondition, rule
 
+from bough.cache.session import Session
 from bough.cache.tree.state import Tier
+from bough.cache.tree.tokens import unpack
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
-from tests.scenarios.test_random_walks import CacheMachine, walk, walk_long
+from tests.scenarios.test_random_walks import CacheMachine, prompts, walk, walk_long
 from tests.scenarios.world import World
 
 
 class TierMachine(CacheMachine):
-    """The walks of `CacheMachine` over a device, a host and a disk, with their faults, and with restarts."""
+    """The walks of `CacheMachine` over a device, a host and a disk, with their faults, and with restarts.
+
+    While the disk is slow, requests load over many steps: reads end in any order, late, damaged or never.
+    """
+
+    num_loaded = 0  # requests that took what they had waited for, over all walks
 
     @initialize(
         model=st.sampled_from(list(MODELS)),
@@ -50,6 +58,15 @@ class TierMachine(CacheMachine):
         self.world = World(MODELS[self.model], self.page_tokens, disk=self.disk, **self.settings)  # type: ignore[arg-type]
         self.open = []
 
+        self.now_s = 0.0
+        self.world.cache.residency.loader.clock = lambda: self.now_s
+
+    def _finish_loading(self, session: Session) -> None:
+        if session.is_loading:
+            self.world.engine.fail_next = None
+            session.finish_loading()
+            assert session.tokens.tobytes() == session.prompt[: 4 * session.cached]
+
     def _fits(self, total_tokens: int) -> bool:
         """With a disk, what is read back needs room as well: more than can be told here."""
         return self.is_exact and self.disk is None and super()._fits(total_tokens)
@@ -67,6 +84,80 @@ class TierMachine(CacheMachine):
     @rule(where=st.sampled_from(["to_host", "unpack"]), error=st.sampled_from([EngineError, MemoryError]))
     def arm_a_fault_of_moving(self, where: str, error: type[Exception]) -> None:
         self.world.engine.fail_next, self.world.engine.fail_with = where, error
+
+    @rule(is_slow=st.booleans())
+    def slow_the_disk_down(self, is_slow: bool) -> None:
+        """Reads end when the walk says so, or at once again."""
+        if self.disk is not None:
+            self.disk.reader.is_slow = is_slow
+
+    @rule()
+    def demote_everything(self) -> None:
+        """Write all that waits, and move as much as goes to the lowest place."""
+        if self.disk is None:
+            return
+        self.disk.work()
+        for tier in (Tier.DEVICE, Tier.HOST):
+            self.evict_all_from(tier)
+        self.world.cache.lanes.clear_idle()
+
+    def evict_all_from(self, tier: Tier) -> None:
+        for _ in range(20):
+            self.evict_from(tier)
+
+    @rule(prompt=prompts)
+    def serve_a_whole_request(self, prompt: list[int]) -> None:
+        before = len(self.open)
+        self.begin(prompt, "", 0, 1, Mark.SYSTEM_END, False, True)
+        if len(self.open) > before:
+            self.finish_prompt(before)
+        if len(self.open) > before:
+            self.close(before)
+
+    @rule(pick=st.integers(0, 1000), tail=prompts, max_new=st.integers(0, 3))
+    def begin_what_is_known(self, pick: int, tail: list[int], max_new: int) -> None:
+        """A prompt that goes on from something in the tree, while the disk is slow."""
+        nodes = [node for node in self.world.cache.forest.find("").walk() if node.parent is not None]
+        if self.disk is not None and nodes:
+            path = nodes[pick % len(nodes)].path()
+            self.demote_everything()
+            self.disk.reader.is_slow = True
+            known = [token for node in path for token in unpack(node.edge)]
+            self.begin([*known, *tail[:2]], "", max_new, 1, Mark.SYSTEM_END, False, False)
+
+    @rule(which=st.integers(0, 20))
+    def finish_a_read(self, which: int) -> None:
+        """Any of those under way, also if nobody wants it any more."""
+        if self.disk is not None:
+            self.disk.reader.finish(which)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2))
+    def take_what_was_read(self, which: int) -> None:
+        session = self.open[which % len(self.open)]
+        if not session.is_loading:
+            return
+        try:
+            is_loading = session.advance_loading()
+        except (EngineError, MemoryError):  # the lane could not adopt
+            self.open.remove(session)
+            self.world.close(session)
+            return
+        if not is_loading:
+            TierMachine.num_loaded += 1
+            assert session.tokens.tobytes() == session.prompt[: 4 * session.cached]
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        """Loads may be given up because nothing arrives."""
+        self.now_s += seconds
+        if self.disk is not None:
+            self.disk.reader.now_s += seconds
+
+    @rule(token_s=st.sampled_from([0.001, 0.1, 10.0]))
+    def measure_the_prefill(self, token_s: float) -> None:
+        """From now on it is known what computing takes: loads may be given up because they are slower."""
+        self.world.cache.residency.loader.rates.note_prefill(0, 100, 100 * token_s)
 
     @rule(is_full=st.booleans())
     def fill_the_disk(self, is_full: bool) -> None:
@@ -94,6 +185,83 @@ def test_random_walks_over_all_places_keep_every_invariant() -> None:
 @pytest.mark.timeout(3600)
 def test_long_random_walks_over_all_places_keep_every_invariant() -> None:
     walk_long(TierMachine)
+
+
+class LoadingWalk:
+    """Steps of a `TierMachine` in proportions that keep the disk busy: most requests wait for what is being read.
+
+    Hypothesis leaves whole rules out of a walk; loading needs many of them together.
+    """
+
+    def __init__(self, model: str, seed: int) -> None:
+        self.chance = chance = random.Random(f"{model} {seed}")
+        self.machine = machine = TierMachine()
+        machine.start(
+            model,
+            chance.choice([2, 3, 8]),
+            chance.randrange(2, 5),
+            chance.choice([None, 400, 900, 2000]),
+            chance.choice([0, 0, 300, 5000]),
+            chance.choice([600, 1 << 30]),
+            chance.choice([1.0, 1.0, 0.5]),
+        )
+        draw = chance.randrange
+        self.steps: dict[Callable[[], object], int] = {
+            lambda: machine.serve_a_whole_request(self._tokens(14)): 20,
+            lambda: machine.begin_what_is_known(draw(1000), self._tokens(2), draw(4)): 15,
+            lambda: self._begin(): 5,
+            lambda: machine.finish_a_read(draw(21)): 30,
+            lambda: machine.open and machine.take_what_was_read(draw(3)): 30,
+            lambda: self._use_a_session(): 12,
+            lambda: machine.open and machine.close(draw(3)): 10,
+            lambda: machine.let_time_pass(chance.choice([0.1, 1.0, 10.0])): 4,
+            lambda: machine.measure_the_prefill(chance.choice([0.001, 0.1, 10.0])): 1,
+            lambda: machine.slow_the_disk_down(chance.random() < 0.8): 2,
+            lambda: machine.arm_a_fault_of_the_disk(chance.choice(["read", "read", "write"])): 5,
+            lambda: machine.arm_a_fault_of_moving(chance.choice(["to_host", "unpack"]), EngineError): 3,
+            lambda: machine.arm_a_fault(chance.choice(["publish", "cut", "join", "reserve", "adopt"]), MemoryError): 3,
+            lambda: machine.evict_from(chance.choice(list(Tier))): 8,
+            lambda: machine.write(): 3,
+            lambda: machine.clear(): 0.5,
+            lambda: machine.restart(): 1,
+        }
+
+    def _tokens(self, most: int) -> list[int]:
+        return [self.chance.randrange(3) for _ in range(self.chance.randrange(1, most + 1))]
+
+    def _begin(self) -> None:
+        chance = self.chance
+        salt, mark = chance.choice(["", "other"]), chance.choice(list(Mark))
+        self.machine.begin(self._tokens(14), salt, chance.randrange(6), chance.randrange(1, 14), mark, False, True)
+
+    def _use_a_session(self) -> None:
+        """One that does not load: the others wait on."""
+        ready = [number for number, session in enumerate(self.machine.open) if not session.is_loading]
+        if ready:
+            which = self.chance.choice(ready)
+            self.chance.choice([self.machine.finish_prompt, self._feed, self._decode])(which)
+
+    def _feed(self, which: int) -> None:
+        self.machine.feed_prompt(which, self.chance.randrange(1, 5))
+
+    def _decode(self, which: int) -> None:
+        self.machine.decode(which, self.chance.randrange(3))
+
+    def run(self, num_steps: int) -> None:
+        steps, weights = list(self.steps), list(self.steps.values())
+        for step in self.chance.choices(steps, weights, k=num_steps):
+            step()
+            self.machine.all_holds()
+        self.machine.teardown()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_reads_may_end_in_any_order_late_damaged_or_never(model: str, request: pytest.FixtureRequest) -> None:
+    num_walks, num_steps = (1000, 200) if request.config.getoption("--slow") else (12, 150)
+    loaded_before = TierMachine.num_loaded
+    for seed in range(num_walks):
+        LoadingWalk(model, seed).run(num_steps)
+    assert TierMachine.num_loaded - loaded_before > num_walks
 
 
 class Day:
@@ -132,6 +300,7 @@ class Day:
             self.num_refused += 1
             return
         with session:
+            session.finish_loading()
             while chunk := session.next_chunk(chance.randrange(1, 24)):
                 with session.feeding(chunk):
                     engine.evaluate(session.lane, chunk)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bough.cache.disk import Disk, DiskBusy
-from bough.cache.disk.errors import DiskSlow
-from bough.cache.tree.address import DiskFile
 from bough.cache.tree.state import Tier
 from bough.errors import EngineError
 from tests.fake_disk import FakeDisk
@@ -179,27 +177,6 @@ def test_only_the_part_that_lies_too_far_away_is_computed() -> None:
     assert tiers(w) == {Tier.DEVICE: 0, Tier.HOST: 4, Tier.DISK: 4}
     session = w.begin(LONG)
     assert session.cached == 16 and session.loading.disk_bytes == 0
-
-
-def test_loading_stops_when_it_turns_out_slower_than_computing() -> None:
-    class SlowDisk(FakeDisk):
-        def get(self, disk_file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
-            now[0] += 1.0
-            if not keep_reading():
-                raise DiskSlow(10)
-            return super().get(disk_file)
-
-    now = [0.0]
-    w = World(MODELS["full"], 4, disk=SlowDisk(4))
-    w.cache.residency.loader.clock = lambda: now[0]
-    w.run(LONG, [1])
-    w.cache.residency.loader.rates.note_prefill(0, 100, 1.0)
-    demote_all(w)
-    session = w.begin(LONG)
-    assert session.cached == 0 and session.loading.disk_bytes == 10  # it was given up in the middle of a page
-    w.close(session)
-    demote_all(w)
-    assert w.begin(LONG).cached == 0  # and now it is known
 
 
 def test_a_salt_that_is_over_its_share_evicts_its_own() -> None:

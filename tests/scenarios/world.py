@@ -109,7 +109,20 @@ class World:
         session = self.cache.begin(list(prompt), boundaries=boundaries, salt=salt, max_new_tokens=max_new, keep=keep)
         self.sessions = [each for each in self.sessions if not each.is_closed] + [session]
         self.check()
+        self.load(session)
         return session
+
+    def load(self, session: Session) -> None:
+        """Wait until a session has read what it needs, unless the disk is slow: then the test says when."""
+        disk = self.cache.memory.disk
+        if disk is not None and getattr(disk.reader, "is_slow", False):
+            return
+        try:
+            session.finish_loading()
+        except BaseException:
+            session.close()
+            raise
+        self.check()
 
     def prefill_chunk(self, session: Session, max_tokens: int | None = None) -> bool:
         """One chunk; False when the prompt was done already."""

@@ -1,7 +1,8 @@
 """The disk tier: pages and states of one model in files, found again after a restart.
 
-A `Disk` owns one folder. One thread, the engine's, calls it; a second one, the writer, does all the writing. Nothing here
-raises because of a failing disk but `open`, `clear` and, as a miss, `get`.
+A `Disk` owns one folder. One thread, the engine's, calls it; another one, the writer, does all the writing, and those of
+the `reader` read what is to be loaded. Nothing here raises because of a failing disk but `open`, `clear` and, as a miss,
+`get` and `take`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
 from bough.cache.disk.folder import Opened, open_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
 from bough.cache.disk.ledger import Counts, Ledger
+from bough.cache.disk.page_files import KeepReading
+from bough.cache.disk.reader import Read, Reader
 from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.writer import Writer
 from bough.cache.tree.address import POINT, Address, DiskFile
@@ -69,6 +72,7 @@ class Disk:
         self._is_closed = False
         self._writer = Writer(self._ledger, opened.index, opened.files, warnings)
         self._writer.start()
+        self.reader = Reader(self._read)
 
     @classmethod
     def open(
@@ -111,6 +115,7 @@ class Disk:
         if self._opened.lock.is_inherited:
             self._opened.lock.release()
             return
+        self.reader.close()
         if not self._writer.stop():
             self._warnings.say("close", f"{self.folder}: the thread that writes does not end; what it had left is lost")
             return
@@ -181,8 +186,21 @@ class Disk:
         self._writer.wait_for(lambda: self._ledger.is_settled(file), SAVE_WITHIN_S)
         return file.is_saved
 
-    def get(self, file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
-        """The content of a file, after everything about it was checked. Raises DiskSlow if `keep_reading` says no.
+    def take(self, read: Read) -> bytearray:
+        """What the reader has read, counted; raises what it has raised. A file that is not what it should be is dropped."""
+        assert read.is_done
+        if isinstance(read.error, DiskMiss) and not read.file.has_failed:
+            self._lose(read.file, read.error)
+        if read.error is not None:
+            raise read.error
+        assert read.content is not None
+        if not read.is_counted:
+            read.is_counted = True
+            self._count_loaded(read.file)
+        return read.content
+
+    def get(self, file: DiskFile) -> bytearray:
+        """The content of a file, after everything about it was checked; waits for the disk.
 
         Raises DiskMiss if it is not what it should be: then the file is dropped, also if pages still use it. The content of
         a pending file comes from the memory that it is to be written from.
@@ -190,18 +208,31 @@ class Disk:
         if not file.is_saved and (content := self._pending_content(file)) is not None:
             return content
         try:
-            if not (file.is_saved or self.save(file)):
-                raise DiskMiss(MISSING, "it was never written")
-            content = self._opened.files.read(self.keys.name(file.address), file.address, keep_reading)
-            if (size := self._opened.files.size(file.address, len(content))) != file.nbytes:
-                raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {file.nbytes}")
+            if not file.is_saved:
+                self.save(file)
+            content = self._read(file)
         except DiskMiss as miss:
-            self._ledger.mark_lost(file, miss.reason)
-            self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
+            self._lose(file, miss)
             raise
+        self._count_loaded(file)
+        return content
+
+    def _read(self, file: DiskFile, keep_reading: KeepReading = page_files.always) -> bytearray:
+        """Read a file and check everything about it, changing nothing. Any thread may read."""
+        if not file.is_saved:
+            raise DiskMiss(MISSING, "it was never written, or is deleted")
+        content = self._opened.files.read(self.keys.name(file.address), file.address, keep_reading)
+        if (size := self._opened.files.size(file.address, len(content))) != file.nbytes:
+            raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {file.nbytes}")
+        return content
+
+    def _lose(self, file: DiskFile, miss: DiskMiss) -> None:
+        self._ledger.mark_lost(file, miss.reason)
+        self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
+
+    def _count_loaded(self, file: DiskFile) -> None:
         self.counts.loaded += 1
         self.counts.loaded_bytes += file.nbytes
-        return content
 
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         """What a file with so much content and an address of so many tokens takes."""

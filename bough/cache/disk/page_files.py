@@ -29,8 +29,16 @@ PAGES, TEMPORARY = "pages", "tmp"
 MAX_HEADER_BYTES = 2**24
 READ_BYTES = 2 * 2**20  # read at a time; in between the reader may lose patience
 
+KeepReading = Callable[[int], bool]
+"""Is told how many bytes of a payload have been read so far, and says whether to go on."""
+
 _PREFIX = struct.Struct("<8sII")
 _HEADER = struct.Struct("<iqqQIIIII")  # group, start, end, payload bytes and crc32; lengths of the four that follow
+
+
+def always(done_bytes: int) -> bool:
+    """Go on reading."""
+    return True
 
 
 def encode_header(fingerprint: str, address: Address, payload_bytes: int, payload_crc: int) -> bytes:
@@ -91,8 +99,11 @@ class PageFiles:
             sync_folder(folder)
         self._unsynced.clear()
 
-    def read(self, name: bytes, address: Address, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
-        """The payload, after everything about the file was checked; raises DiskMiss, or DiskSlow if it is not to go on."""
+    def read(self, name: bytes, address: Address, keep_reading: KeepReading = always) -> bytearray:
+        """The payload, after everything about the file was checked; raises DiskMiss, or DiskSlow if it is not to go on.
+
+        Any thread may read.
+        """
         file = self.path(name)
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -130,7 +141,7 @@ class PageFiles:
         finally:
             os.close(descriptor)
 
-    def _read_payload(self, descriptor: int, address: Address, keep_reading: Callable[[], bool]) -> bytearray:
+    def _read_payload(self, descriptor: int, address: Address, keep_reading: KeepReading) -> bytearray:
         size = os.fstat(descriptor).st_size
         prefix = _read_exactly(descriptor, _PREFIX.size)
         magic, header_bytes, header_crc = _PREFIX.unpack(prefix)
@@ -153,15 +164,15 @@ class PageFiles:
         return payload
 
 
-def _read_exactly(descriptor: int, num_bytes: int, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
+def _read_exactly(descriptor: int, num_bytes: int, keep_reading: KeepReading = always) -> bytearray:
     content = bytearray(num_bytes)
     view, done = memoryview(content), 0
     while done < num_bytes:
-        if done and not keep_reading():
-            raise DiskSlow(done)
         if not (count := read_into(descriptor, view[done : done + READ_BYTES])):
             raise DiskMiss(TRUNCATED, f"it ends {num_bytes - done} bytes early")
         done += count
+        if not keep_reading(done):
+            raise DiskSlow(done)
     return content
 
 

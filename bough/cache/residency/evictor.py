@@ -305,7 +305,7 @@ class Evictor:
         """Make room on the host for so many bytes; False if that cannot be done."""
         if not self.make_share(Tier.HOST, trie, nbytes, self._host_bytes):
             return False
-        while self.memory.num_bytes[Tier.HOST] + nbytes > self._host_bytes:
+        while self.memory.used_bytes(Tier.HOST) + nbytes > self._host_bytes:
             if nbytes > self._host_bytes or not self.evict_one(Tier.HOST):
                 return False
         return True

@@ -1,23 +1,27 @@
-"""Loading: how much of a planned prefix is promoted from the tiers below the device, and the reading itself.
+"""Loading: how much of a planned prefix is promoted from the tiers below the device, and bringing it back from disk.
 
-A page that cannot be read, or is not what it should be, is a miss: the tree loses it, and the plan is made again with less.
-The same happens, without a loss, when loading turns out to be slower than computing.
+The disk's threads read; the engine's thread looks between two steps what has arrived, and puts it into the tree. What a
+request waits for has its bytes reserved. A page that cannot be read, or is not what it should be, is a miss: the tree loses
+it, and the plan is made again with less. The same happens, without a loss, when loading turns out to be slower than
+computing, or when nothing arrives at all.
+
+Always true between calls (`check` asserts it): what is reserved in memory is what the loads under way have reserved, and
+the disk reads nothing but what they want.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from bough.cache.disk import DiskMiss, DiskSlow
+from bough.cache.disk import Disk, DiskMiss
+from bough.cache.disk.reader import Read, ReadProgress
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.memory import Memory, SaltTrie
+from bough.cache.residency.memory import Memory, SaltTrie, saved_file
 from bough.cache.residency.rates import Rates
-from bough.cache.tree.node import Node
+from bough.cache.tree.node import Node, Pin
 from bough.cache.tree.plan import Live, plan
 from bough.cache.tree.state import Group, Item, Kind, Page, Tier
 from bough.errors import EngineError
@@ -27,6 +31,12 @@ log = logging.getLogger(__name__)
 
 WASTE = 0.1
 """Reading that is given up may cost this share of computing everything."""
+
+STALLED_S = 5.0
+"""A disk that delivers no byte for so long is not waited for, also if it is not known what computing takes."""
+
+TAKE_S = 0.01
+"""Putting what has arrived into the tree may take so long at a time: other requests wait meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +79,11 @@ class Depth:
 
 @dataclass
 class LoadCounts:
-    """What could not be loaded: files that were not what they should be, and loads without memory for them."""
+    """What could not be loaded: files that were not what they should be, loads without memory, and loads given up."""
 
     misses: int = 0
     failed_loads: int = 0
+    slow_loads: int = 0
 
 
 class Loader:
@@ -86,7 +97,9 @@ class Loader:
         self.rates = rates
         self.clock = clock
         self.groups = memory.groups
+        self.loads: set[Load] = set()
         self._evictor = evictor
+        self._measured = ReadProgress()
 
     def choose_depth(self, path: Sequence[Node], matched: int, live: Live, offset: int, total: int) -> Depth:
         """The offset at or below `offset` from which the prompt's end is reached soonest, by the measured rates."""
@@ -119,110 +132,235 @@ class Loader:
             return measured
         return self.memory.tiers.store.host_seconds_per_byte() or 0.0
 
-    def bytes_on_disk(self, path: Sequence[Node], live: Live, offset: int) -> int:
-        """How much of what standing at `offset` needs has to be read first."""
+    def on_disk(self, path: Sequence[Node], live: Live, offset: int) -> list[Needed]:
+        """What has to be read before a lane can stand at `offset`, in the order in which it is wanted."""
         items = needed(self.groups, path, live, offset) if self.memory.disk is not None else ()
-        return sum(each.item.content_bytes for each in items if each.item.tier is Tier.DISK)
+        return [each for each in items if each.item.tier is Tier.DISK]
 
-    def make_room(self, trie: SaltTrie, nbytes: int) -> int:
-        """Make room for what is to be read from disk; returns how much of it will have to fit on the device."""
-        tiers = self.memory.tiers
-        if tiers is None or tiers.load_tier is Tier.DEVICE:
-            return nbytes
-        self._evictor.make_host_room(nbytes, trie)
-        return 0
+    @property
+    def tier(self) -> Tier:
+        """Where content goes that is read from disk."""
+        return self.memory.tiers.load_tier if self.memory.tiers is not None else Tier.DEVICE
+
+    def make_host_room(self, trie: SaltTrie, items: Sequence[Needed]) -> int | None:
+        """Make room on the host for what is to be read; returns None, or where the first item starts that has none."""
+        if self._evictor.make_host_room(total_bytes(items), trie):
+            return None
+        left = self.memory.host_budget_bytes - self.memory.used_bytes(Tier.HOST)
+        for each in items:
+            left -= each.item.content_bytes
+            if left < 0:
+                return each.start
+        return None
+
+    def note_reading(self, *, is_given_up: bool = False) -> None:
+        """Learn the disk's rate from what it has read since the last time; giving up counts also if that is nothing."""
+        if self.memory.disk is None:
+            return
+        now, before = self.memory.disk.reader.progress(), self._measured
+        nbytes = now.num_bytes - before.num_bytes
+        if nbytes or is_given_up:
+            self._measured = now
+            self.rates.note_load(Tier.DISK, max(1, nbytes), now.busy_s - before.busy_s)
+
+    def check(self) -> None:
+        """Assert what the module's docstring says."""
+        for tier in (Tier.DEVICE, Tier.HOST):
+            reserved = sum(load.reserved_bytes for load in self.loads) if tier is self.tier else 0
+            assert self.memory.reserved_bytes[tier] == reserved
+        if self.memory.disk is not None:
+            self.memory.disk.reader.check()
+            assert self.loads or not self.memory.disk.reader.num_reads
 
 
-@dataclass
+def total_bytes(items: Sequence[Needed]) -> int:
+    """How much there is to move."""
+    return sum(each.item.content_bytes for each in items)
+
+
 class Load:
-    """Loads what one request needs, and measures it.
+    """Loads what one request needs from disk, and measures it. The owner closes it, however it ends.
 
     A slow disk is given up early: time spent on useless reading stays below a tenth of what computing everything would
     have taken, as far as that is known.
     """
 
-    loader: Loader
-    trie: SaltTrie
-    total: int  # tokens of the prompt
-    loading: Loading
+    def __init__(self, loader: Loader, trie: SaltTrie, total: int, loading: Loading) -> None:
+        self.loading = loading
+        self.reserved_bytes = 0
+        self._loader = loader
+        self._trie = trie
+        self._total = total  # tokens of the prompt
+        disk = loader.memory.disk
+        self._reads = disk.reader.open_list() if disk is not None else None
+        self._without: int | None = None  # the offset that could be reached without reading anything
+        self._started_s = 0.0
+        self._alive_s = 0.0  # when the disk was last seen to deliver something
+        self._seen_bytes = 0
 
-    def run(self, path: Sequence[Node], live: Live, offset: int) -> int:
-        """Read what is on disk, where room was made for it; returns the deepest offset that the lane can stand at."""
-        groups = self.loader.groups
-        if self.loader.memory.disk is None:
-            return offset
-        items = [each for each in needed(groups, path, live, offset) if each.item.tier is Tier.DISK]
-        left = sum(each.item.content_bytes for each in items)
-        stand = partial(plan, groups, path, offset, live)
-        without = stand(min((each.start for each in items), default=0))
-        for each in items:
-            at = stand(each.start) if each.item.group.kind is Kind.FULL else without
-            patience_s = self._patience_s(without, at)
-            if patience_s <= 0 or self._is_too_slow(left, at, offset) or not self._load_one(each, patience_s):
-                return each.start
-            left -= each.item.content_bytes
-        return offset
+    def reserve_host(self, items: Sequence[Needed]) -> int | None:
+        """Reserve room on the host, if what is read goes there; returns None, or where the first item starts that has none.
 
-    def _patience_s(self, without: int, at: int) -> float:
-        """How long reading may still take if the rest of it is useless: a tenth of computing, and the time saved so far."""
-        compute_s, won_s = (self.loader.rates.prefill_s(without, end) for end in (self.total, at))
-        if compute_s is None or won_s is None:
-            return math.inf
-        return WASTE * compute_s + won_s - self.loading.load_s
+        First of all: making room on the device may fill the host again.
+        """
+        if self._loader.tier is not Tier.HOST or not items:
+            return None
+        self._loader.loads.add(self)
+        limit = self._loader.make_host_room(self._trie, items)
+        if limit is None:
+            self._reserve(total_bytes(items))
+        return limit
 
-    def _is_too_slow(self, left_bytes: int, at: int, offset: int) -> bool:
-        """Whether computing from `at` on would be done sooner than loading what is left, as it goes now."""
-        if not self.loading.disk_bytes:
-            return False
-        compute_s = self.loader.rates.prefill_s(at, offset)
-        pace = self.loading.load_s / self.loading.disk_bytes
-        return compute_s is not None and left_bytes * pace > compute_s
+    def start(self, items: Sequence[Needed], without: int) -> None:
+        """Want these items, for which there is room; `without` them a lane can stand at that offset. Reserves the room."""
+        self._loader.loads.add(self)
+        self._reserve(total_bytes(items))
+        self._without = without if self._without is None else self._without
+        now = self._loader.clock()
+        self._started_s, self._alive_s = now - self.loading.load_s, now
+        self._want(items)
 
-    def note_host(self, path: Sequence[Node], live: Live, offset: int) -> None:
-        """Count what the lane takes from the host."""
-        if self.loader.memory.tiers is None:
+    def release_room(self) -> None:
+        """Give back what is reserved, before it is planned again."""
+        self._reserve(0)
+
+    def close(self) -> None:
+        """Want nothing any more, and give back what is reserved. What has arrived stays in the tree."""
+        if self._reads is not None:
+            self._reads.close()
+        self._reserve(0)
+        self._loader.loads.discard(self)
+
+    def advance(self, pin: Pin, live: Live, offset: int) -> int | None:
+        """Put what has arrived into the tree; returns how deep the lane can stand now, or None if it has to wait.
+
+        That is `offset` when all is there, and less if something is missing or waiting is no longer worth it.
+        """
+        disk, path = self._loader.memory.disk, pin.node.path()
+        at = plan(self._loader.groups, path, pin.offset, live, offset)
+        if at < offset or disk is None:  # what was on disk may have been cleared meanwhile
+            return at
+        items = self._loader.on_disk(path, live, offset)
+        if items and self._has_news(items):
+            lost = self._take(disk, items)
+            if lost is not None:
+                return lost
+            items = self._loader.on_disk(path, live, offset)
+            self._want(items)
+        if items and not self._is_worth_waiting(items, pin, live, offset):
+            return self._give_up(items)
+        return None if items else offset
+
+    def _want(self, items: Sequence[Needed]) -> None:
+        if self._reads is None:
             return
-        items = (each.item for each in needed(self.loader.groups, path, live, offset))
-        host_bytes = sum(item.content_bytes for item in items if item.tier is Tier.HOST)
-        self.loading = replace(self.loading, host_bytes=host_bytes)
+        self._reserve(min(self.reserved_bytes, total_bytes(items)))
+        files = [saved_file(each.item) for each in items]
+        self._reads.want([file for file in files if file is not None])
 
-    def _has_room(self, nbytes: int) -> bool:
-        """Room on the device was made for sure before; on the host as far as it could be."""
-        memory = self.loader.memory
-        return not memory.has_host or memory.num_bytes[Tier.HOST] + nbytes <= memory.host_budget_bytes
+    def _has_news(self, items: Sequence[Needed]) -> bool:
+        """Whether anything has arrived, or some item has lost its file."""
+        assert self._reads is not None
+        return self._reads.num_done > 0 or any(saved_file(each.item) is None for each in items)
 
-    def _load_one(self, each: Needed, patience_s: float) -> bool:
-        clock = self.loader.clock
-        started_s, size = clock(), each.item.content_bytes
-        if not self._has_room(size):
-            return False
+    def _take(self, disk: Disk, items: Sequence[Needed]) -> int | None:
+        """Put what has arrived into the tree, for a limited time; returns where the first item starts that failed."""
+        assert self._reads is not None
+        self._loader.note_reading()
+        until_s = self._loader.clock() + TAKE_S
+        for each in items:
+            file = saved_file(each.item)
+            read = self._reads.find(file) if file is not None else None
+            if file is not None and read is None:
+                continue
+            if not self._place(disk, each, read):
+                return each.start
+            if self._loader.clock() > until_s:
+                break
+        return None
+
+    def _place(self, disk: Disk, each: Needed, read: Read | None) -> bool:
+        """Put one item into the tree; False if that failed."""
         try:
-            fresh = self.trie.memory.load(each.item, lambda: clock() - started_s < patience_s)
+            if read is None:
+                raise DiskMiss("missing", "another part of it could not be read")
+            data = disk.take(read)
+            fresh = self._trie.memory.load(each.item, read.file, data)
         except (DiskMiss, ValueError):
             self._lose(each)
             return False
-        except DiskSlow as slow:
-            self._note(slow.done_bytes, clock() - started_s)
-            return False
         except (EngineError, MemoryError) as error:
             log.warning("rows %s could not be loaded: %s", each.item.span, error)
-            self.loader.counts.failed_loads += 1
+            self._loader.counts.failed_loads += 1
             return False
-        self._note(size, clock() - started_s)
-        self.trie.replace(each.node, each.item, fresh)
+        self._reserve(max(0, self.reserved_bytes - each.item.content_bytes))
+        self._trie.replace(each.node, each.item, fresh)
+        self._note(each.item.content_bytes)
         return True
 
     def _lose(self, each: Needed) -> None:
-        self.loader.counts.misses += 1
+        self._loader.counts.misses += 1
         if isinstance(each.item, Page):
-            self.trie.drop_page(each.node, each.item)
+            self._trie.drop_page(each.node, each.item)
         else:
-            self.trie.drop_point(each.node, each.node.points[each.item.offset])
+            self._trie.drop_point(each.node, each.node.points[each.item.offset])
 
-    def _note(self, nbytes: int, seconds: float) -> None:
-        self.loader.rates.note_load(Tier.DISK, nbytes, seconds)
-        done = self.loading
-        self.loading = replace(done, disk_bytes=done.disk_bytes + nbytes, load_s=done.load_s + seconds)
+    def _is_worth_waiting(self, items: Sequence[Needed], pin: Pin, live: Live, offset: int) -> bool:
+        """Whether what is left should still be waited for, as it goes now."""
+        if not self._is_alive():
+            return False
+        without = self._without or 0
+        at = self._reached(items, pin, live, without)
+        rates, elapsed_s = self._loader.rates, self._loader.clock() - self._started_s
+        compute_s, won_s = rates.prefill_s(without, self._total), rates.prefill_s(without, at)
+        left_s = rates.prefill_s(at, offset)
+        if compute_s is None or won_s is None or left_s is None:
+            return True
+        if elapsed_s > WASTE * compute_s + won_s:
+            return False
+        done_bytes = self.loading.disk_bytes
+        return not done_bytes or total_bytes(items) * elapsed_s / done_bytes <= left_s
+
+    def _is_alive(self) -> bool:
+        """Whether the disk has delivered something lately."""
+        assert self._loader.memory.disk is not None
+        now, seen = self._loader.clock(), self._loader.memory.disk.reader.progress().num_bytes
+        if seen != self._seen_bytes:
+            self._seen_bytes, self._alive_s = seen, now
+        return now - self._alive_s <= STALLED_S
+
+    def _reached(self, items: Sequence[Needed], pin: Pin, live: Live, without: int) -> int:
+        """How deep a lane could stand with what is there now."""
+        first = items[0]
+        if first.item.group.kind is not Kind.FULL:
+            return without
+        return plan(self._loader.groups, pin.node.path(), pin.offset, live, first.start)
+
+    def _give_up(self, items: Sequence[Needed]) -> int:
+        self._loader.counts.slow_loads += 1
+        self._loader.note_reading(is_given_up=True)
+        self._note(0)
+        return items[0].start
+
+    def note_host(self, path: Sequence[Node], live: Live, offset: int) -> None:
+        """Count what the lane takes from the host."""
+        if self._loader.memory.tiers is None:
+            return
+        items = (each.item for each in needed(self._loader.groups, path, live, offset))
+        host_bytes = sum(item.content_bytes for item in items if item.tier is Tier.HOST)
+        self.loading = replace(self.loading, host_bytes=host_bytes)
+
+    def note_recomputed(self, num_tokens: int) -> None:
+        """So many tokens were to be loaded, and are computed after all."""
+        self.loading = replace(self.loading, recomputed_tokens=self.loading.recomputed_tokens + num_tokens)
+
+    def _note(self, nbytes: int) -> None:
+        load_s = self._loader.clock() - self._started_s
+        self.loading = replace(self.loading, disk_bytes=self.loading.disk_bytes + nbytes, load_s=load_s)
+
+    def _reserve(self, nbytes: int) -> None:
+        self._loader.memory.reserved_bytes[self._loader.tier] += nbytes - self.reserved_bytes
+        self.reserved_bytes = nbytes
 
 
 def _first_of_runs(below: Sequence[Needed]) -> Iterator[Needed]:

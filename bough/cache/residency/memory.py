@@ -8,16 +8,16 @@ cut without being read, because the halves share the file.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from bough.cache.disk import Disk, DiskMiss
+from bough.cache.disk import Disk
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Point
-from bough.cache.tree.state import ContentStore, Group, Item, Page, PageStore, Range, State, Tier
+from bough.cache.tree.state import Buffer, ContentStore, Group, Item, Page, PageStore, Range, State, Tier
 from bough.cache.tree.trie import Trie
 from bough.errors import EngineError
 
@@ -47,7 +47,10 @@ class Tiers:
 
 
 class Memory:
-    """The bytes of all tries, by tier, and the stores that hold them. `disk` is None without one, and after close."""
+    """The bytes of all tries, by tier, and the stores that hold them. `disk` is None without one, and after close.
+
+    `reserved_bytes` are promised to what is being read from disk; they count as used from the moment of the promise.
+    """
 
     def __init__(self, store: PageStore, tiers: Tiers | None = None) -> None:
         self.groups: Sequence[Group] = store.groups
@@ -55,6 +58,7 @@ class Memory:
         self.tiers = tiers
         self.disk = tiers.disk if tiers else None
         self.num_bytes = dict.fromkeys(Tier, 0)
+        self.reserved_bytes = dict.fromkeys(Tier, 0)
 
     def open_account(self) -> Account:
         """Memory for one trie."""
@@ -68,6 +72,10 @@ class Memory:
     def tree_bytes(self) -> int:
         """Bytes of the tree on the device."""
         return self.num_bytes[Tier.DEVICE]
+
+    def used_bytes(self, tier: Tier) -> int:
+        """Bytes of the tree in a tier, and those that are promised to what is being read."""
+        return self.num_bytes[tier] + self.reserved_bytes[tier]
 
     @property
     def has_host(self) -> bool:
@@ -101,7 +109,7 @@ class Memory:
         files = Counter(file for item in items for file in item.files)
         assert all(file.num_users == number for file, number in files.items())
         assert sum(file.nbytes for file in files) == self.num_bytes[Tier.DISK]
-        assert self.tiers is None or self.num_bytes[Tier.HOST] <= self.tiers.host_bytes
+        assert self.tiers is None or self.used_bytes(Tier.HOST) <= self.tiers.host_bytes
         assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
 
 
@@ -241,18 +249,14 @@ class Account:
         if file.num_users == 0:
             self._count(Tier.DISK, -file.nbytes)
 
-    def load(self, item: Item, keep_reading: Callable[[], bool]) -> Item:
-        """A new item with the content that a file holds, to replace this one.
+    def load(self, item: Item, file: DiskFile, data: Buffer) -> Item:
+        """A new item with the content of this file, to replace the given one.
 
-        Raises DiskMiss if the file is not what it should be, DiskSlow if `keep_reading` says no, EngineError or
-        MemoryError if there is no memory; the given item is then as it was, else it is void.
+        Raises ValueError if the content does not fit, EngineError or MemoryError if there is no memory; the given item is
+        then as it was, else it is void.
         """
-        disk, tiers = self._memory.disk, self._memory.tiers
-        assert disk is not None and tiers is not None and item.tier is Tier.DISK
-        file = saved_file(item)
-        if file is None:
-            raise DiskMiss("missing", "another part of it could not be read")
-        data = disk.get(file, keep_reading)
+        tiers = self._memory.tiers
+        assert tiers is not None and item.tier is Tier.DISK
         store, tier = tiers.store, tiers.load_tier
         if isinstance(item, State):
             state = store.unpack_state(item.group, item.offset, data, tier)

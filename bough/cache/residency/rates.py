@@ -74,10 +74,11 @@ class Rates:
 
     def _note(self, averages: dict[Where, _Average], where: Where, value: float) -> None:
         now = self._clock()
-        if where in averages:
-            averages[where].add(value, now)
-        else:
+        known = averages.get(where)
+        if known is None or now - known.measured_s > STALE_S:
             averages[where] = _Average(value, now)
+        else:
+            known.add(value, now)
 
     def byte_s(self, tier: Tier) -> float:
         """Seconds that a byte from this tier takes; 0 if that is not known."""

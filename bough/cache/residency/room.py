@@ -30,8 +30,8 @@ class Room:
 
     @property
     def used_bytes(self) -> int:
-        """Every byte that lanes and tree hold on the device."""
-        return self.evictor.memory.tree_bytes + self._lanes.nbytes
+        """Every byte that lanes and tree hold on the device, or were promised there."""
+        return self.evictor.memory.used_bytes(Tier.DEVICE) + self._lanes.nbytes
 
     def affordable(self, trie: SaltTrie) -> int:
         """The most bytes that could be added to a trie, if everything evictable were evicted."""
@@ -116,10 +116,9 @@ class Room:
             self.evictor.offer(trie, each)
 
     def _fixed_bytes(self, spare: Slot | None) -> int:
-        """Bytes that cannot be evicted: of busy lanes, of `spare`, and of what busy lanes stand on."""
-        return sum(slot.lane.nbytes for slot in self._lanes.slots if slot.is_busy or slot is spare) + self._pinned_bytes(
-            None
-        )
+        """Bytes that cannot be evicted: of busy lanes, of `spare`, of what busy lanes stand on, and what was promised."""
+        lanes_bytes = sum(slot.lane.nbytes for slot in self._lanes.slots if slot.is_busy or slot is spare)
+        return lanes_bytes + self._pinned_bytes(None) + self.evictor.memory.reserved_bytes[Tier.DEVICE]
 
     def _pinned_bytes(self, trie: SaltTrie | None) -> int:
         """Bytes on the device that busy lanes stand on; in one trie only, if asked."""

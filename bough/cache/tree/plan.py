@@ -29,6 +29,11 @@ class Live:
         rows = {group: lane.first_row(group) for group in groups if group.kind is not Kind.RECURRENT}
         return cls(shared, lane.offset, rows)
 
+    @classmethod
+    def nothing(cls, groups: Sequence[Group]) -> Live:
+        """What a lane shares that holds nothing of the prompt."""
+        return cls(0, -1, dict.fromkeys(groups, 0))
+
     def reach(self, group: Group) -> list[Interval]:
         """The offsets that this lane can return to by itself, for one group."""
         if group.kind is Kind.RECURRENT:

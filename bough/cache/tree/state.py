@@ -157,6 +157,10 @@ class Lane(Protocol):
         """What `nbytes` will be after `reserve(num_tokens)`. Never less than now."""
         ...
 
+    def bytes_after_clear(self, num_tokens: int) -> int:
+        """What `nbytes` will be after `clear()` and `reserve(num_tokens)`."""
+        ...
+
     def peak_for(self, num_tokens: int) -> int:
         """The most that this lane occupies while `reserve(num_tokens)` runs, its present memory included."""
         ...

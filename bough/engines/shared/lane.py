@@ -62,6 +62,12 @@ class ContiguousLane(ABC, Generic[RowsT, StateT]):
         rows = sum(each.bytes_for(num_tokens, self._offset) for each in self._rows.values())
         return rows + sum(each.full_bytes for each in self._states.values())
 
+    def bytes_after_clear(self, num_tokens: int) -> int:
+        if not num_tokens:
+            return 0
+        rows = sum(each.bytes_after_clear(num_tokens) for each in self._rows.values())
+        return rows + sum(each.full_bytes for each in self._states.values())
+
     def peak_for(self, num_tokens: int) -> int:
         """As `bytes_for`, and the old buffers that exist until their rows are moved."""
         return self.bytes_for(num_tokens) + sum(each.moved_bytes(num_tokens, self._offset) for each in self._rows.values())

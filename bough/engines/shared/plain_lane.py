@@ -36,6 +36,9 @@ class PlainLane:
         """What the cache takes now: how it grows is not known."""
         return self.nbytes
 
+    def bytes_after_clear(self, num_tokens: int) -> int:
+        return 0
+
     def peak_for(self, num_tokens: int) -> int:
         return self.nbytes
 

@@ -45,6 +45,10 @@ class RowMemory(ABC):
         """What `nbytes` will be after room for rows [0, num_tokens) was made while [0, offset) are live."""
         return self._capacity_for(num_tokens, offset) * self.group.bytes_per_token
 
+    def bytes_after_clear(self, num_tokens: int) -> int:
+        """What `nbytes` will be after room for rows [0, num_tokens) was made in a lane without any."""
+        return self._fresh_capacity(num_tokens) * self.group.bytes_per_token
+
     def moved_bytes(self, num_tokens: int, offset: int) -> int:
         """Bytes of the old buffer that live beside the new one while room for rows [0, num_tokens) is made."""
         return self.nbytes if offset and self._capacity_for(num_tokens, offset) != self.capacity else 0
@@ -80,13 +84,18 @@ class RowMemory(ABC):
 
     def _capacity_for(self, num_tokens: int, offset: int) -> int:
         if self.group.kind is Kind.WINDOW:
-            return max(self.capacity, whole_pages(min(num_tokens, self.group.window - 1 + self._sizes.slack)))
+            return max(self.capacity, self._fresh_capacity(num_tokens))
         if num_tokens <= self.capacity:
             return self.capacity
-        wanted = whole_pages(num_tokens)
+        wanted = self._fresh_capacity(num_tokens)
         if offset:  # the live rows must be moved: grow enough that this is rare
-            wanted = max(wanted, whole_pages(self.capacity * 3 // 2))
-        return max(num_tokens, min(wanted, self._sizes.context))
+            wanted = max(wanted, min(whole_pages(self.capacity * 3 // 2), self._sizes.context))
+        return wanted
+
+    def _fresh_capacity(self, num_tokens: int) -> int:
+        if self.group.kind is Kind.WINDOW:
+            return whole_pages(min(num_tokens, self.group.window - 1 + self._sizes.slack))
+        return max(num_tokens, min(whole_pages(num_tokens), self._sizes.context))
 
     @abstractmethod
     def _resize(self, capacity: int, first: int, offset: int) -> None:

@@ -160,6 +160,8 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
             "computed_tokens": record.usage.computed_tokens,
             "completion_tokens": record.completion_tokens,
         }
+    loaded = {"disk_bytes": record.disk_bytes, "recomputed_tokens": record.recomputed_tokens}
+    fields |= {name: number for name, number in loaded.items() if number}
     times = {"queue_s": record.queue_s, "first_token_s": record.first_token_s}
     return fields | {name: round(value, 4) for name, value in times.items()}
 

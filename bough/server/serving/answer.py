@@ -158,5 +158,6 @@ class Answer:
             total_s=self._clock() - self._opened_s,
             host_bytes=sum(each.timings.loading.host_bytes for each in self._completions),
             disk_bytes=sum(each.timings.loading.disk_bytes for each in self._completions),
+            recomputed_tokens=sum(each.timings.loading.recomputed_tokens for each in self._completions),
             error=self._error,
         )

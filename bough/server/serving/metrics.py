@@ -54,7 +54,7 @@ class Metrics:
         self._in_progress = Gauge("bough_requests_in_progress", "Requests under way", registry=registry)
         self._prompt_tokens = Counter(
             "bough_prompt_tokens_total",
-            "Tokens of prompts: matched in the tree, reused, computed",
+            "Tokens of prompts: matched in the tree, reused, computed; known, but sooner computed than loaded",
             ("model", "kind"),
             registry=registry,
         )
@@ -103,6 +103,7 @@ class Metrics:
         model, usage = self._label(record.model), record.usage
         record = replace(record, model=model)
         counts = {"matched": usage.matched_tokens, "cached": usage.cached_tokens, "computed": usage.computed_tokens}
+        counts["recomputed"] = record.recomputed_tokens
         for kind, number in counts.items():
             self._prompt_tokens.labels(model, kind).inc(number)
         self._completion_tokens.labels(model).inc(record.completion_tokens)

@@ -13,7 +13,8 @@ class RequestRecord:
     """One request. `usage` is None if it never began; times are 0 for what did not happen.
 
     `decode_s` is the time from the first token to the last, `first_token_s` that from the beginning to the first, both
-    without the queue. Of several choices the tokens are the sum.
+    without the queue. Of several choices the tokens are the sum. `recomputed_tokens` were known, but lay where loading them
+    would have taken longer than computing them, or could not be read.
     """
 
     model: str
@@ -25,6 +26,7 @@ class RequestRecord:
     total_s: float = 0.0
     host_bytes: int = 0
     disk_bytes: int = 0
+    recomputed_tokens: int = 0
     error: str | None = None
 
 

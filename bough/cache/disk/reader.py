@@ -1,0 +1,220 @@
+"""The reader: threads that read page files and check them, so that no other thread waits for the disk.
+
+A load has a `ReadList` with the files that it wants, in the order in which it wants them. Loads that want the same file
+share one `Read`. The threads take one file from each list in turn, so that a long load does not hold up a short one. A file
+that no list wants any more is not read, or given up in the middle.
+
+Always true between calls (`check` asserts it): a read is known while some list wants it, and no longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bough.cache.disk.errors import DiskMiss, DiskSlow
+from bough.cache.disk.page_files import KeepReading
+from bough.cache.tree.address import DiskFile
+from bough.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+NUM_THREADS = 2
+"""One reads while the other checks; and one may hang without stopping all."""
+
+ReadFile = Callable[[DiskFile, KeepReading], bytearray]
+
+
+@dataclass(eq=False, slots=True)
+class Read:
+    """The content of one file, or why there is none, once `is_done`; `num_users` lists want it.
+
+    The error is a DiskMiss if the file is not what it should be. After any other the file may be good.
+    """
+
+    file: DiskFile
+    num_users: int = 0
+    is_taken: bool = False
+    content: bytearray | None = None
+    error: Exception | None = None
+    is_counted: bool = False  # by the disk, whose counts are those of its own thread
+
+    @property
+    def is_done(self) -> bool:
+        return self.content is not None or self.error is not None
+
+
+@dataclass(frozen=True)
+class ReadProgress:
+    """Bytes that were read since the start, files in the middle of being read included, and the time that this took."""
+
+    num_bytes: int = 0
+    busy_s: float = 0.0
+
+
+class Reader:
+    """Reads files for loads. Its threads start with the first file, and end after `close`."""
+
+    def __init__(self, read_file: ReadFile, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.changed = threading.Condition()
+        self._read_file = read_file
+        self._clock = clock
+        self._reads: dict[DiskFile, Read] = {}
+        self._lists: deque[ReadList] = deque()  # those with something left to read, the next one first
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+        self._num_bytes = 0
+        self._busy_s = 0.0
+        self._num_active = 0
+        self._active_since = 0.0
+
+    def open_list(self) -> ReadList:
+        """An empty list for one load, which closes it."""
+        return ReadList(self)
+
+    def progress(self) -> ReadProgress:
+        """How much was read so far, and how long at least one thread was at it."""
+        with self.changed:
+            active_s = self._clock() - self._active_since if self._num_active else 0.0
+            return ReadProgress(self._num_bytes, self._busy_s + active_s)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a read ends, or the time is over. Any thread may wait."""
+        with self.changed:
+            self.changed.wait(timeout_s)
+
+    def close(self) -> None:
+        """Give up all reads. The threads end by themselves: one that hangs in a read is not waited for."""
+        with self.changed:
+            self._is_closed = True
+            self.changed.notify_all()
+
+    def check(self) -> None:
+        """Assert what the module's docstring says."""
+        with self.changed:
+            assert all(read.num_users > 0 for read in self._reads.values())
+
+    @property
+    def num_reads(self) -> int:
+        """How many files are wanted now, read or not."""
+        return len(self._reads)
+
+    def want(self, read_list: ReadList, file: DiskFile) -> Read:
+        """Share the read of a file, or queue a new one. For `ReadList` only."""
+        read = self._reads.setdefault(file, Read(file))
+        read.num_users += 1
+        if not read.is_taken and read_list not in self._lists:
+            self._lists.append(read_list)
+        self._start_threads()
+        self.changed.notify_all()
+        return read
+
+    def drop(self, read: Read) -> None:
+        """One list wants this no more. For `ReadList` only."""
+        read.num_users -= 1
+        if not read.num_users:
+            del self._reads[read.file]
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < NUM_THREADS and not self._is_closed:
+            thread = threading.Thread(target=self._run, name="bough disk reader", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                while (read := self.take_next()) is None and not self._is_closed:
+                    self.changed.wait()
+                if read is None or self._is_closed:
+                    return
+            self.carry_out(read)
+
+    def take_next(self) -> Read | None:
+        """The next file to read, of the list whose turn it is. Needs the lock."""
+        while self._lists:
+            read_list = self._lists.popleft()
+            read = read_list.next_untaken()
+            if read is not None:
+                read.is_taken = True
+                self._lists.append(read_list)
+                self._note_active(1)
+                return read
+        return None
+
+    def carry_out(self, read: Read) -> None:
+        """Read a file that was taken, and check it. Whatever happens, the read ends, unless no list wants it any more."""
+        content: bytearray | None = None
+        failure: Exception | None = None
+        try:
+            content = self._read_file(read.file, self._watch(read))
+        except DiskSlow:
+            pass  # it was given up
+        except (DiskMiss, MemoryError) as error:
+            failure = error
+        except Exception as error:
+            log.exception("the disk reader made a mistake")
+            failure = EngineError(f"reading a page failed by a mistake of ours: {error!r}")
+        with self.changed:
+            self._note_active(-1)
+            read.content, read.error = content, failure
+            self.changed.notify_all()
+
+    def _watch(self, read: Read) -> KeepReading:
+        seen = 0
+
+        def keep_reading(done_bytes: int) -> bool:
+            nonlocal seen
+            with self.changed:
+                self._num_bytes += done_bytes - seen
+            seen = done_bytes
+            return read.num_users > 0 and not self._is_closed
+
+        return keep_reading
+
+    def _note_active(self, change: int) -> None:
+        now = self._clock()
+        if self._num_active:
+            self._busy_s += now - self._active_since
+        self._active_since = now
+        self._num_active += change
+
+
+class ReadList:
+    """The files that one load wants. Only the engine's thread calls it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._reads: dict[DiskFile, Read] = {}
+
+    def want(self, files: Sequence[DiskFile]) -> None:
+        """Want these files, in this order, and no others any more."""
+        wanted = dict.fromkeys(files)
+        with self._reader.changed:
+            for file in [file for file in self._reads if file not in wanted]:
+                self._reader.drop(self._reads.pop(file))
+            for file in wanted:
+                if file not in self._reads:
+                    self._reads[file] = self._reader.want(self, file)
+
+    def find(self, file: DiskFile) -> Read | None:
+        """The read of a file, if it has ended."""
+        read = self._reads.get(file)
+        return read if read is not None and read.is_done else None
+
+    @property
+    def num_done(self) -> int:
+        """How many of the files have been read, or found missing."""
+        return sum(read.is_done for read in self._reads.values())
+
+    def next_untaken(self) -> Read | None:
+        """The first file that no thread has taken yet. For `Reader` only, with its lock."""
+        return next((read for read in self._reads.values() if not read.is_taken), None)
+
+    def close(self) -> None:
+        """Want nothing any more."""
+        self.want(())

@@ -1,0 +1,292 @@
+"""Loading as a phase: what lies on disk is read while others go on, shared, given up, cancelled, and never leaks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bough.cache.disk.page_files import KeepReading
+from bough.cache.residency.loading import STALLED_S
+from bough.cache.session import Session
+from bough.cache.tree.address import DiskFile
+from bough.cache.tree.state import Tier
+from bough.errors import DoesNotFit, EngineError
+from tests.fake_disk import FakeDisk
+from tests.fakes import MODELS, FixedRates
+from tests.scenarios.test_tiers import LONG, OTHER, demote_all, tiers
+from tests.scenarios.world import World
+
+
+class CountingDisk(FakeDisk):
+    """Counts how often each file is read."""
+
+    def __init__(self, page_tokens: int, budget_bytes: int = 1 << 40) -> None:
+        super().__init__(page_tokens, budget_bytes)
+        self.num_reads = Counter[DiskFile]()
+
+    def read(self, disk_file: DiskFile, keep_reading: KeepReading) -> bytearray:
+        self.num_reads[disk_file] += 1
+        return super().read(disk_file, keep_reading)
+
+
+class SlowWorld(World):
+    """A world whose disk reads nothing until `read` says so, and whose time passes when `wait` says so."""
+
+    def __init__(self, model: str, **options: object) -> None:
+        self.disk = CountingDisk(4)
+        super().__init__(MODELS[model], 4, disk=self.disk, **options)  # type: ignore[arg-type]
+        self.now_s = 0.0
+        self.cache.residency.loader.clock = lambda: self.now_s
+        self.disk.reader.is_slow = True
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.disk.reader.now_s += seconds
+
+    def read(self, session: Session, number: int | None = None, *, newest_first: bool = False) -> None:
+        """Let so many reads end, or all, and look after each what has arrived."""
+        while session.is_loading and number != 0 and self.disk.reader.finish(-1 if newest_first else 0):
+            number = None if number is None else number - 1
+            session.advance_loading()
+            self.check()
+
+
+def on_disk(model: str = "full", **options: object) -> SlowWorld:
+    """A world that has LONG on disk alone."""
+    w = SlowWorld(model, **options)
+    w.run(LONG, [1])
+    demote_all(w)
+    assert tiers(w)[Tier.DEVICE] == tiers(w)[Tier.HOST] == 0
+    return w
+
+
+@pytest.mark.parametrize("host_bytes", [0, 10_000])
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_lane_stands_when_all_has_arrived_in_whatever_order(model: str, newest_first: bool, host_bytes: int) -> None:
+    w = SlowWorld(model, host_bytes=host_bytes)
+    w.run(LONG, [1])
+    demote_all(w)
+    demote_host(w)
+    session = w.begin(LONG)
+    assert session.is_loading and session.cached == len(LONG) - 1 and session.offset == 0
+
+    w.read(session, newest_first=newest_first)
+
+    assert not session.is_loading and session.tokens.tolist() == LONG[:-1]
+    w.prefill(session)
+    w.close(session)
+
+
+def demote_host(w: World) -> None:
+    while w.cache.residency.evictor.evict_one(Tier.HOST):
+        w.check()
+
+
+def test_progress_tells_how_far_the_rows_reach_without_a_gap() -> None:
+    w = on_disk()
+    session = w.begin(LONG)
+    seen = [session.loaded_tokens]
+    while session.is_loading:
+        w.read(session, 1)
+        seen.append(session.loaded_tokens)
+    assert seen == [0, 4, 8, 12, 16, 20, 24, 28, 31]
+
+
+def test_requests_that_want_the_same_page_share_one_read() -> None:
+    w = on_disk(num_lanes=3)
+    sessions = [w.begin([*LONG, 90 + number]) for number in range(3)]
+    assert all(session.is_loading for session in sessions)
+
+    w.read(sessions[1])
+    for session in sessions:
+        session.advance_loading()
+
+    assert not any(session.is_loading for session in sessions)
+    assert {session.cached for session in sessions} == {len(LONG)}
+    assert set(w.disk.num_reads.values()) == {1}
+    w.check()
+
+
+def test_a_read_goes_on_for_those_who_still_want_it() -> None:
+    w = on_disk(num_lanes=2)
+    first, second = w.begin(LONG), w.begin([*LONG, 99])
+    w.read(first, 3)
+    w.close(first)
+
+    w.read(second)
+
+    assert second.cached == len(LONG) and set(w.disk.num_reads.values()) == {1}
+
+
+@pytest.mark.parametrize("num_read", [0, 1, 5])
+@pytest.mark.parametrize("model", MODELS)
+def test_cancelling_a_load_leaves_nothing_behind_but_what_was_read(model: str, num_read: int) -> None:
+    w = on_disk(model)
+    session = w.begin(LONG)
+    w.read(session, num_read)
+    w.close(session)
+    assert not w.cache.forest.pins and not any(w.cache.memory.reserved_bytes.values())
+    assert w.disk.reader.num_reads == 0
+
+    again = w.begin(LONG)
+    w.read(again)
+    assert again.cached == len(LONG) - 1
+
+
+def test_cancelling_a_load_leaves_the_idle_lane_as_it_was() -> None:
+    """The lane shares the beginning of the prompt, the rest of which lies on disk."""
+    w = on_disk(num_lanes=1)
+    w.disk.reader.is_slow = False
+    w.run(LONG[:9])
+    w.disk.reader.is_slow = True
+    before = w.cache.lanes.slots[0].tokens
+    session = w.begin(LONG)
+    assert session.is_loading
+    w.close(session)
+    slot = w.cache.lanes.slots[0]
+    assert slot.tokens == before and not slot.is_busy
+    again = w.begin(LONG[:9])
+    assert again.cached == 8 and not again.is_loading
+
+
+def test_a_page_that_is_damaged_costs_what_follows_it() -> None:
+    w = on_disk()
+    session = w.begin(LONG)
+    w.read(session, 3)
+    w.disk.fail_next = "read"
+    w.read(session)
+    assert session.cached == 12 and w.cache.residency.loader.counts.misses == 1
+    assert session.loading.recomputed_tokens == len(LONG) - 1 - 12
+    w.prefill(session)
+    w.close(session)
+    assert w.known(LONG) == len(LONG)
+
+
+def test_no_memory_for_a_page_costs_what_follows_it_and_loses_nothing() -> None:
+    w = on_disk()
+    session = w.begin(LONG)
+    w.read(session, 2)
+    w.engine.fail_next, w.engine.fail_with = "unpack", EngineError
+    w.read(session)
+    assert session.cached == 8 and w.cache.residency.loader.counts.failed_loads == 1
+    w.close(session)
+    assert w.cache.count_reusable(LONG) == len(LONG) - 1
+
+
+def test_a_disk_that_turns_out_slower_than_computing_is_given_up_and_known_afterwards() -> None:
+    w = on_disk()
+    w.cache.residency.loader.rates.note_prefill(0, 100, 1.0)
+    session = w.begin(LONG)
+    w.wait(1.0)
+    w.read(session, 1)
+
+    assert not session.is_loading and session.cached == 4  # a page a second, and a hundred tokens could be computed
+    assert session.loading.recomputed_tokens == len(LONG) - 1 - 4
+    w.close(session)
+    demote_all(w)
+    again = w.begin(LONG)
+    assert not again.is_loading and again.cached == 0
+    assert again.loading.recomputed_tokens == len(LONG) - 1 and again.loading.estimated_load_s > 1
+
+
+def test_what_has_arrived_before_a_load_is_given_up_is_used() -> None:
+    rates = FixedRates(token_s=1.0)
+    w = on_disk(rates=rates)
+    session = w.begin(LONG)
+    w.read(session, 5)
+    w.wait(1000.0)
+    session.advance_loading()
+    assert not session.is_loading and session.cached == 20
+    assert session.loading.disk_bytes == 20 * 8 and session.loading.recomputed_tokens == 11
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_disk_that_delivers_nothing_is_not_waited_for(model: str) -> None:
+    """Nothing was computed yet: what computing takes is not known."""
+    w = on_disk(model)
+    session = w.begin(LONG)
+    w.wait(STALLED_S - 1)
+    assert session.advance_loading()
+    w.wait(2.0)
+    assert not session.advance_loading() and session.cached == 0
+    w.prefill(session)
+    w.close(session)
+
+
+def test_what_is_being_read_has_its_room_reserved() -> None:
+    row = 8
+    w = SlowWorld("full", num_lanes=2, budget_bytes=130 * row)
+    w.run(LONG)
+    w.run(OTHER)
+    demote_all(w)
+    session = w.begin(LONG)
+    reserved = w.cache.memory.reserved_bytes[Tier.DEVICE]
+    assert session.is_loading and reserved == 32 * row
+
+    with pytest.raises(DoesNotFit):
+        w.begin([1000 + at for at in range(80)])
+    w.check()
+    w.read(session, 2)
+    assert w.cache.memory.reserved_bytes[Tier.DEVICE] == reserved - 8 * row
+    w.read(session)
+    assert session.cached == len(LONG) - 1 and w.cache.memory.reserved_bytes[Tier.DEVICE] == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_clearing_while_a_request_loads_makes_it_compute(model: str) -> None:
+    w = on_disk(model)
+    session = w.begin(LONG)
+    w.cache.clear()
+    w.check()
+    w.read(session)
+    session.advance_loading()
+    assert not session.is_loading and session.cached == 0
+    w.prefill(session)
+    w.close(session)
+    assert w.cache.count_reusable(LONG) == len(LONG) - 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_branch_that_cuts_a_page_which_is_being_read_changes_nothing(model: str) -> None:
+    w = on_disk(model, num_lanes=2)
+    session = w.begin(LONG)
+    w.disk.reader.is_slow = False
+    other = w.begin([*LONG[:10], 99, 98])
+    w.disk.reader.is_slow = True
+    w.read(other)
+    w.prefill(other)
+    w.close(other)
+    w.read(session)
+    session.advance_loading()
+    assert session.cached == len(LONG) - 1
+    w.prefill(session)
+    w.close(session)
+
+
+def test_a_restore_point_that_a_leader_is_asked_for_while_it_loads_is_made() -> None:
+    w = on_disk("full+recurrent")
+    session = w.begin([*LONG, *OTHER])
+    session.schedule(8)  # where the lane will be beyond
+    session.schedule(len(LONG) + 5)
+    w.read(session)
+    w.prefill(session)
+    w.close(session)
+    points = {at for node in w.cache.forest.tries[""].walk() for at in node.points}
+    assert len(LONG) + 5 in points and 8 not in points
+
+
+def test_a_request_that_is_refused_takes_nothing_from_others() -> None:
+    row = 8
+    w = World(MODELS["full"], 4, num_lanes=2, budget_bytes=120 * row, host_bytes=16 * row)
+    w.run(LONG)
+    w.run(OTHER)
+    before = [(slot.tokens, slot.salt, slot.lane.nbytes) for slot in w.cache.lanes.slots]
+    held = tiers(w)
+    with pytest.raises(DoesNotFit) as refused:
+        w.begin([1000 + at for at in range(121)], salt="other")
+    assert refused.value.needed_bytes == 121 * row and refused.value.busy_bytes == 0
+    assert [(slot.tokens, slot.salt, slot.lane.nbytes) for slot in w.cache.lanes.slots] == before
+    assert tiers(w) == held
+    w.check()
