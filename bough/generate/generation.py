@@ -7,7 +7,7 @@ Then it samples with `draw`, hands the token to `accept`, and feeds `next_id` to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from bough.cache.session import Reuse, ReuseSession
@@ -17,7 +17,7 @@ from bough.errors import PromptTooLong
 from bough.generate.constraints import Constraint
 from bough.generate.request import Request, uniform
 from bough.generate.text import AnswerText, Vocabulary
-from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenLogprob, Usage
+from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenCounts, TokenLogprob, Usage
 
 RESERVE_TOKENS = 1024
 """Tokens that are reserved beyond the prompt at the start. A longer answer reserves more as it grows."""
@@ -79,6 +79,7 @@ class Generation:
         self._eos_ids = frozenset() if request.params.ignore_eos else vocabulary.eos_ids
         self._text = AnswerText(vocabulary, request.params.stop, strip_leading_space=request.strip_leading_space)
         self._token_ids: list[int] = []
+        self._seen = _count_penalised(request)
         self._logprobs: list[TokenLogprob] = []
         self._session: ReuseSession | None = None
         self._timings = Timings()
@@ -162,19 +163,9 @@ class Generation:
         return Draw(
             params,
             uniform=uniform(self.request.seed, self.request.choice, len(self._token_ids)) if params.temperature else 0.0,
-            history=self._penalised(),
+            seen=self._seen,
             allowed=self._constraint.allowed() if self._constraint else None,
         )
-
-    def _penalised(self) -> Sequence[int]:
-        params = self.request.params
-        if params.repeat_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty:
-            return ()
-        last = params.repeat_last_n
-        if last == 0:
-            return ()
-        tokens = [*self.request.ids[-last:], *self._token_ids] if last > 0 else [*self.request.ids, *self._token_ids]
-        return tokens[-last:] if last > 0 else tokens
 
     def accept(self, sampled: Sampled) -> Chunk | None:
         """Append the chosen token; returns the text that may be delivered now, if any.
@@ -186,6 +177,8 @@ class Generation:
             self.finish_reason = "stop"
             return self._last_chunk("", (), ())
         self._token_ids.append(token_id)
+        if self._seen is not None:
+            self._seen.add(token_id)
         if self._constraint:
             self._constraint.accept(token_id)
         logprobs = (self._text.logprob(sampled),) if sampled.logprob is not None else ()
@@ -274,3 +267,9 @@ class Generation:
         """Record what was computed, and make the lane idle."""
         if self._session is not None:
             self._session.close()
+
+
+def _count_penalised(request: Request) -> TokenCounts | None:
+    """The counts of the prompt's tokens that penalties apply to; None if there are no penalties."""
+    params = request.params
+    return TokenCounts(request.ids, params.repeat_last_n) if params.has_penalties and params.repeat_last_n else None
