@@ -82,7 +82,9 @@ class Generation:
         self._seen = _count_penalised(request)
         self._logprobs: list[TokenLogprob] = []
         self._session: ReuseSession | None = None
+        self._is_prefilled = False
         self._timings = Timings()
+        self._decode_s = 0.0  # apart from the timings, because every token adds to it
         self._started_s = 0.0
         self._max_tokens = self._limit()
         self._room = min(self._max_tokens, RESERVE_TOKENS)  # generated tokens that are reserved in the lane
@@ -122,7 +124,8 @@ class Generation:
 
     @property
     def is_prefilled(self) -> bool:
-        return self._session is not None and self.lane.offset >= len(self.request.ids)
+        """Whether the whole prompt has been evaluated."""
+        return self._is_prefilled
 
     @property
     def is_done(self) -> bool:
@@ -137,6 +140,7 @@ class Generation:
         with self.session.feeding(chunk):
             self.logits = self._engine.evaluate(self.lane, chunk)
         self.session.publish()
+        self._is_prefilled = self.lane.offset >= len(self.request.ids)
         seconds = self.clock() - started_s
         size.measure(len(chunk), seconds)
         self._timings = replace(self._timings, prefill_s=self._timings.prefill_s + seconds)
@@ -150,7 +154,8 @@ class Generation:
 
     def cross_reuse_limit(self) -> None:
         """Evaluate the whole sequence again at the length where its rotary scaling changes, if it has such a length."""
-        if self.lane.offset != self._engine.capabilities.reuse_limit:
+        limit = self._engine.capabilities.reuse_limit
+        if limit is None or self.lane.offset != limit:
             return
         self.session.restart()
         ids = [*self.request.ids, *self._token_ids[:-1]]
@@ -181,8 +186,10 @@ class Generation:
             self._seen.add(token_id)
         if self._constraint:
             self._constraint.accept(token_id)
-        logprobs = (self._text.logprob(sampled),) if sampled.logprob is not None else ()
-        self._logprobs += logprobs
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if sampled.logprob is not None:
+            logprobs = (self._text.logprob(sampled),)
+            self._logprobs += logprobs
         text = self._text.add(token_id)
         self.finish_reason = self._reason_to_stop()
         if self.is_done:
@@ -193,7 +200,7 @@ class Generation:
     def note_step(self, seconds: float) -> None:
         """Add the time of the decode step that gave the last accepted token."""
         if self._timings.first_token_s:
-            self._timings = replace(self._timings, decode_s=self._timings.decode_s + seconds)
+            self._decode_s += seconds
         else:
             so_far = self._timings.begin_s + self._timings.prefill_s
             self._timings = replace(self._timings, first_token_s=so_far + seconds)
@@ -237,7 +244,7 @@ class Generation:
         """The answer so far, with its usage and timings."""
         assert self.finish_reason is not None
         before_first = self._timings.first_token_s or self._timings.begin_s + self._timings.prefill_s
-        timings = replace(self._timings, total_s=before_first + self._timings.decode_s)
+        timings = replace(self._timings, decode_s=self._decode_s, total_s=before_first + self._decode_s)
         return Completion(
             text=self._text.all,
             token_ids=tuple(self._token_ids),

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
 
 from bough.cache.tree.tokens import pack
 from bough.errors import BoughError, EngineError
@@ -15,6 +15,7 @@ from bough.generate.generation import Generation
 from bough.types import Chunk, Completion, Usage
 
 log = logging.getLogger(__name__)
+News = TypeVarTuple("News")
 
 
 class Listener(Protocol):
@@ -79,32 +80,32 @@ class Job:
         with self._ending:  # a watchdog may fail the request at the same time, and nothing may follow that
             self.has_started = True
             if not self.is_over:
-                self._tell(lambda: self.listener.on_start(self.generation.usage, waited_s))
+                self._tell(self.listener.on_start, self.generation.usage, waited_s)
 
     def deliver(self, chunk: Chunk) -> None:
         with self._ending:
             if not self.is_over:
-                self._tell(lambda: self.listener.on_chunk(chunk))
+                self._tell(self.listener.on_chunk, chunk)
 
     def end(self, completion: Completion) -> None:
         if self._end_once():
-            self._tell(lambda: self.listener.on_end(completion))
+            self._tell(self.listener.on_end, completion)
 
     def fail(self, error: BoughError) -> None:
         """Tell the listener. The watchdog calls this from its own thread while the engine is stuck."""
         if self._end_once():
-            self._tell(lambda: self.listener.on_error(error))
+            self._tell(self.listener.on_error, error)
 
-    def _tell(self, tell: Callable[[], None]) -> None:
+    def _tell(self, tell: Callable[[*News], None], *news: *News) -> None:
         """Call the listener. If it raises, the error is logged and this request ends; the others go on."""
         try:
-            tell()
+            tell(*news)
         except Exception as error:
             log.exception("the listener of a request failed by a mistake of ours")
             if not self.is_over:
                 self.is_over = True
                 failure = EngineError(f"{type(error).__name__}: {error}")
-                self._tell(lambda: self.listener.on_error(failure))
+                self._tell(self.listener.on_error, failure)
 
     def refuse(self, error: BoughError) -> bool:
         """Refuse a request that waits, from any thread; returns False if it has started or ended."""
@@ -112,7 +113,7 @@ class Job:
             if self.has_started or self.is_over:
                 return False
             self.is_over = True
-        self._tell(lambda: self.listener.on_error(error))
+        self._tell(self.listener.on_error, error)
         return True
 
     def _end_once(self) -> bool:

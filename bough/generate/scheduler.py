@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.tokens import common_prefix
@@ -100,8 +99,8 @@ class Scheduler:
                 )
             elif job.is_over:
                 self._drop(job)
-            elif job in self.waiting and job.is_cancelled:
-                self._cancel(job)
+        for job in [job for job in self.waiting if job.is_cancelled]:
+            self._cancel(job)
 
     # Lanes
 
@@ -210,28 +209,29 @@ class Scheduler:
             return
         started_s = self._clock()
         self._feed([job for job in jobs if job.generation.next_id is not None])
-        for job, sampled in self._sample([job for job in jobs if job in self.running]):
+        for job, sampled in self._sample([job for job in jobs if not job.is_over]):
             self._accept(job, sampled)
         seconds = self._clock() - started_s
         for job in jobs:
-            if job in self.running:
+            if not job.is_over:
                 job.generation.note_step(seconds)
 
     def _feed(self, jobs: Sequence[Job]) -> None:
         ready = [job for job in jobs if self._cross_limit(job)]
         if not ready:
             return
+        sessions = [job.generation.session for job in ready]
         ids = [_next_id(job.generation) for job in ready]
+        for session in sessions:
+            session.begin_feed()
         try:
-            with ExitStack() as feeding:
-                for job, token_id in zip(ready, ids, strict=True):
-                    feeding.enter_context(job.generation.session.feeding([token_id]))
-                logits = self._engine.step([job.generation.lane for job in ready], ids)
+            logits = self._engine.step([session.lane for session in sessions], ids)
         except (BoughError, MemoryError) as error:
             for job in ready:
                 self._fail(job, _translated(error))
             return
-        for job, each in zip(ready, logits, strict=True):
+        for job, session, token_id, each in zip(ready, sessions, ids, logits, strict=True):
+            session.end_feed((token_id,))
             job.generation.logits = each
 
     def _cross_limit(self, job: Job) -> bool:
