@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVarTuple
+from weakref import WeakKeyDictionary
 
+from bough.cache.prefix_cache import ReuseVersion
 from bough.cache.tree.tokens import pack
 from bough.errors import BoughError, EngineError
 from bough.generate.generation import Generation
@@ -33,6 +35,22 @@ class Listener(Protocol):
     def on_error(self, error: BoughError) -> None: ...
 
 
+@dataclass(frozen=True)
+class Reusable:
+    """How many tokens of a prompt could be reused, and the state of the cache for which that holds."""
+
+    version: ReuseVersion
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """Everything by which a request that had no room may have room later: how many others have ended, and the cache."""
+
+    num_ended: int
+    version: ReuseVersion
+
+
 @dataclass(eq=False)
 class Job:
     """One request for the scheduler. `passed` counts how often others were preferred, for a lane, then for a chunk.
@@ -47,9 +65,12 @@ class Job:
     passed: int = 0
     leader: Job | None = None  # the request that computes the prefix it waits for
     tenant: str = ""
+    reusable: Reusable | None = None  # what was last counted, while it waits
+    refused_at: MemoryState | None = None  # the state of lanes and tree in which there was no memory for it
     has_started: bool = False
     is_over: bool = False
     packed: bytes = field(init=False)
+    shared: WeakKeyDictionary[Job, int] = field(default_factory=WeakKeyDictionary, init=False)  # tokens, by other request
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from bough.cache.tree.tokens import common_prefix
 from bough.engines.contract import Engine
 from bough.errors import BoughError, DoesNotFit, EngineError, LanesBusy, TimedOut
 from bough.generate.generation import ChunkSize, Generation
-from bough.generate.job import Job
+from bough.generate.job import Job, MemoryState, Reusable
 from bough.generate.verifier import Verifier
 from bough.types import Sampled
 
@@ -53,6 +53,7 @@ class Scheduler:
         self._verifier = verifier
         self.waiting: list[Job] = []
         self.running: list[Job] = []
+        self._num_ended = 0  # requests that were dropped so far
 
     @property
     def has_work(self) -> bool:
@@ -138,7 +139,19 @@ class Scheduler:
         return job.num_tokens - self._known(job)
 
     def _known(self, job: Job) -> int:
-        return self._cache.count_reusable(job.packed, job.generation.request.salt)
+        """How many tokens of its prompt could be reused now. They are counted again only when that may have changed."""
+        salt = job.generation.request.salt
+        version = self._cache.reuse_version(salt)
+        if job.reusable is None or job.reusable.version != version:
+            job.reusable = Reusable(version, self._cache.count_reusable(job.packed, salt))
+        return job.reusable.num_tokens
+
+    def _shared(self, job: Job, other: Job) -> int:
+        """How many leading tokens two prompts share, compared once."""
+        shared = job.shared.get(other)
+        if shared is None:
+            shared = job.shared[other] = common_prefix(job.packed, other.packed)
+        return shared
 
     def _leader_of(self, job: Job) -> Job | None:
         """The running request that computes a prefix of this one, if waiting was worth it when that was first seen."""
@@ -148,7 +161,7 @@ class Scheduler:
 
     def _leads(self, other: Job, job: Job) -> bool:
         """Whether `other` will publish a prefix of `job` that is long enough to wait for."""
-        shared = min(common_prefix(job.packed, other.packed), job.num_tokens - 1)
+        shared = min(self._shared(job, other), job.num_tokens - 1)
         if other.generation.lane.offset >= shared:
             return False
         is_worth_it = job.leader is other or shared - self._known(job) >= MIN_SHARED_TOKENS
@@ -161,12 +174,19 @@ class Scheduler:
         return self._cache.is_enabled and theirs.store and theirs.salt == ours.salt and not other.is_over
 
     def _begin(self, job: Job) -> bool:
-        """Give a request a lane; returns False if it has to wait for memory."""
+        """Give a request a lane; returns False if it has to wait for memory.
+
+        One that waits for memory is tried again only after another request has ended, or the cache has changed.
+        """
+        if job.refused_at == self._memory_state(job):
+            job.passed += 1
+            return False
         try:
             job.generation.begin(self._cache)
         except DoesNotFit as error:
             if error.can_wait and self.running:
                 job.passed += 1
+                job.refused_at = self._memory_state(job)
                 return False
             self._fail(job, error)
         except LanesBusy:
@@ -180,6 +200,9 @@ class Scheduler:
             job.passed = 0
             job.start(self._clock() - job.submitted_s)
         return True
+
+    def _memory_state(self, job: Job) -> MemoryState:
+        return MemoryState(self._num_ended, self._cache.reuse_version(job.generation.request.salt))
 
     # Prefill
 
@@ -288,6 +311,7 @@ class Scheduler:
         for jobs in (self.waiting, self.running):
             if job in jobs:
                 jobs.remove(job)
+        self._num_ended += 1
         try:
             job.generation.close()
         except (BoughError, MemoryError) as error:

@@ -72,7 +72,8 @@ class NoMemory:
 class Trie(Generic[M]):
     """A compressed trie over token ids with pages and restore points on its edges, and the memory that these take.
 
-    `root_id` stands for the salt in addresses.
+    `root_id` stands for the salt in addresses. `version` grows with every change of the edges, and of what can be restored
+    along them: while it stays, a match and what is planned along it stay the same.
     """
 
     def __init__(self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"") -> None:
@@ -81,6 +82,7 @@ class Trie(Generic[M]):
         self.salt = ""
         self.root_id = root_id
         self.root = Node(None, 0, b"")
+        self.version = 0
 
     def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
         """Find the longest known prefix of `tokens`, changing nothing.
@@ -110,12 +112,14 @@ class Trie(Generic[M]):
         child = Node(parent, parent.end, pack(tokens), now)
         assert child.edge and child.first_token not in parent.children
         parent.children[child.first_token] = child
+        self.version += 1
         return child
 
     def grow(self, leaf: Node, tokens: Tokens) -> None:
         """Lengthen the edge of an unbranched leaf."""
         assert leaf.is_leaf and not leaf.is_root
         leaf.edge += pack(tokens)
+        self.version += 1
 
     def split(self, node: Node, at: int) -> Node:
         """Part the edge at `at`: the node stays the tail, the new head is returned.
@@ -123,6 +127,7 @@ class Trie(Generic[M]):
         The page across the cut becomes two; restore points and pins at or before it go to the head.
         """
         assert node.parent is not None and node.start < at < node.end
+        self.version += 1
         for pages in node.pages.values():
             self._cut_across(pages, at)  # first: if this fails, the trie is as it was
         head = Node(node.parent, node.start, cut(node.edge, 0, at - node.start), node.last_used)
@@ -158,6 +163,7 @@ class Trie(Generic[M]):
         """Join a node with its only child, which is returned: rows joined, restore points and pins united."""
         (child,) = node.children.values()
         assert node.parent is not None
+        self.version += 1
         node.parent.children[node.first_token] = child
         border = node.end
         child.parent, child.start, child.edge = node.parent, node.start, node.edge + child.edge
@@ -173,6 +179,7 @@ class Trie(Generic[M]):
 
     def add_page(self, node: Node, page: Page) -> None:
         """Add a page to a node; neighbours inside the same page border are joined with it."""
+        self.version += 1
         pages = node.pages.setdefault(page.group, [])
         pages.insert(bisect_left(pages, page.start, key=_start), page)
         self._join_at(node, page.group, page.end)
@@ -213,6 +220,7 @@ class Trie(Generic[M]):
             for page in at.pages_between(group, start, user.offset):
                 page.users.discard(user)
                 if not page.users:
+                    self.version += 1
                     at.pages[group].remove(page)
                     self.memory.release(page)
             at = at.parent
@@ -220,6 +228,7 @@ class Trie(Generic[M]):
     def add_point(self, node: Node, offset: int, reason: Reason, *, kept: bool = False) -> Point:
         """The restore point at `offset`, made if there is none; the stronger reason stays."""
         assert node.start < offset <= node.end
+        self.version += 1
         point = node.points.setdefault(offset, Point(offset, reason))
         point.reason = max(point.reason, reason)
         point.kept = point.kept or kept
@@ -228,6 +237,7 @@ class Trie(Generic[M]):
 
     def drop_point(self, node: Node, point: Point) -> None:
         """Forget a restore point with its states, and the window rows that only it needs."""
+        self.version += 1
         del node.points[point.offset]
         self.memory.forget_point(point)
         for state in point.states.values():
@@ -240,6 +250,7 @@ class Trie(Generic[M]):
         """Drop the rows and points beyond `to`; something of the edge stays."""
         assert leaf.is_leaf and leaf.start < to < leaf.end
         assert leaf.pinned_to <= to
+        self.version += 1
         for pages in leaf.pages.values():
             self._cut_across(pages, to)  # first: if this fails, nothing is lost
         for point in [point for point in leaf.points.values() if point.offset > to]:
@@ -255,6 +266,7 @@ class Trie(Generic[M]):
         if parent is None or leaf.children:
             raise ValueError("only a leaf can be removed, never the root or an inner node")
         assert not leaf.pins
+        self.version += 1
         for point in list(leaf.points.values()):
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
@@ -275,6 +287,7 @@ class Trie(Generic[M]):
 
     def drop_page(self, node: Node, page: Page) -> None:
         """Drop one page that failed to load: its rows are missing until a lane publishes them again."""
+        self.version += 1
         node.pages[page.group].remove(page)
         node.has_holes = node.has_holes or page.group.kind is Kind.FULL
         self.memory.release(page)
