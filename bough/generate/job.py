@@ -45,9 +45,10 @@ class Reusable:
 
 @dataclass(frozen=True)
 class MemoryState:
-    """Everything by which a request that had no room may have room later: how many others have ended, and the cache."""
+    """Everything by which a request that had no room may have room later: requests that ended, busy lanes, the cache."""
 
     num_ended: int
+    num_busy: int
     version: ReuseVersion
 
 

@@ -202,7 +202,8 @@ class Scheduler:
         return True
 
     def _memory_state(self, job: Job) -> MemoryState:
-        return MemoryState(self._num_ended, self._cache.reuse_version(job.generation.request.salt))
+        version = self._cache.reuse_version(job.generation.request.salt)
+        return MemoryState(self._num_ended, self._cache.lanes.num_busy, version)
 
     # Prefill
 
