@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -85,6 +87,10 @@ class SamplingParams:
             all(isinstance(each, str) and each for each in stop), "stop", self.stop, "strings of at least one character"
         )
 
+    @property
+    def has_penalties(self) -> bool:
+        return self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
 
 def _check_stops(stops: tuple[Any, ...]) -> None:
     if len(stops) > MAX_STOPS:
@@ -119,17 +125,64 @@ def _require(holds: bool, name: str, value: object, wanted: str) -> None:
         raise RequestError(f"{name} is {value!r:.200}, and must be {wanted}")
 
 
+class TokenCounts:
+    """How often each token occurs among the last `last_n` tokens of a sequence, or among all of them if that is -1.
+
+    The token `ids[i]` occurs `counts[i]` times. No id is there twice, and none without an occurrence; their order says
+    nothing. Both are arrays of 64-bit integers, for engines to read as a whole. `add` changes them in place, in O(1)
+    however long the sequence is, and fails while somebody holds a view of their memory.
+    """
+
+    def __init__(self, tokens: Sequence[int] = (), last_n: int = -1) -> None:
+        counted = tokens if last_n < 0 else tokens[max(0, len(tokens) - last_n) :]
+        counts = Counter(counted)
+        self.ids = array("q", counts)
+        self.counts = array("q", counts.values())
+        self._places = {token_id: place for place, token_id in enumerate(counts)}
+        self._last_n = last_n
+        self._recent = deque(counted if last_n > 0 else ())  # what will leave, the oldest first
+
+    def add(self, token_id: int) -> None:
+        """Append a token to the sequence. The oldest of the last n leaves them."""
+        if self._last_n == 0:
+            return
+        if self._last_n > 0:
+            self._recent.append(token_id)
+            if len(self._recent) > self._last_n:
+                self._remove(self._recent.popleft())
+        place = self._places.get(token_id)
+        if place is not None:
+            self.counts[place] += 1
+        else:
+            self._places[token_id] = len(self.ids)
+            self.ids.append(token_id)
+            self.counts.append(1)
+
+    def _remove(self, token_id: int) -> None:
+        """Count a token once less. The last entry takes the place of one that goes."""
+        place = self._places[token_id]
+        self.counts[place] -= 1
+        if self.counts[place] > 0:
+            return
+        del self._places[token_id]
+        last_id, last_count = self.ids.pop(), self.counts.pop()
+        if last_id != token_id:
+            self._places[last_id] = place
+            self.ids[place], self.counts[place] = last_id, last_count
+
+
 @dataclass(frozen=True)
 class Draw:
     """Everything that the choice of one token depends on besides the logits.
 
-    `history` are the tokens that penalties apply to, newest last, already cut to the last n. `uniform` in [0, 1) is the
-    only randomness. `allowed` is a bit mask over the vocabulary (bit i of byte i // 8), or None for all.
+    `seen` counts the tokens that penalties apply to, already cut to the last n; None if there are none. It is what holds
+    until the token is accepted. `uniform` in [0, 1) is the only randomness. `allowed` is a bit mask over the vocabulary
+    (bit i of byte i // 8), or None for all.
     """
 
     params: SamplingParams
     uniform: float = 0.0
-    history: Sequence[int] = ()
+    seen: TokenCounts | None = None
     allowed: bytes | None = None
 
 

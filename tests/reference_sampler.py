@@ -44,11 +44,11 @@ def probabilities(logits: Sequence[float], draw: Draw) -> list[float]:
 def penalise(logits: Sequence[float], draw: Draw) -> list[float]:
     """Divide positive and multiply negative scores of tokens seen before; then subtract once, and once per time seen."""
     scores = list(logits)
-    for token_id in set(draw.history):
+    for token_id, count in zip(draw.seen.ids, draw.seen.counts, strict=True) if draw.seen else ():
         score = scores[token_id]
         score = score / draw.params.repeat_penalty if score > 0 else score * draw.params.repeat_penalty
         score -= draw.params.presence_penalty
-        score -= draw.params.frequency_penalty * list(draw.history).count(token_id)
+        score -= draw.params.frequency_penalty * count
         scores[token_id] = score
     return scores
 

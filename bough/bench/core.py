@@ -1,6 +1,7 @@
-"""`bough bench core`: the cost of matching long prompts, evicting from small and large trees, and starting from disk.
+"""`bough bench core`: the cost of matching long prompts, evicting from small and large trees, starting from disk, and of a
+decode step on the host.
 
-There is no engine: a page has a size and no content.
+There is no engine that computes: a page has a size and no content.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bough.bench.step_cost import measure_step_s
 from bough.cache.admin.stats import stats
 from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX, Changes, Index
@@ -54,19 +56,22 @@ class CoreFigures:
     """Medians: `match_ms` for each number of edges on the matched path, `evict_us` for each number of nodes.
 
     `start_ms`, for each number of pages in the index on disk, is the time to open the index and to build the tree.
+    `step_ms`, for each number of lanes, is the processor time of the host for one decode step.
     """
 
     match_ms: dict[int, float]
     evict_us: dict[int, float]
     start_ms: dict[int, float]
+    step_ms: dict[int, float]
 
 
 def measure_core() -> CoreFigures:
-    """Match 100,000 packed tokens on paths of 1 to 10,000 edges; evict from trees of 1,000 to 100,000 nodes; start."""
+    """Match 100,000 tokens on paths of 1 to 10,000 edges, evict from trees of 1,000 to 100,000 nodes, start and step."""
     return CoreFigures(
         match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in (1, 10, 100, 1000, 10_000)},
         evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
         start_ms={pages: 1e3 * _start_s(pages) for pages in (10_000, 100_000)},
+        step_ms={lanes: 1e3 * measure_step_s(lanes) for lanes in (1, 16, 64)},
     )
 
 

@@ -75,8 +75,14 @@ class LaneSession:
 
     @contextmanager
     def feeding(self, ids: Sequence[int]) -> Iterator[None]:
-        self.is_whole = False
+        self.begin_feed()
         yield
+        self.end_feed(ids)
+
+    def begin_feed(self) -> None:
+        self.is_whole = False
+
+    def end_feed(self, ids: Sequence[int]) -> None:
         self.tokens.extend(ids)
         self.is_whole = True
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bough.cache.adoption import Adopter
 from bough.cache.finish import Finisher
 from bough.cache.record import POINT_SPACING, CaptureCosts, Recorder
-from bough.cache.residency import Clock, Lanes, Memory, Rates, Residency, SaltForest, Tiers
+from bough.cache.residency import Clock, Lanes, Memory, Rates, Residency, SaltForest, SaltTrie, Tiers
 from bough.cache.residency.policy import Policy
 from bough.cache.residency.saving import forget_disk
 from bough.cache.restore import restore
@@ -30,6 +31,15 @@ from bough.cache.tree.state import PAGE_TOKENS, Lane, PageStore
 from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import RequestError
 from bough.types import Boundary
+
+
+@dataclass(frozen=True)
+class ReuseVersion:
+    """The state of one salt's trie and of the lanes. While two are equal, the same tokens of any prompt are reusable."""
+
+    trie: SaltTrie | None
+    trie_version: int
+    lanes_version: int
 
 
 class PrefixCache:
@@ -136,6 +146,11 @@ class PrefixCache:
         if not prompt or self.memory.disk is None or not self._reuses(num_tokens(prompt)):
             return False
         return self._adopter.needs_loading(self.forest.find(salt), prompt, salt)
+
+    def reuse_version(self, salt: str = "") -> ReuseVersion:
+        """What `count_reusable` depends on besides the prompt. Costs O(lanes), and no match."""
+        trie = self.forest.find_known(salt)
+        return ReuseVersion(trie, 0 if trie is None else trie.version, self.lanes.version)
 
     def is_kept(self, ids: Sequence[int] | bytes, salt: str = "") -> bool:
         """Whether there is a restore point at the end of these tokens that was asked to be kept."""

@@ -50,6 +50,8 @@ class ReuseSession(Protocol):
     def schedule(self, offset: int) -> None: ...
     def next_chunk(self, max_tokens: int) -> list[int]: ...
     def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]: ...
+    def begin_feed(self) -> None: ...
+    def end_feed(self, ids: Sequence[int]) -> None: ...
     def publish(self) -> None: ...
     def restart(self) -> None: ...
     def reserve(self, total_tokens: int) -> bool: ...
@@ -225,9 +227,17 @@ class Session:
     @contextmanager
     def feeding(self, ids: Sequence[int]) -> Iterator[None]:
         """The lane is fed `ids` inside this context; if it is left by an error, the lane's groups may disagree."""
-        self.is_whole = False
+        self.begin_feed()
         yield
-        self.tokens.extend(ids)
+        self.end_feed(ids)
+
+    def begin_feed(self) -> None:
+        """The lane is about to be fed. Until `end_feed` its groups may disagree; `feeding` calls both."""
+        self.is_whole = False
+
+    def end_feed(self, ids: Sequence[int]) -> None:
+        """The lane was fed `ids` without an error."""
+        self.sequence.tokens.extend(ids)
         self.is_whole = True
 
     def publish(self) -> None:

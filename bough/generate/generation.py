@@ -7,7 +7,7 @@ the lane inside `session.feeding`, until `is_done`. However the request ends, `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from bough.cache.session import Reuse, ReuseSession
@@ -17,7 +17,7 @@ from bough.errors import PromptTooLong
 from bough.generate.constraints import Constraint
 from bough.generate.request import Request, uniform
 from bough.generate.text import AnswerText, Vocabulary
-from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenLogprob, Usage
+from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenCounts, TokenLogprob, Usage
 
 RESERVE_TOKENS = 1024
 """Tokens that are reserved beyond the prompt at the start. A longer answer reserves more as it grows."""
@@ -79,9 +79,13 @@ class Generation:
         self._eos_ids = frozenset() if request.params.ignore_eos else vocabulary.eos_ids
         self._text = AnswerText(vocabulary, request.params.stop, strip_leading_space=request.strip_leading_space)
         self._token_ids: list[int] = []
+        self._seen = _count_penalised(request)
         self._logprobs: list[TokenLogprob] = []
         self._session: ReuseSession | None = None
+        self.is_loading = False  # whether the lane still waits for what is being read from disk
+        self._is_prefilled = False
         self._timings = Timings()
+        self._decode_s = 0.0  # apart from the timings, because every token adds to it
         self._started_s = 0.0
         self._reported = -1  # tokens of the prompt, as the last progress told
         self._max_tokens = self._limit()
@@ -122,6 +126,7 @@ class Generation:
             self._session.wait_for_reads(timeout_s)
 
     def _note_begin(self, session: ReuseSession) -> None:
+        self.is_loading = session.is_loading
         begin_s = self.clock() - self._started_s
         self._timings = replace(self._timings, begin_s=begin_s, loading=session.loading)
         self._report_progress()
@@ -136,18 +141,14 @@ class Generation:
         return self.session.lane
 
     @property
-    def is_loading(self) -> bool:
-        """Whether the lane still waits for what is being read from disk."""
-        return self._session is not None and self._session.is_loading
-
-    @property
     def done_tokens(self) -> int:
         """How many tokens of the prompt the lane holds, or has been read for it so far."""
         return self.session.loaded_tokens if self.is_loading else self.lane.offset
 
     @property
     def is_prefilled(self) -> bool:
-        return self._session is not None and not self.is_loading and self.lane.offset >= len(self.request.ids)
+        """Whether the whole prompt has been evaluated."""
+        return self._is_prefilled
 
     @property
     def is_done(self) -> bool:
@@ -162,6 +163,7 @@ class Generation:
         with self.session.feeding(chunk):
             self.logits = self._engine.evaluate(self.lane, chunk)
         self.session.publish()
+        self._is_prefilled = self.lane.offset >= len(self.request.ids)
         seconds = self.clock() - started_s
         size.measure(len(chunk), seconds)
         self._timings = replace(self._timings, prefill_s=self._timings.prefill_s + seconds)
@@ -175,7 +177,8 @@ class Generation:
 
     def cross_reuse_limit(self) -> None:
         """Evaluate the whole sequence again at the length where its rotary scaling changes, if it has such a length."""
-        if self.lane.offset != self._engine.capabilities.reuse_limit:
+        limit = self._engine.capabilities.reuse_limit
+        if limit is None or self.lane.offset != limit:
             return
         self.session.restart()
         ids = [*self.request.ids, *self._token_ids[:-1]]
@@ -188,19 +191,9 @@ class Generation:
         return Draw(
             params,
             uniform=uniform(self.request.seed, self.request.choice, len(self._token_ids)) if params.temperature else 0.0,
-            history=self._penalised(),
+            seen=self._seen,
             allowed=self._constraint.allowed() if self._constraint else None,
         )
-
-    def _penalised(self) -> Sequence[int]:
-        params = self.request.params
-        if params.repeat_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty:
-            return ()
-        last = params.repeat_last_n
-        if last == 0:
-            return ()
-        tokens = [*self.request.ids[-last:], *self._token_ids] if last > 0 else [*self.request.ids, *self._token_ids]
-        return tokens[-last:] if last > 0 else tokens
 
     def accept(self, sampled: Sampled) -> Chunk | None:
         """Append the chosen token; returns the text that may be delivered now, if any.
@@ -212,10 +205,14 @@ class Generation:
             self.finish_reason = "stop"
             return self._last_chunk("", (), ())
         self._token_ids.append(token_id)
+        if self._seen is not None:
+            self._seen.add(token_id)
         if self._constraint:
             self._constraint.accept(token_id)
-        logprobs = (self._text.logprob(sampled),) if sampled.logprob is not None else ()
-        self._logprobs += logprobs
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if sampled.logprob is not None:
+            logprobs = (self._text.logprob(sampled),)
+            self._logprobs += logprobs
         text = self._text.add(token_id)
         self.finish_reason = self._reason_to_stop()
         if self.is_done:
@@ -226,7 +223,7 @@ class Generation:
     def note_step(self, seconds: float) -> None:
         """Add the time of the decode step that gave the last accepted token."""
         if self._timings.first_token_s:
-            self._timings = replace(self._timings, decode_s=self._timings.decode_s + seconds)
+            self._decode_s += seconds
         else:
             so_far = self._timings.begin_s + self._timings.prefill_s
             self._timings = replace(self._timings, first_token_s=so_far + seconds)
@@ -272,7 +269,7 @@ class Generation:
         """The answer so far, with its usage and timings."""
         assert self.finish_reason is not None
         before_first = self._timings.first_token_s or self._timings.begin_s + self._timings.prefill_s
-        timings = replace(self._timings, total_s=before_first + self._timings.decode_s)
+        timings = replace(self._timings, decode_s=self._decode_s, total_s=before_first + self._decode_s)
         return Completion(
             text=self._text.all,
             token_ids=tuple(self._token_ids),
@@ -305,3 +302,9 @@ class Generation:
         """Record what was computed, and make the lane idle."""
         if self._session is not None:
             self._session.close()
+
+
+def _count_penalised(request: Request) -> TokenCounts | None:
+    """The counts of the prompt's tokens that penalties apply to; None if there are no penalties."""
+    params = request.params
+    return TokenCounts(request.ids, params.repeat_last_n) if params.has_penalties and params.repeat_last_n else None

@@ -7,14 +7,17 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
+from weakref import WeakKeyDictionary
 
+from bough.cache.prefix_cache import ReuseVersion
 from bough.cache.tree.tokens import pack
 from bough.errors import BoughError, EngineError
 from bough.generate.generation import Generation
 from bough.types import Chunk, Completion, Usage
 
 log = logging.getLogger(__name__)
+News = TypeVarTuple("News")
 
 
 class Listener(Protocol):
@@ -32,6 +35,24 @@ class Listener(Protocol):
     def on_error(self, error: BoughError) -> None: ...
 
 
+@dataclass(frozen=True)
+class Reusable:
+    """How many tokens of a prompt could be reused, and the state of the cache for which that holds."""
+
+    version: ReuseVersion
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """Everything by which a request that had no room may have room later: requests that ended, lanes, loads, the cache."""
+
+    num_ended: int
+    num_busy: int
+    reserved_bytes: int
+    version: ReuseVersion
+
+
 @dataclass(eq=False)
 class Job:
     """One request for the scheduler. `passed` counts how often others were preferred, for a lane, then for a chunk.
@@ -46,9 +67,12 @@ class Job:
     passed: int = 0
     leader: Job | None = None  # the request that computes the prefix it waits for
     tenant: str = ""
+    reusable: Reusable | None = None  # what was last counted, while it waits
+    refused_at: MemoryState | None = None  # the state of lanes and tree in which there was no memory for it
     has_started: bool = False
     is_over: bool = False
     packed: bytes = field(init=False)
+    shared: WeakKeyDictionary[Job, int] = field(default_factory=WeakKeyDictionary, init=False)  # tokens, by other request
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -84,32 +108,32 @@ class Job:
         with self._ending:  # a watchdog may fail the request at the same time, and nothing may follow that
             self.has_started = True
             if not self.is_over:
-                self._tell(lambda: self.listener.on_start(self.generation.usage, waited_s))
+                self._tell(self.listener.on_start, self.generation.usage, waited_s)
 
     def deliver(self, chunk: Chunk) -> None:
         with self._ending:
             if not self.is_over:
-                self._tell(lambda: self.listener.on_chunk(chunk))
+                self._tell(self.listener.on_chunk, chunk)
 
     def end(self, completion: Completion) -> None:
         if self._end_once():
-            self._tell(lambda: self.listener.on_end(completion))
+            self._tell(self.listener.on_end, completion)
 
     def fail(self, error: BoughError) -> None:
         """Tell the listener. The watchdog calls this from its own thread while the engine is stuck."""
         if self._end_once():
-            self._tell(lambda: self.listener.on_error(error))
+            self._tell(self.listener.on_error, error)
 
-    def _tell(self, tell: Callable[[], None]) -> None:
+    def _tell(self, tell: Callable[[*News], None], *news: *News) -> None:
         """Call the listener. If it raises, the error is logged and this request ends; the others go on."""
         try:
-            tell()
+            tell(*news)
         except Exception as error:
             log.exception("the listener of a request failed by a mistake of ours")
             if not self.is_over:
                 self.is_over = True
                 failure = EngineError(f"{type(error).__name__}: {error}")
-                self._tell(lambda: self.listener.on_error(failure))
+                self._tell(self.listener.on_error, failure)
 
     def refuse(self, error: BoughError) -> bool:
         """Refuse a request that waits, from any thread; returns False if it has started or ended."""
@@ -117,7 +141,7 @@ class Job:
             if self.has_started or self.is_over:
                 return False
             self.is_over = True
-        self._tell(lambda: self.listener.on_error(error))
+        self._tell(self.listener.on_error, error)
         return True
 
     def _end_once(self) -> bool:

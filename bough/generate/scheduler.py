@@ -18,14 +18,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.tokens import common_prefix
 from bough.engines.contract import Engine
 from bough.errors import BoughError, DoesNotFit, EngineError, LanesBusy, TimedOut
 from bough.generate.generation import ChunkSize, Generation
-from bough.generate.job import Job
+from bough.generate.job import Job, MemoryState, Reusable
 from bough.generate.verifier import Verifier
 from bough.types import Sampled
 
@@ -55,6 +54,7 @@ class Scheduler:
         self._verifier = verifier
         self.waiting: list[Job] = []
         self.running: list[Job] = []
+        self._num_ended = 0  # requests that were dropped so far
 
     @property
     def has_work(self) -> bool:
@@ -107,8 +107,8 @@ class Scheduler:
                 )
             elif job.is_over:
                 self._drop(job)
-            elif job in self.waiting and job.is_cancelled:
-                self._cancel(job)
+        for job in [job for job in self.waiting if job.is_cancelled]:
+            self._cancel(job)
 
     # Lanes
 
@@ -146,7 +146,19 @@ class Scheduler:
         return job.num_tokens - self._known(job)
 
     def _known(self, job: Job) -> int:
-        return self._cache.count_reusable(job.packed, job.generation.request.salt)
+        """How many tokens of its prompt could be reused now. They are counted again only when that may have changed."""
+        salt = job.generation.request.salt
+        version = self._cache.reuse_version(salt)
+        if job.reusable is None or job.reusable.version != version:
+            job.reusable = Reusable(version, self._cache.count_reusable(job.packed, salt))
+        return job.reusable.num_tokens
+
+    def _shared(self, job: Job, other: Job) -> int:
+        """How many leading tokens two prompts share, compared once."""
+        shared = job.shared.get(other)
+        if shared is None:
+            shared = job.shared[other] = common_prefix(job.packed, other.packed)
+        return shared
 
     def _leader_of(self, job: Job) -> Job | None:
         """The running request that computes a prefix of this one, if waiting was worth it when that was first seen."""
@@ -156,7 +168,7 @@ class Scheduler:
 
     def _leads(self, other: Job, job: Job) -> bool:
         """Whether `other` will publish a prefix of `job` that is long enough to wait for."""
-        shared = min(common_prefix(job.packed, other.packed), job.num_tokens - 1)
+        shared = min(self._shared(job, other), job.num_tokens - 1)
         if not other.is_loading and other.generation.lane.offset >= shared:
             return False
         is_worth_it = job.leader is other or shared - self._known(job) >= MIN_SHARED_TOKENS
@@ -169,7 +181,13 @@ class Scheduler:
         return self._cache.is_enabled and theirs.store and theirs.salt == ours.salt and not other.is_over
 
     def _begin(self, job: Job) -> bool:
-        """Give a request a lane; returns False if it has to wait for memory."""
+        """Give a request a lane; returns False if it has to wait for memory.
+
+        One that waits for memory is tried again only after another request has ended, or the cache has changed.
+        """
+        if job.refused_at == self._memory_state(job):
+            job.passed += 1
+            return False
         if self._must_wait_to_load(job):
             return True
         try:
@@ -177,6 +195,7 @@ class Scheduler:
         except DoesNotFit as error:
             if error.can_wait and self.running:
                 job.passed += 1
+                job.refused_at = self._memory_state(job)
                 return False
             self._fail(job, error)
         except LanesBusy:
@@ -190,6 +209,11 @@ class Scheduler:
             job.passed = 0
             job.start(self._clock() - job.submitted_s)
         return True
+
+    def _memory_state(self, job: Job) -> MemoryState:
+        version = self._cache.reuse_version(job.generation.request.salt)
+        reserved_bytes = sum(self._cache.memory.reserved_bytes.values())
+        return MemoryState(self._num_ended, self._cache.lanes.num_busy, reserved_bytes, version)
 
     # Loading
 
@@ -236,28 +260,29 @@ class Scheduler:
             return
         started_s = self._clock()
         self._feed([job for job in jobs if job.generation.next_id is not None])
-        for job, sampled in self._sample([job for job in jobs if job in self.running]):
+        for job, sampled in self._sample([job for job in jobs if not job.is_over]):
             self._accept(job, sampled)
         seconds = self._clock() - started_s
         for job in jobs:
-            if job in self.running:
+            if not job.is_over:
                 job.generation.note_step(seconds)
 
     def _feed(self, jobs: Sequence[Job]) -> None:
         ready = [job for job in jobs if self._cross_limit(job)]
         if not ready:
             return
+        sessions = [job.generation.session for job in ready]
         ids = [_next_id(job.generation) for job in ready]
+        for session in sessions:
+            session.begin_feed()
         try:
-            with ExitStack() as feeding:
-                for job, token_id in zip(ready, ids, strict=True):
-                    feeding.enter_context(job.generation.session.feeding([token_id]))
-                logits = self._engine.step([job.generation.lane for job in ready], ids)
+            logits = self._engine.step([session.lane for session in sessions], ids)
         except (BoughError, MemoryError) as error:
             for job in ready:
                 self._fail(job, _translated(error))
             return
-        for job, each in zip(ready, logits, strict=True):
+        for job, session, token_id, each in zip(ready, sessions, ids, logits, strict=True):
+            session.end_feed((token_id,))
             job.generation.logits = each
 
     def _cross_limit(self, job: Job) -> bool:
@@ -314,6 +339,7 @@ class Scheduler:
         for jobs in (self.waiting, self.running):
             if job in jobs:
                 jobs.remove(job)
+        self._num_ended += 1
         try:
             job.generation.close()
         except (BoughError, MemoryError) as error:

@@ -6,11 +6,13 @@ that start there, the longest), or is the whole text if there is no match. Text 
     text so far   . . . . . . . . a b c
                   emitted ─────►│ held: "abc" may become the stop string "abcd"
 
-Each character is compared about once per stop string (Knuth, Morris, Pratt), however long those are.
+Each character is compared about once per stop string (Knuth, Morris, Pratt), however long those are. While nothing is held
+back, text up to the next character that begins a stop string is passed over at C speed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +32,7 @@ class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
         self._prefixes = [_Prefix(stop) for stop in dict.fromkeys(stops)]
+        self._first_character = re.compile("|".join(re.escape(first) for first in {stop[0] for stop in stops}))
         self._best: _Match | None = None
         self._held = ""
         self._end = 0  # how many characters have come
@@ -40,6 +43,17 @@ class StopFinder:
             return ""
         if not self._prefixes:
             return text
+        passed = 0 if self._held else self._count_harmless(text)
+        self._end += passed
+        return text if passed == len(text) else text[:passed] + self._search(text[passed:])
+
+    def _count_harmless(self, text: str) -> int:
+        """How many characters there are before the first one that begins a stop string."""
+        found = self._first_character.search(text)
+        return len(text) if found is None else found.start()
+
+    def _search(self, text: str) -> str:
+        """As `add`, character by character."""
         self._held += text
         start = self._end + len(text) - len(self._held)
         for character in text:

@@ -1,7 +1,7 @@
 """The tokenizer: text and messages to token ids, and ids back to text and bytes.
 
 A model without tokenizer files has a `Tokenizer` too. It knows which ids end an answer, refuses text and returns none.
-Any thread may call it: nothing changes after loading.
+Any thread may call it: nothing changes after loading, but for the bytes of tokens, which are remembered.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Tokenizer:
         self.hf = hf
         own = [hf.eos_token_id] if hf is not None and hf.eos_token_id is not None else []
         self.eos_ids: frozenset[int] = frozenset([*eos_ids, *own])
+        self._known_bytes: dict[int, bytes] = {}  # at most the vocabulary
         if hf is not None:
             hf.backend_tokenizer.no_truncation()
             hf.backend_tokenizer.no_padding()
@@ -108,6 +109,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token, which may be part of a character; none for an unknown id."""
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            known = self._find_bytes(token_id)
+            if known:
+                self._known_bytes[token_id] = known
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id) if self.hf is not None else None
         if token is None:
             return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -244,3 +245,31 @@ def test_chunks_adapt_to_the_measured_rate_and_a_fixed_size_stays() -> None:
     fixed.measure(100, 9.0)
     assert fixed.choose() == fixed.choose(beside_others=True) == 100
     assert ChunkSize().choose(beside_others=True) == MIN_CHUNK < ChunkSize().choose(), "the first one is a guess"
+
+
+def count_seen(generation: Generation) -> dict[int, int]:
+    seen = generation.draw().seen
+    return {} if seen is None else dict(zip(seen.ids, seen.counts, strict=True))
+
+
+@pytest.mark.parametrize("last_n", [-1, 0, 1, 5, 12, 64])
+@pytest.mark.parametrize("penalty", [{"repeat_penalty": 1.5}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}])
+def test_penalties_apply_to_the_last_tokens_of_prompt_and_answer(last_n: int, penalty: dict[str, float]) -> None:
+    bench = Bench()
+    params = SamplingParams(max_tokens=20, ignore_eos=True, repeat_last_n=last_n, **penalty)  # type: ignore[arg-type]
+    generation = Generation(bench.engine, Request(PROMPT, params), Letters(), None, bench.clock)
+    tokens = list(PROMPT)
+
+    for chunk in run_alone(bench.engine, bench.cache, generation, ChunkSize(3)):
+        tokens += chunk.token_ids if isinstance(chunk, Chunk) else ()
+        last = tokens[-last_n:] if last_n > 0 else tokens[: -last_n * len(tokens)]
+        assert count_seen(generation) == count_seen(generation) == Counter(last)
+    assert len(tokens) == len(PROMPT) + 20
+
+
+def test_without_penalties_no_token_is_counted() -> None:
+    bench = Bench()
+
+    generation = Generation(bench.engine, Request(PROMPT, SamplingParams()), Letters(), None, bench.clock)
+
+    assert generation.draw().seen is None

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from bough.cache.prefix_cache import ReuseVersion
+from bough.cache.tree.state import Lane
+from bough.cache.tree.tokens import common_prefix
 from bough.errors import BoughError, DoesNotFit, EngineError, TimedOut
 from bough.generate.generation import Generation
 from bough.generate.scheduler import MAX_PASSED, MIN_SHARED_TOKENS
@@ -137,6 +142,94 @@ def test_a_request_waits_for_memory_that_others_will_give_back() -> None:
     concert.play()
 
     assert second.tokens == concert.alone(prompt(2, 150))
+
+
+class Counted:
+    """Counts the calls of a function, which are made."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.number = 0
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        self.number += 1
+        return self._call(*args, **named)
+
+    def take(self) -> int:
+        """How many calls there were since the last time."""
+        number, self.number = self.number, 0
+        return number
+
+
+def test_a_request_that_waits_is_matched_again_only_when_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    concert = Concert(budget_bytes=1780)
+    first, second = concert.ask(prompt(1, 100), max_tokens=20), concert.ask(prompt(2, 100))
+    counted, begun = Counted(concert.cache.count_reusable), Counted(concert.cache.begin)
+    monkeypatch.setattr(concert.cache, "count_reusable", counted)
+    monkeypatch.setattr(concert.cache, "begin", begun)
+
+    while len(first.tokens) < 2:
+        concert.turn()
+        assert second.started is None and counted.take() > 0 and begun.take() > 0  # a chunk was published
+    while len(first.tokens) < 19:
+        concert.turn()
+        assert second.started is None and counted.take() == begun.take() == 0
+    concert.play()
+
+    assert begun.take() == 1
+    assert second.tokens == concert.alone(prompt(2, 100))
+
+
+def test_the_prompts_of_two_requests_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    concert = Concert()
+    compared = Counted(common_prefix)
+    monkeypatch.setattr("bough.generate.scheduler.common_prefix", compared)
+    shared = prompt(1, MIN_SHARED_TOKENS + 80)
+    first, second, third = (concert.ask([*shared, token]) for token in (1, 2, 3))
+
+    for _ in range(5):
+        concert.turn()
+
+    assert first.started and not second.started and not third.started
+    assert compared.number == 2
+
+
+@every_model
+def test_while_its_version_stays_a_cache_reuses_as_many_tokens(model: str) -> None:
+    concert, chance = Concert(model, lanes=3, budget_bytes=3000), random.Random(5)
+    asks = [([*prompt(seed % 3, 20 * (seed % 5)), *prompt(seed, 5 + seed)], "ab"[seed % 2]) for seed in range(12)]
+    before: dict[int, tuple[ReuseVersion, int]] = {}
+    kept = changed = 0
+
+    for _ in range(300):
+        if chance.random() < 0.2:
+            ids, salt = chance.choice(asks)
+            concert.ask(ids, salt=salt)
+        concert.turn()
+        for number, (ids, salt) in enumerate(asks):
+            now = concert.cache.reuse_version(salt), concert.cache.count_reusable(ids, salt)
+            version, count = before.get(number, now)
+            assert now[0] != version or now[1] == count
+            kept, changed = kept + (now[0] == version), changed + (now[1] != count)
+            before[number] = now
+
+    assert kept > 100 and changed > 10
+
+
+def test_the_version_of_a_cache_changes_when_another_salt_takes_an_idle_lane() -> None:
+    concert = Concert("recurrent", lanes=1)
+    cache, client = concert.cache, concert.ask(prompt(1, 40), salt="a")
+    concert.play()
+    cache.residency.evictor.clear(cache.forest.find("a"))  # only the lane holds it now
+    longer = [*prompt(1, 40), *client.tokens, 1]
+    before = cache.reuse_version("a")
+    assert cache.count_reusable(longer, "a") == 43
+
+    concert.ask(prompt(2, 10), salt="b")
+    concert.play()
+
+    assert cache.count_reusable(longer, "a") == 0
+    assert cache.reuse_version("a") != before
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
@@ -326,6 +419,26 @@ def test_a_check_that_fails_costs_nobody_an_answer(
 
     assert client.tokens == concert.alone(prompt(1, 100))
     assert concert.verifier is not None and concert.verifier.stats() == {"verified": 0, "different": 0}
+
+
+def test_a_request_that_a_watchdog_fails_in_the_middle_of_a_step_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    concert = Concert()
+    lost, other = concert.ask(prompt(1, 10)), concert.ask(prompt(2, 10))
+    while not (lost.tokens and other.tokens):
+        concert.turn()
+    job, so_far, step = concert.scheduler.running[0], len(lost.tokens), concert.engine.step
+
+    def fail_during(lanes: Sequence[Lane], ids: Sequence[int]) -> list[tuple[float, ...]]:
+        job.fail(EngineError("a step takes too long"))
+        return step(lanes, ids)
+
+    monkeypatch.setattr(concert.engine, "step", fail_during)
+    concert.turn()
+    monkeypatch.setattr(concert.engine, "step", step)
+    concert.play()
+
+    assert isinstance(lost.error, EngineError) and len(lost.tokens) == so_far
+    assert other.tokens == concert.alone(prompt(2, 10))
 
 
 def test_when_all_have_to_end_one_that_cannot_end_well_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

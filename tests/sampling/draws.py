@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from bough.types import Draw, SamplingParams
+from bough.types import Draw, SamplingParams, TokenCounts
 
 
 def logs(*probabilities: float) -> list[float]:
@@ -32,7 +32,7 @@ def make_many_draws(count: int, vocab_size: int) -> list[Draw]:
         Draw(
             SamplingParams(temperature=(index % 3) / 2, **limits[index % len(limits)]),
             uniform=(index + 0.5) / count,
-            history=range(index * 10, index * 20),
+            seen=TokenCounts(range(index * 10, index * 20)),
             allowed=b"\x5a" * (vocab_size // 8) if index % 2 else None,
         )
         for index in range(count)

@@ -32,8 +32,8 @@ class Sampler:
         return self.sample([self.row(values)], [draw or Draw(SamplingParams(**params))])[0].token_id
 
     def shares(self, values: Sequence[float], **params: Any) -> list[float]:
-        """How often each token is chosen, over evenly spaced draws; `history` and `allowed` go to the draw."""
-        extra = {name: params.pop(name) for name in ("history", "allowed") if name in params}
+        """How often each token is chosen, over evenly spaced draws; `seen` and `allowed` go to the draw."""
+        extra = {name: params.pop(name) for name in ("seen", "allowed") if name in params}
         wanted = SamplingParams(**{"temperature": 1.0, **params})
         draws = [Draw(wanted, uniform=uniform, **extra) for uniform in EVENLY]
         chosen = [each.token_id for each in self.sample([self.row(values)] * len(draws), draws)]

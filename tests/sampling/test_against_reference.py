@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bough.engines.torch import sampling as torch_sampling
-from bough.types import Draw, SamplingParams
+from bough.types import Draw, SamplingParams, TokenCounts
 from tests import reference_sampler as reference
 from tests.sampling.draws import bits, make_many_draws
 from tests.sampling.samplers import MLX, SAMPLERS, TORCH, Sampler
@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn, vocab_size: int) -> Case:
     wanted = Draw(
         draw(sampling_params()),
         uniform=draw(st.floats(0, 1, exclude_max=True)),
-        history=draw(st.lists(st.integers(0, vocab_size - 1), max_size=8)),
+        seen=TokenCounts(draw(st.lists(st.integers(0, vocab_size - 1), max_size=8))),
         allowed=None if allowed is None else bits(allowed, vocab_size),
     )
     assume(max(reference.mask(values, wanted.allowed)) > -math.inf)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bough.errors import EngineError
-from bough.types import Draw, SamplingParams
+from bough.types import Draw, SamplingParams, TokenCounts
 from tests.sampling.draws import bits, logs
 from tests.sampling.samplers import MLX, PRECISE_TORCH, TORCH, Sampler
 
@@ -128,33 +128,45 @@ def test_limits_look_at_the_distribution_after_temperature(sampler: Sampler):
 
 
 def test_the_repetition_penalty_divides_positive_and_multiplies_negative_logits(sampler: Sampler):
-    assert sampler.choose([3.0, 2.0], Draw(SamplingParams(repeat_penalty=2.0), history=[0])) == 1
-    assert sampler.choose([-1.0, -1.5], Draw(SamplingParams(repeat_penalty=2.0), history=[0])) == 1
-    assert sampler.choose([-1.0, -2.5], Draw(SamplingParams(repeat_penalty=2.0), history=[0])) == 0
+    assert sampler.choose([3.0, 2.0], Draw(SamplingParams(repeat_penalty=2.0), seen=TokenCounts([0]))) == 1
+    assert sampler.choose([-1.0, -1.5], Draw(SamplingParams(repeat_penalty=2.0), seen=TokenCounts([0]))) == 1
+    assert sampler.choose([-1.0, -2.5], Draw(SamplingParams(repeat_penalty=2.0), seen=TokenCounts([0]))) == 0
 
 
 def test_the_presence_penalty_counts_a_token_once_and_the_frequency_penalty_each_time(sampler: Sampler):
-    once = Draw(SamplingParams(presence_penalty=0.6), history=[0, 0, 0])
-    each = Draw(SamplingParams(frequency_penalty=0.6), history=[0, 0, 0])
+    once = Draw(SamplingParams(presence_penalty=0.6), seen=TokenCounts([0, 0, 0]))
+    each = Draw(SamplingParams(frequency_penalty=0.6), seen=TokenCounts([0, 0, 0]))
     assert sampler.choose([2.0, 1.0], once) == 0
     assert sampler.choose([2.0, 1.0], each) == 1
 
 
 def test_penalties_change_the_distribution_before_temperature(sampler: Sampler):
-    halved = sampler.shares([0.0, 0.0], presence_penalty=math.log(2) / 2, temperature=0.5, history=[0])
+    halved = sampler.shares([0.0, 0.0], presence_penalty=math.log(2) / 2, temperature=0.5, seen=TokenCounts([0]))
     assert halved == [pytest.approx(1 / 3, abs=1e-3), pytest.approx(2 / 3, abs=1e-3)]
 
 
-def test_penalties_alone_leave_logits_as_they_are_without_a_history(sampler: Sampler):
+def test_penalties_alone_leave_logits_as_they_are_if_no_token_was_seen(sampler: Sampler):
     assert sampler.choose([3.0, 2.0], Draw(SamplingParams(repeat_penalty=2.0, presence_penalty=2.0))) == 0
 
 
-def test_a_token_of_the_history_beyond_the_vocabulary_is_passed_over(sampler: Sampler):
-    assert sampler.choose([3.0, 2.0], Draw(SamplingParams(repeat_penalty=2.0), history=[7, 0, -1])) == 1
+def test_a_seen_token_beyond_the_vocabulary_is_passed_over(sampler: Sampler):
+    assert sampler.choose([3.0, 2.0], Draw(SamplingParams(repeat_penalty=2.0), seen=TokenCounts([7, 0, -1]))) == 1
+
+
+def test_a_sampler_keeps_no_view_of_the_counts_even_if_it_fails(sampler: Sampler):
+    seen = TokenCounts([0])
+    draw = Draw(SamplingParams(repeat_penalty=2.0), seen=seen)
+
+    with pytest.raises(EngineError) as caught:
+        sampler.choose([math.nan, 2.0], draw)
+    seen.add(1)
+
+    assert caught.value.__traceback__ is not None  # it would keep a view alive
+    assert sampler.choose([3.0, 2.9], draw) == 0
 
 
 def test_a_penalty_beyond_all_numbers_leaves_a_token_no_chance(sampler: Sampler):
-    draw = Draw(SamplingParams(temperature=1.0, repeat_penalty=1e300), history=[0])
+    draw = Draw(SamplingParams(temperature=1.0, repeat_penalty=1e300), seen=TokenCounts([0]))
     assert sampler.choose([-1e30, -2e30], draw) == 1
 
 
@@ -180,7 +192,9 @@ def test_a_mask_longer_than_the_vocabulary_allows_no_other_tokens(sampler: Sampl
 
 def test_logprobs_are_of_the_raw_distribution(sampler: Sampler):
     draw = Draw(
-        SamplingParams(temperature=2.0, top_k=1, logprobs=2, presence_penalty=2.0), history=[2], allowed=bits([0, 2], 3)
+        SamplingParams(temperature=2.0, top_k=1, logprobs=2, presence_penalty=2.0),
+        seen=TokenCounts([2]),
+        allowed=bits([0, 2], 3),
     )
     result = sampler.sample([sampler.row(logs(0.1, 0.6, 0.3))], [draw])[0]
     assert result.token_id == 0
@@ -249,5 +263,5 @@ def test_rows_of_different_kinds_come_back_in_their_order(sampler: Sampler):
 def test_sampling_leaves_the_logits_as_they_are(sampler: Sampler):
     row = sampler.row([1.0, 2.0, 3.0])
     params = SamplingParams(temperature=1.0, repeat_penalty=2.0, top_k=1)
-    sampler.sample([row], [Draw(params, history=[2], allowed=bits([0], 3))])
+    sampler.sample([row], [Draw(params, seen=TokenCounts([2]), allowed=bits([0], 3))])
     assert row.tolist() == [1.0, 2.0, 3.0]

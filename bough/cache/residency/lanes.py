@@ -15,15 +15,28 @@ from bough.cache.tree.state import Lane
 from bough.errors import LanesBusy
 
 
-@dataclass(eq=False)
 class Slot:
-    """A lane, busy or idle. While it is idle, `tokens` and `salt` tell what it holds."""
+    """A lane, busy or idle. While it is idle, `tokens` and `salt` tell what it holds; while it is busy, nothing does.
 
-    lane: Lane
-    tokens: bytes = b""
-    salt: str = ""
-    is_busy: bool = False
-    last_used: float = float("-inf")
+    `version` grows whenever `tokens` change.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.salt = ""
+        self.is_busy = False
+        self.last_used = float("-inf")
+        self.version = 0
+        self._tokens = b""
+
+    @property
+    def tokens(self) -> bytes:
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, tokens: bytes) -> None:
+        self.version += tokens != self._tokens
+        self._tokens = tokens
 
     def clear(self) -> None:
         """Empty the lane and give its memory back."""
@@ -40,6 +53,11 @@ class Lanes:
     @property
     def nbytes(self) -> int:
         return sum(slot.lane.nbytes for slot in self.slots)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of what the idle lanes hold."""
+        return sum(slot.version for slot in self.slots)
 
     @property
     def num_busy(self) -> int:

@@ -56,10 +56,13 @@ class Forest(Generic[M]):
 
     def find(self, salt: str) -> Trie[M]:
         """The trie of a salt, to read; an empty one, which is not kept, if there is none."""
+        return self.find_known(salt) or self.make(self._accounts.root_id(salt))
+
+    def find_known(self, salt: str) -> Trie[M] | None:
+        """The trie of a salt, to read; None if there is none."""
         known = self.tries.get(salt)
-        if known is None:
-            root_id = self._accounts.root_id(salt)
-            known = (self.tries.get(_unnamed(root_id)) if root_id else None) or self.make(root_id)
+        if known is None and (root_id := self._accounts.root_id(salt)):
+            known = self.tries.get(_unnamed(root_id))
         return known
 
     def make(self, root_id: bytes) -> Trie[M]:

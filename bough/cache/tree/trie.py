@@ -75,7 +75,9 @@ class NoMemory:
 class Trie(Generic[M]):
     """A compressed trie over token ids with pages and restore points on its edges, and the memory that these take.
 
-    `root_id` stands for the salt in addresses. The census is that of the forest to which the trie belongs.
+    `root_id` stands for the salt in addresses. The census is that of the forest to which the trie belongs. `version` grows
+    with every change of the edges, and of what can be restored along them: while it stays, a match and what is planned along
+    it stay the same.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Trie(Generic[M]):
         self.salt = ""
         self.root_id = root_id
         self.root = Node(None, 0, b"")
+        self.version = 0
         self.counts = TreeCounts()
         self.records = TrieRecords()
         self._census = census or Census()
@@ -136,6 +139,7 @@ class Trie(Generic[M]):
         child.number = next(self._numbers)
         self.count(nodes=1, tokens=num_tokens(child.edge))
         self.note(child)
+        self.version += 1
         return child
 
     def grow(self, leaf: Node, tokens: Tokens) -> None:
@@ -143,6 +147,7 @@ class Trie(Generic[M]):
         assert leaf.is_leaf and not leaf.is_root
         more = pack(tokens)
         leaf.edge += more
+        self.version += 1
         self.count(tokens=num_tokens(more))
         self.note(leaf)
 
@@ -152,6 +157,7 @@ class Trie(Generic[M]):
         The page across the cut becomes two; restore points and pins at or before it go to the head.
         """
         assert node.parent is not None and node.start < at < node.end
+        self.version += 1
         for pages in node.pages.values():
             self._cut_across(pages, at)  # first: if this fails, the trie is as it was
         head = Node(node.parent, node.start, cut(node.edge, 0, at - node.start), node.last_used)
@@ -192,6 +198,7 @@ class Trie(Generic[M]):
         """Join a node with its only child, which is returned: rows joined, restore points and pins united."""
         (child,) = node.children.values()
         assert node.parent is not None
+        self.version += 1
         node.parent.children[node.first_token] = child
         border = node.end
         child.parent, child.start, child.edge = node.parent, node.start, node.edge + child.edge
@@ -211,6 +218,7 @@ class Trie(Generic[M]):
 
     def add_page(self, node: Node, page: Page) -> None:
         """Add a page to a node; neighbours inside the same page border are joined with it."""
+        self.version += 1
         pages = node.pages.setdefault(page.group, [])
         pages.insert(bisect_left(pages, page.start, key=_start), page)
         self.count(pages=1)
@@ -254,6 +262,7 @@ class Trie(Generic[M]):
             for page in at.pages_between(group, start, user.offset):
                 page.users.discard(user)
                 if not page.users:
+                    self.version += 1
                     at.pages[group].remove(page)
                     self._release_page(at, page)
             at = at.parent
@@ -261,6 +270,7 @@ class Trie(Generic[M]):
     def add_point(self, node: Node, offset: int, reason: Reason, *, kept: bool = False) -> Point:
         """The restore point at `offset`, made if there is none; the stronger reason stays."""
         assert node.start < offset <= node.end
+        self.version += 1
         point = node.points.get(offset)
         if point is None:
             point = node.points[offset] = Point(offset, reason)
@@ -278,6 +288,7 @@ class Trie(Generic[M]):
 
     def drop_point(self, node: Node, point: Point) -> None:
         """Forget a restore point with its states, and the window rows that only it needs."""
+        self.version += 1
         del node.points[point.offset]
         self.count(points=-1, kept=-point.kept)
         self.note(node)
@@ -292,6 +303,7 @@ class Trie(Generic[M]):
         """Drop the rows and points beyond `to`; something of the edge stays."""
         assert leaf.is_leaf and leaf.start < to < leaf.end
         assert leaf.pinned_to <= to
+        self.version += 1
         for pages in leaf.pages.values():
             self._cut_across(pages, to)  # first: if this fails, nothing is lost
         for point in [point for point in leaf.points.values() if point.offset > to]:
@@ -309,6 +321,7 @@ class Trie(Generic[M]):
         if parent is None or leaf.children:
             raise ValueError("only a leaf can be removed, never the root or an inner node")
         assert not leaf.pins
+        self.version += 1
         for point in list(leaf.points.values()):
             self.drop_point(leaf, point)
         for pages in leaf.pages.values():
@@ -332,6 +345,7 @@ class Trie(Generic[M]):
 
     def drop_page(self, node: Node, page: Page) -> None:
         """Drop one page that failed to load: its rows are missing until a lane publishes them again."""
+        self.version += 1
         node.pages[page.group].remove(page)
         node.has_holes = node.has_holes or page.group.kind is Kind.FULL
         self._release_page(node, page)

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
+from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, find_penalised, is_plain
 from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled, SamplingParams
 
@@ -84,16 +84,18 @@ def _sample_row(row: Scores, draw: Draw) -> Sampled:
 
 
 def _penalise(row: Scores, draw: Draw) -> Scores:
-    """The row with the scores of tokens in the history lowered; the row itself if there is nothing to lower."""
-    seen = count_penalised(draw, len(row))
-    if not seen:
+    """The row with the scores of tokens that were seen before lowered; the row itself if there is nothing to lower."""
+    seen = find_penalised(draw)
+    if seen is None:
         return row
     params = draw.params
+    token_ids, counts = np.array(seen.ids), np.array(seen.counts)  # copies, because the arrays change with the next token
+    is_known = (token_ids >= 0) & (token_ids < len(row))
+    token_ids, counts = token_ids[is_known], counts[is_known]
     scores = row.astype(np.float64)
-    token_ids = list(seen)
     old = scores[token_ids]
     new = np.where(old > 0, old / params.repeat_penalty, old * params.repeat_penalty)
-    scores[token_ids] = new - params.presence_penalty - params.frequency_penalty * np.array(list(seen.values()))
+    scores[token_ids] = new - params.presence_penalty - params.frequency_penalty * counts
     return scores
 
 

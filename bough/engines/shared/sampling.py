@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from bough.types import Draw
+from bough.types import Draw, TokenCounts
 
 NOT_FINITE = "the largest logit is not a finite number: the model's output is broken"
 NONE_ALLOWED = "no token can be chosen: the grammar's mask forbids all of them"
@@ -13,17 +11,12 @@ NONE_ALLOWED = "no token can be chosen: the grammar's mask forbids all of them"
 def is_plain(draw: Draw) -> bool:
     """Whether the draw is plain argmax: no temperature, mask, penalties or log-probabilities."""
     params = draw.params
-    return params.temperature == 0 and draw.allowed is None and params.logprobs is None and not _has_penalties(draw)
+    return params.temperature == 0 and draw.allowed is None and params.logprobs is None and find_penalised(draw) is None
 
 
-def count_penalised(draw: Draw, vocab_size: int) -> dict[int, int]:
-    """How often each token that penalties change was seen; those beyond the vocabulary are left out."""
-    if not _has_penalties(draw):
-        return {}
-    return {token_id: count for token_id, count in Counter(draw.history).items() if 0 <= token_id < vocab_size}
+def find_penalised(draw: Draw) -> TokenCounts | None:
+    """The tokens whose scores the penalties change, with their counts; None if there are none.
 
-
-def _has_penalties(draw: Draw) -> bool:
-    params = draw.params
-    is_neutral = params.repeat_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-    return len(draw.history) > 0 and not is_neutral
+    Some may lie beyond the vocabulary: an engine has to leave those out.
+    """
+    return draw.seen if draw.seen is not None and draw.seen.ids and draw.params.has_penalties else None

@@ -7,15 +7,16 @@ No row's result depends on the others. `tests/reference_sampler.py` is the defin
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, count_penalised, is_plain
+from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE, find_penalised, is_plain
 from bough.errors import EngineError
-from bough.types import Alternative, Draw, Sampled
+from bough.types import Alternative, Draw, Sampled, TokenCounts
 
 _NUM_CANDIDATES = 1024  # top-p looks at this many of the largest first: a full sort costs ten times more
 _NOT_FINITE, _NONE_ALLOWED = -1, -2  # instead of a token id, so that failures need no copy of their own
@@ -75,23 +76,30 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _penalise(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Lower the scores of tokens in each history: all pairs of a row and a token in one go."""
-    rows: list[int] = []
-    token_ids: list[int] = []
-    counts: list[int] = []
-    for row, draw in enumerate(draws):
-        seen = count_penalised(draw, scores.shape[-1])  # an id beyond the vocabulary would crash a GPU for good
-        rows += [row] * len(seen)
-        token_ids += seen.keys()
-        counts += seen.values()
-    if not rows:
+    """Lower the scores of tokens that were seen before: all pairs of a row and a token in one go."""
+    seen = {row: each for row, draw in enumerate(draws) if (each := find_penalised(draw)) is not None}
+    if not seen:
         return scores
-    where = (torch.tensor(rows, device=scores.device), torch.tensor(token_ids, device=scores.device))
-    each = [(d.params.repeat_penalty, d.params.presence_penalty, d.params.frequency_penalty) for d in draws]
-    repeat, presence, frequency = torch.tensor(each, dtype=scores.dtype, device=scores.device)[where[0]].unbind(-1)
-    old = scores[where]
-    new = torch.where(old > 0, old / repeat, old * repeat) - presence - frequency * _column(counts, scores).squeeze(-1)
-    return scores.index_put(where, new)
+    rows, token_ids, counts = _list_pairs(seen, scores.shape[-1]).to(scores.device)  # in one copy
+    penalties = [(d.params.repeat_penalty, d.params.presence_penalty, d.params.frequency_penalty) for d in draws]
+    repeat, presence, frequency = torch.tensor(penalties, dtype=scores.dtype, device=scores.device)[rows].unbind(-1)
+    old = scores[rows, token_ids]
+    new = torch.where(old > 0, old / repeat, old * repeat) - presence - frequency * counts
+    return scores.index_put((rows, token_ids), new)
+
+
+def _list_pairs(seen: Mapping[int, TokenCounts], vocab_size: int) -> Tensor:
+    """Three lines: rows, tokens that were seen there, and how often. Costs no Python for each token."""
+    lengths = torch.tensor([len(each.ids) for each in seen.values()])
+    rows = torch.tensor(list(seen)).repeat_interleave(lengths)
+    token_ids, counts = _join(each.ids for each in seen.values()), _join(each.counts for each in seen.values())
+    is_known = (token_ids >= 0) & (token_ids < vocab_size)  # an id beyond the vocabulary would crash a GPU for good
+    return torch.stack([rows, token_ids, counts])[:, is_known]
+
+
+def _join(arrays: Iterable[array[int]]) -> Tensor:
+    """All of the arrays in one tensor, which has a copy of them."""
+    return torch.frombuffer(bytearray().join(arrays), dtype=torch.int64)
 
 
 def _mask(scores: Tensor, draws: Sequence[Draw]) -> Tensor:

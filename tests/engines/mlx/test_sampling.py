@@ -10,7 +10,7 @@ import pytest
 
 from bough.engines.mlx.sampling import sample
 from bough.errors import EngineError
-from bough.types import Draw, SamplingParams
+from bough.types import Draw, SamplingParams, TokenCounts
 from tests.sampling.draws import make_many_draws
 
 
@@ -61,5 +61,5 @@ def test_the_largest_are_found_if_they_lie_side_by_side(start: int):
 def test_min_p_keeps_a_token_that_is_only_just_likely_enough(logit: float):
     # The penalty makes the scores doubles, for which rounding could decide if scores alone were compared.
     limit = math.exp(logit / 1.1) * (1 - 1e-15)
-    draw = Draw(SamplingParams(temperature=1.1, min_p=limit, repeat_penalty=1.5), uniform=1 - 2**-53, history=[0])
+    draw = Draw(SamplingParams(temperature=1.1, min_p=limit, repeat_penalty=1.5), uniform=1 - 2**-53, seen=TokenCounts([0]))
     assert sample([mx.array([0.0, logit])], [draw])[0].token_id == 1
