@@ -76,8 +76,8 @@ class Trie(Generic[M]):
     """A compressed trie over token ids with pages and restore points on its edges, and the memory that these take.
 
     `root_id` stands for the salt in addresses. The census is that of the forest to which the trie belongs. `version` grows
-    with every change of the edges, and of what can be restored along them: while it stays, a match and what is planned along
-    it stay the same.
+    with every change of the edges, and of what can be restored along them: while it stays, a match and what is planned
+    along it stay the same.
     """
 
     def __init__(
