@@ -44,6 +44,7 @@ def timed_begin(runner: Runner, prompt: list[int], max_new_tokens: int) -> Itera
     runner.engine.synchronize()
     started_s = time.perf_counter()
     session = runner.prefix_cache.begin(prompt, max_new_tokens=max_new_tokens)
+    session.finish_loading()
     runner.engine.synchronize()
     seconds = time.perf_counter() - started_s
     with session:

@@ -60,6 +60,7 @@ def _ask(world: World, salt: str, tokens: list[int]) -> int:
     depth = depth_in_tree(world, salt, tokens)
     session = world.cache.begin([*tokens, 61], salt=salt, max_new_tokens=1, store=False)
     world.sessions = [session]
+    session.finish_loading()
     world.prefill(session)
     world.decode(session, [62])
     world.close(session)
