@@ -1,4 +1,4 @@
-"""`bough bench core`: the cost of matching long prompts, evicting from small and large trees, and starting from disk.
+"""`bough bench core`: the cost of matching, of publishing a chunk, of evicting, and of starting from disk.
 
 There is no engine: a page has a size and no content.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bough.bench.chunk_cost import measure_chunk_us
 from bough.cache.admin.stats import stats
 from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX, Changes, Index
@@ -54,11 +55,13 @@ class CoreFigures:
     """Medians: `match_ms` for each number of edges on the matched path, `evict_us` for each number of nodes.
 
     `start_ms`, for each number of pages in the index on disk, is the time to open the index and to build the tree.
+    `chunk_us` is the host cost of a chunk: of publishing it, with a disk or without, at each depth of a conversation.
     """
 
     match_ms: dict[int, float]
     evict_us: dict[int, float]
     start_ms: dict[int, float]
+    chunk_us: dict[str, dict[int, float]]
 
 
 def measure_core() -> CoreFigures:
@@ -67,6 +70,7 @@ def measure_core() -> CoreFigures:
         match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in (1, 10, 100, 1000, 10_000)},
         evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
         start_ms={pages: 1e3 * _start_s(pages) for pages in (10_000, 100_000)},
+        chunk_us=measure_chunk_us(),
     )
 
 
