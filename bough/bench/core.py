@@ -1,5 +1,5 @@
-"""`bough bench core`: the cost of matching long prompts, evicting from small and large trees, starting from disk, and of a
-decode step on the host.
+"""`bough bench core`: the cost of matching, of publishing a chunk, of a decode step on the host, of evicting, and of starting
+from disk.
 
 There is no engine that computes: a page has a size and no content.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bough.bench.chunk_cost import measure_chunk_us
 from bough.bench.step_cost import measure_step_s
 from bough.cache.admin.stats import stats
 from bough.cache.disk import Disk
@@ -57,12 +58,14 @@ class CoreFigures:
 
     `start_ms`, for each number of pages in the index on disk, is the time to open the index and to build the tree.
     `step_ms`, for each number of lanes, is the processor time of the host for one decode step.
+    `chunk_us` is the host cost of a chunk: of publishing it, with a disk or without, at each depth of a conversation.
     """
 
     match_ms: dict[int, float]
     evict_us: dict[int, float]
     start_ms: dict[int, float]
     step_ms: dict[int, float]
+    chunk_us: dict[str, dict[int, float]]
 
 
 def measure_core() -> CoreFigures:
@@ -72,6 +75,7 @@ def measure_core() -> CoreFigures:
         evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
         start_ms={pages: 1e3 * _start_s(pages) for pages in (10_000, 100_000)},
         step_ms={lanes: 1e3 * measure_step_s(lanes) for lanes in (1, 16, 64)},
+        chunk_us=measure_chunk_us(),
     )
 
 

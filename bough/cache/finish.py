@@ -56,7 +56,7 @@ class Finisher:
     def finish(self, sequence: LiveSequence, prompt: bytes, salt: str, *, stores: bool, is_whole: bool) -> None:
         """Make the lane idle, and give its path its new position in the order of eviction."""
         now, path, trie = self._clock.now(), sequence.pin.node.path(), sequence.trie
-        reached = sequence.packed(sequence.pin.offset)
+        reached = sequence.packed(0, sequence.pin.offset)
         sequence.slot.is_busy = False
         sequence.slot.last_used = now
         self._room.release(trie, sequence.pin)
@@ -68,8 +68,8 @@ class Finisher:
         self._thin(trie, path)
         for node in reversed(path):
             self._evictor.settle(trie, node)
-        if self._memory.tiers is not None and stores:
-            if is_whole:
+        if self._memory.tiers is not None and (stores or sequence.saved_to is not None):
+            if stores and is_whole:
                 self._promote(sequence, reached)
             self._residency.saver.save(trie, reached)
             self._residency.saver.save_split()
@@ -103,17 +103,27 @@ class Finisher:
                 trie.drop_point(node, point)
 
     def _promote(self, sequence: LiveSequence, tokens: bytes) -> None:
-        """Bring recorded rows that lie on the host back to the device: from the lane, which holds them too."""
+        """Bring recorded rows that lie on the host back to the device: from the lane, which holds them too.
+
+        The path is looked at once, and again only when making room has changed it.
+        """
         if not self._memory.has_host or self._room.budget_bytes is None:
             return
-        while (found := _next_on_host(sequence, tokens)) is not None:
-            node, page = found
+        while not self._promote_pages(sequence, _pages_on_host(sequence, tokens)):
+            pass
+
+    def _promote_pages(self, sequence: LiveSequence, found: Sequence[tuple[Node, Page]]) -> bool:
+        """Promote pages in this order as far as there is room; False if one of them is no longer where it was found."""
+        stamps = {node: node.stamp for node, _ in found}
+        for node, page in found:
             has_room = self._demote_older(sequence.trie, node, page)
-            if _next_on_host(sequence, tokens) != found:
-                continue  # making room has changed the path
+            if node.stamp != stamps[node] or node.pages_between(page.group, *page.span) != [page]:
+                return False
             if not has_room or not _take_from_lane(sequence, node, page):
-                return
+                return True
             self._evictor.offer(sequence.trie, node)
+            stamps[node] = node.stamp
+        return True
 
     def _demote_older(self, trie: SaltTrie, node: Node, page: Page) -> bool:
         """Demote what was used longer ago, so that this page fits on the device, and into its salt's share."""
@@ -162,16 +172,21 @@ def _supersede(path: Sequence[Node]) -> None:
             seen.add(point.reason)
 
 
-def _next_on_host(sequence: LiveSequence, tokens: bytes) -> tuple[Node, Page] | None:
-    """The first page of these tokens' path that lies on the host, and whose rows the lane holds."""
-    end = min(num_tokens(tokens), sequence.lane.offset)
-    for node in sequence.trie.match(tokens).path:
-        for group, pages in node.pages.items():
-            start = sequence.lane.first_row(group) if group.kind is Kind.WINDOW else 0
-            for page in pages:
-                if page.tier is Tier.HOST and start <= page.start and page.end <= end:
-                    return node, page
-    return None
+def _pages_on_host(sequence: LiveSequence, tokens: bytes) -> list[tuple[Node, Page]]:
+    """The pages of these tokens' path that lie on the host, and whose rows the lane holds."""
+    end, lane = min(num_tokens(tokens), sequence.lane.offset), sequence.lane
+    first_rows = {
+        group: lane.first_row(group) if group.kind is Kind.WINDOW else 0
+        for group in sequence.trie.memory.groups
+        if group.kind is not Kind.RECURRENT
+    }
+    return [
+        (node, page)
+        for node in sequence.trie.match(tokens).path
+        for group, pages in node.pages.items()
+        for page in pages
+        if page.tier is Tier.HOST and first_rows[group] <= page.start and page.end <= end
+    ]
 
 
 def _take_from_lane(sequence: LiveSequence, node: Node, page: Page) -> bool:

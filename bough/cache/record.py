@@ -15,6 +15,7 @@ from itertools import pairwise
 from bough.cache.residency import LiveSequence, Residency
 from bough.cache.tree.node import Node, Reason
 from bough.cache.tree.state import Group, Kind, Page
+from bough.cache.tree.tokens import num_tokens
 from bough.types import Boundary, Mark
 
 POINT_SPACING = 16_384
@@ -22,6 +23,9 @@ POINT_SPACING = 16_384
 
 REDUNDANT_SHARE = 0.2
 """Redundant restore points may take this share of their path's row bytes; what is beyond is dropped at once."""
+
+LONG_EDGE_TOKENS = 16_384
+"""An edge is copied when it grows. One of so many tokens grows only to the next page border; then a child follows it."""
 
 _REASONS = {
     Mark.SYSTEM_END: Reason.SYSTEM,
@@ -109,13 +113,13 @@ class Recorder:
 
         Costs what is new. What does not fit into memory is left out, captures first.
         """
-        found = sequence.trie.match(sequence.packed(end), start=sequence.pin)
+        found = sequence.trie.match(sequence.packed(sequence.pin.offset, end), start=sequence.pin)
         self._room.hold(sequence.trie, sequence.pin, found.node, found.length)
         end, due = self._fit(sequence, end, due)
         self._extend(sequence, end)
         self._attach_captures(sequence, due)
         self._fill_holes(sequence)
-        self._saver.save(sequence.trie, sequence.packed(sequence.pin.offset), whole_pages=True)
+        self._saver.save_filled(sequence)
 
     def _fit(self, sequence: LiveSequence, end: int, due: Sequence[Capture]) -> tuple[int, Sequence[Capture]]:
         """Make room for rows and captures. If not all fit, the least worthy captures are given up, then rows.
@@ -166,9 +170,13 @@ class Recorder:
         self._room.hold(sequence.trie, sequence.pin, node, end)
 
     def _place(self, sequence: LiveSequence, start: int, end: int) -> Node:
-        """The node whose edge ends with the tokens [start, end): a leaf that grew, or a new child."""
-        trie, node, tokens = sequence.trie, sequence.pin.node, sequence.tokens[start:end].tobytes()
-        if start == node.end and node.is_leaf and not node.is_root:
+        """The node whose edge ends with the tokens [start, end): a leaf that grew, or a new child.
+
+        Children that follow a long edge are merged with it when the session ends.
+        """
+        trie, node, tokens = sequence.trie, sequence.pin.node, sequence.packed(start, end)
+        is_long = num_tokens(node.edge) >= LONG_EDGE_TOKENS and start % self._page_tokens == 0
+        if start == node.end and node.is_leaf and not node.is_root and not is_long:
             trie.grow(node, tokens)
             return node
         if start < node.end:

@@ -114,7 +114,7 @@ def _print_ratios(console: Console, report: dict[str, Any]) -> None:
 
 @app.command()
 def core(as_json: Json = False) -> None:
-    """The cost of the tree alone: matching 100,000 tokens, evicting, starting from disk; the host cost of a decode step."""
+    """The cost of the tree alone: matching, evicting, starting from disk; the host cost of a decode step and of a chunk."""
     from bough.bench.core import measure_core
 
     console = Console(stderr=as_json)
@@ -125,6 +125,11 @@ def core(as_json: Json = False) -> None:
         *(("evict one page", f"{nodes:,} nodes", f"{us:.1f} µs") for nodes, us in figures.evict_us.items()),
         *(("start with a tree on disk", f"{pages:,} pages", f"{ms:,.0f} ms") for pages, ms in figures.start_ms.items()),
         *(("host cost of a step", f"{lanes:,} lanes", f"{ms:.3f} ms") for lanes, ms in figures.step_ms.items()),
+        *(
+            (f"host cost of a chunk, {name}", f"{depth:,} tokens deep", f"{us:.1f} µs")
+            for name, depths in figures.chunk_us.items()
+            for depth, us in depths.items()
+        ),
     ]
     console.print(_table("the core: medians; of a step the lowest", ("operation", "size", "time"), rows))
     if as_json:

@@ -85,3 +85,5 @@ def test_the_core_benchmark_reports_every_size() -> None:
     assert set(figures.match_ms) == {1, 10, 100, 1000, 10_000}
     assert set(figures.evict_us) == {1000, 10_000, 100_000}
     assert all(value > 0 for value in [*figures.match_ms.values(), *figures.evict_us.values()])
+    assert set(figures.chunk_us) == {"memory", "memory, full", "disk"}
+    assert all(set(depths) == {1000, 100_000} and min(depths.values()) > 0 for depths in figures.chunk_us.values())

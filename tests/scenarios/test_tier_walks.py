@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from bough.cache import record
 from bough.cache.session import Session
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import unpack
@@ -19,6 +20,12 @@ from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.test_random_walks import CacheMachine, prompts, walk, walk_long
 from tests.scenarios.world import World
+
+
+@pytest.fixture(autouse=True)
+def short_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges count as long after a few tokens."""
+    monkeypatch.setattr(record, "LONG_EDGE_TOKENS", 6)
 
 
 class TierMachine(CacheMachine):

@@ -1,4 +1,4 @@
-"""Path addresses: the address on disk of everything that lies on one path, made from the tokens of that path.
+"""Path addresses: the address on disk of everything that lies on one path, or on its last part, made from its tokens.
 
 An address tells the tokens from the last page border on, and those before it by a digest: pages of full attention lie
 without gaps, so that all tokens are known from the index. In a model without full attention they do not; there an address
@@ -7,29 +7,49 @@ tells the whole path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bough.cache.disk import Disk
 from bough.cache.residency.memory import SaltTrie
-from bough.cache.tree.address import POINT, Address
+from bough.cache.tree.address import POINT, Address, PageBorder
 from bough.cache.tree.node import Node, Point
 from bough.cache.tree.state import Item, Kind
-from bough.cache.tree.tokens import cut
+from bough.cache.tree.tokens import cut, num_tokens
 
 
 class PathAddresses:
-    """Addresses on the path from the root to some offset, under one salt."""
+    """Addresses on a path, of what ends after the page border `start`; `digests` has one for each border from there on."""
 
-    def __init__(self, disk: Disk, root: bytes, tokens: bytes, page_tokens: int | None) -> None:
+    def __init__(
+        self, root: bytes, tokens: bytes, digests: Sequence[bytes], page_tokens: int | None, start: int = 0
+    ) -> None:
         self._root = root
         self._tokens = tokens
+        self._digests = digests
         self._page_tokens = page_tokens
-        self._digests = disk.digests(root, tokens if page_tokens else b"")
+        self._start = start
 
     @classmethod
     def of(cls, disk: Disk, trie: SaltTrie, node: Node) -> PathAddresses:
-        """The addresses on the path to the end of a node. Costs as much as that path has tokens."""
+        """The addresses on the path from the root to the end of a node. Costs as much as that path has tokens."""
         has_rows = any(group.kind is Kind.FULL for group in trie.memory.groups)
         tokens = b"".join(each.edge for each in node.path())
-        return cls(disk, trie.root_id, tokens, trie.page_tokens if has_rows else None)
+        digests = disk.digests(trie.root_id, tokens if has_rows else b"")
+        return cls(trie.root_id, tokens, digests, trie.page_tokens if has_rows else None)
+
+    @classmethod
+    def following(cls, disk: Disk, trie: SaltTrie, border: PageBorder, tokens: bytes) -> PathAddresses:
+        """The addresses on `tokens`, which follow a page border, in a model with full attention. Costs as much as these."""
+        size, digests = trie.page_tokens, [border.digest]
+        for start in range(0, num_tokens(tokens) - size + 1, size):
+            digests.append(disk.keys.after(digests[-1], cut(tokens, start, start + size)))
+        return cls(trie.root_id, tokens, digests, size, border.offset)
+
+    @property
+    def last_border(self) -> PageBorder:
+        """The last page border on this path."""
+        assert self._page_tokens is not None
+        return PageBorder(self._start + (len(self._digests) - 1) * self._page_tokens, self._digests[-1])
 
     def address(self, item: Item | Point) -> Address:
         """The address of a page, a state or a restore point on this path."""
@@ -40,6 +60,6 @@ class PathAddresses:
     def _address(self, group: int, start: int, end: int) -> Address:
         if self._page_tokens is None:
             return Address(self._root, self._digests[0], cut(self._tokens, 0, end), group, start, end)
-        page = (end - 1) // self._page_tokens
-        tokens = cut(self._tokens, page * self._page_tokens, end)
+        page = (end - 1 - self._start) // self._page_tokens
+        tokens = cut(self._tokens, page * self._page_tokens, end - self._start)
         return Address(self._root, self._digests[page], tokens, group, start, end)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.cache.residency.memory import SaltTrie
+from bough.cache.tree.address import PageBorder
 from bough.cache.tree.node import Pin
 from bough.cache.tree.state import Lane
 from bough.errors import LanesBusy
@@ -89,12 +90,16 @@ class Lanes:
 
 @dataclass(eq=False)
 class LiveSequence:
-    """What a busy lane holds: the tokens of its request so far, and the pin up to which the tree holds them too."""
+    """What a busy lane holds: the tokens of its request so far, and the pin up to which the tree holds them too.
+
+    The next chunk hands the pages from `saved_to` on to the disk; it is None until the first one looks where that is.
+    """
 
     slot: Slot
     trie: SaltTrie
     pin: Pin
     tokens: array[int]
+    saved_to: PageBorder | None = None
 
     @property
     def lane(self) -> Lane:
@@ -105,6 +110,6 @@ class LiveSequence:
         """Tokens that the lane holds for certain."""
         return len(self.tokens)
 
-    def packed(self, end: int | None = None) -> bytes:
-        """The first tokens, packed; all of them without an end."""
-        return self.tokens[:end].tobytes()
+    def packed(self, start: int = 0, end: int | None = None) -> bytes:
+        """The tokens [start, end), packed; up to the last one without an end."""
+        return self.tokens[start:end].tobytes()

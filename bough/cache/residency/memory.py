@@ -17,7 +17,7 @@ from bough.cache.disk import Disk
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Point
-from bough.cache.tree.state import Buffer, ContentStore, Group, Item, Page, PageStore, Range, State, Tier
+from bough.cache.tree.state import Buffer, ContentStore, Group, Item, Kind, Page, PageStore, Range, State, Tier
 from bough.cache.tree.trie import Trie
 from bough.errors import EngineError
 
@@ -90,7 +90,12 @@ class Memory:
         """The most that the files of these items would take on disk."""
         assert self.disk is not None and self.tiers is not None
         disk, store = self.disk, self.tiers.store
-        return sum(disk.file_bytes(store.packed_bytes(item), num_tokens=item.span[1]) for item in items)
+        return sum(disk.file_bytes(store.packed_bytes(item), self._address_tokens(disk, item)) for item in items)
+
+    def _address_tokens(self, disk: Disk, item: Item) -> int:
+        """How many tokens the address of an item tells: from the last page border on, or all without full attention."""
+        end = item.span[1]
+        return (end - 1) % disk.page_tokens + 1 if any(group.kind is Kind.FULL for group in self.groups) else end
 
     def detach_disk(self, items: Iterable[Item]) -> None:
         """Forget the disk; what was written there stays there."""

@@ -27,6 +27,7 @@ class Room:
         self.budget_bytes = budget_bytes
         self._lanes = lanes
         self._forest = forest
+        self._row_bytes = sum(group.bytes_per_token for group in evictor.memory.groups if group.kind is Kind.FULL)
 
     @property
     def used_bytes(self) -> int:
@@ -41,10 +42,14 @@ class Room:
         return min(fits, share - self._pinned_bytes(trie)) if share < self.budget_bytes else fits
 
     def shortage(self, needed_bytes: int, spare: Slot | None = None) -> int:
-        """How many bytes are missing even if everything evictable were evicted; `spare` is an idle lane that stays."""
+        """How many bytes are missing even if everything evictable were evicted; `spare` is an idle lane that stays.
+
+        Where none are, which is usual, this costs no look at the pages.
+        """
         if self.budget_bytes is None:
             return 0
-        return max(0, self._fixed_bytes(spare) + needed_bytes - self.budget_bytes)
+        left = self.budget_bytes - self._fixed_lane_bytes(spare) - needed_bytes
+        return 0 if self._fits_pinned(None, left) else self._pinned_bytes(None) - left
 
     def make_room(self, needed_bytes: int, spare: Slot | None = None, trie: SaltTrie | None = None) -> bool:
         """Bring used + needed within the budget: clear idle lanes, then evict. If it cannot be done, nothing is evicted.
@@ -66,7 +71,10 @@ class Room:
 
     def _fits_share(self, trie: SaltTrie, needed_bytes: int) -> bool:
         assert self.budget_bytes is not None
-        if self.evictor.share_of(self.budget_bytes) - self._pinned_bytes(trie) < needed_bytes:
+        share = self.evictor.share_of(self.budget_bytes)
+        if share >= self.budget_bytes:
+            return True
+        if not self._fits_pinned(trie, share - needed_bytes):
             return False
         return self.evictor.make_share(Tier.DEVICE, trie, needed_bytes, self.budget_bytes)
 
@@ -99,11 +107,17 @@ class Room:
         return DoesNotFit(needed_bytes, self.budget_bytes, self._fixed_bytes(None))
 
     def hold(self, trie: SaltTrie, pin: Pin, node: Node, offset: int) -> None:
-        """Move a busy lane's pin, and offer the node that it leaves to eviction again."""
+        """Move a busy lane's pin, and offer what it leaves to eviction again. On its way down that is one node at most."""
         left = pin.node
+        if node is left and offset == pin.offset:
+            return
+        goes_down = _is_above(left, node)
         pin.move(node, offset)
         trie.note(node)
-        self._offer_path(trie, left)
+        if goes_down:
+            self.evictor.offer(trie, left)
+        else:
+            self._offer_path(trie, left)
 
     def release(self, trie: SaltTrie, pin: Pin) -> None:
         """Remove a pin, and offer the path that its lane stood on to eviction."""
@@ -112,30 +126,70 @@ class Room:
 
     def _offer_path(self, trie: SaltTrie, node: Node) -> None:
         """Offer a node; and those above it, where their content can be demoted while a lane stands below."""
-        for each in [node] if self.evictor.memory.tiers is None else [*node.path(), node]:
+        for each in [node] if self.evictor.memory.tiers is None else node.path() or [node]:
             self.evictor.offer(trie, each)
 
     def _fixed_bytes(self, spare: Slot | None) -> int:
         """Bytes that cannot be evicted: of busy lanes, of `spare`, of what busy lanes stand on, and what was promised."""
+        return self._fixed_lane_bytes(spare) + self._pinned_bytes(None)
+
+    def _fixed_lane_bytes(self, spare: Slot | None) -> int:
+        """Bytes of lanes that cannot be cleared, of the busy ones and of `spare`, and what was promised to loads."""
         lanes_bytes = sum(slot.lane.nbytes for slot in self._lanes.slots if slot.is_busy or slot is spare)
-        return lanes_bytes + self._pinned_bytes(None) + self.evictor.memory.reserved_bytes[Tier.DEVICE]
+        return lanes_bytes + self.evictor.memory.reserved_bytes[Tier.DEVICE]
+
+    def _fits_pinned(self, trie: SaltTrie | None, nbytes: int) -> bool:
+        """Whether what busy lanes stand on fits into so many bytes; in one trie only, if asked.
+
+        Every page is looked at only if neither the bytes of the whole tree fit nor an upper bound, which looks at nodes.
+        """
+        memory = self.evictor.memory if trie is None else trie.memory
+        return (
+            memory.num_bytes[Tier.DEVICE] <= nbytes
+            or self._most_pinned_bytes(trie) <= nbytes
+            or self._pinned_bytes(trie) <= nbytes
+        )
 
     def _pinned_bytes(self, trie: SaltTrie | None) -> int:
-        """Bytes on the device that busy lanes stand on; in one trie only, if asked."""
-        return sum(_pinned_bytes(node, at) for node, at in self._forest.held_nodes(trie).items())
+        """Bytes on the device that busy lanes stand on; in one trie only, if asked. Costs a look at every page there."""
+        held = self._forest.held_nodes(trie).items()
+        return sum(_row_bytes(node, at) + _point_bytes(node, at) for node, at in held)
+
+    def _most_pinned_bytes(self, trie: SaltTrie | None) -> int:
+        """At least as much as `_pinned_bytes`: as if all rows of full attention were there, on the device."""
+        num_rows, nbytes = 0, 0
+        for node, at in self._forest.held_nodes(trie).items():
+            num_rows += min(node.end, at + self.evictor.page_tokens) - node.start
+            nbytes += _point_bytes(node, at)
+        return num_rows * self._row_bytes + nbytes
 
 
-def _pinned_bytes(node: Node, at: int) -> int:
-    """Device memory of a node that stays while a lane stands at `at` in it or beyond: rows, and points of worth."""
-    pages = [page for pages in node.pages.values() for page in pages if page.start < at and _is_held(page)]
+def _is_above(node: Node, other: Node) -> bool:
+    """Whether a node lies on the path to another one, or is that one."""
+    below: Node | None = other
+    while below is not None and below is not node:
+        below = below.parent
+    return below is not None
+
+
+def _row_bytes(node: Node, at: int) -> int:
+    """Device memory of the rows of full attention that stay while a lane stands at `at` in a node, or beyond."""
+    groups = [group for group in node.pages if group.kind is Kind.FULL]
+    pages = (page for group in groups for page in node.pages_between(group, node.start, at))
+    return sum(page.nbytes for page in pages if page.tier is Tier.DEVICE)
+
+
+def _point_bytes(node: Node, at: int) -> int:
+    """Device memory that stays then for restore points of worth, and for lanes that adopt one: states and window rows."""
+    windows = (pages for group, pages in node.pages.items() if group.kind is Kind.WINDOW)
     points = (point for point in node.points.values() if point.offset <= at and not _is_evictable(point))
-    states = [state for point in points for state in point.states.values()]
-    items: list[Item] = [*pages, *states]
+    items: list[Item] = [state for point in points for state in point.states.values()]
+    items += (page for pages in windows for page in pages if page.start < at and _is_held(page))
     return sum(item.nbytes for item in items if item.tier is Tier.DEVICE)
 
 
 def _is_held(page: Page) -> bool:
-    return page.group.kind is Kind.FULL or not all(_is_evictable(user) for user in page.users)
+    return not all(_is_evictable(user) for user in page.users)
 
 
 def _is_evictable(user: Point | Pin) -> bool:

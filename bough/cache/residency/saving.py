@@ -5,15 +5,17 @@ Nothing waits for a write, except an eviction that needs the memory. What was no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.evictor import Evictor
+from bough.cache.residency.lanes import LiveSequence
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_file
 from bough.cache.residency.rates import Clock
+from bough.cache.tree.address import PageBorder
 from bough.cache.tree.node import IndexedPoint, Node, Point
-from bough.cache.tree.state import Item, Page, Tier
+from bough.cache.tree.state import Item, Kind, Tier
 
 EXPIRE_EVERY_S = 60.0
 
@@ -35,27 +37,66 @@ class Saver:
         self._page_tokens = page_tokens
         self._clock = clock
         self._ttl_s = ttl_s
+        self._full_groups = [group for group in memory.groups if group.kind is Kind.FULL]
         self._split: list[tuple[SaltTrie, Node]] = []
 
-    def save(self, trie: SaltTrie, tokens: bytes, *, whole_pages: bool = False) -> None:
-        """Hand over what the path of these tokens holds and the disk lacks; whole pages only, while the path grows."""
+    def save_filled(self, sequence: LiveSequence) -> None:
+        """Hand over the rows of full attention that have filled pages since the last time. Costs what is new.
+
+        What cannot be handed over now, and what loses its file again later, is saved when the session ends; so is all that
+        belongs to restore points, which are not indexed before.
+        """
+        disk = self._memory.disk
+        if disk is None or not self._full_groups:
+            return
+        border = sequence.saved_to = sequence.saved_to or self._last_border(disk, sequence)
+        end = sequence.pin.offset // self._page_tokens * self._page_tokens
+        if border.offset >= end:
+            return
+        filled = self._pages_between(sequence, border.offset, end)
+        self._make_room(sequence.trie, [page for pages in filled.values() for page in pages])
+        addresses = PathAddresses.following(disk, sequence.trie, border, sequence.packed(border.offset, end))
+        now = self._clock.wall()
+        for node, pages in self._pages_between(sequence, border.offset, end).items():  # again: nodes may have merged
+            self._save_items(disk, sequence.trie, pages, addresses, now)
+            self._evictor.offer(sequence.trie, node)
+        sequence.saved_to = addresses.last_border
+
+    def _last_border(self, disk: Disk, sequence: LiveSequence) -> PageBorder:
+        """The border before the last page on the path that has a file, whose address tells the digest; else the root.
+
+        Costs a look at the pages after that one.
+        """
+        for node in reversed(sequence.pin.node.path()):
+            for page in reversed(node.pages_between(self._full_groups[0], node.start, sequence.pin.offset)):
+                if page.files:
+                    file = next(iter(page.files))
+                    return PageBorder(page.start // self._page_tokens * self._page_tokens, file.address.before)
+        return PageBorder(0, disk.digests(sequence.trie.root_id, b"")[0])
+
+    def _pages_between(self, sequence: LiveSequence, start: int, end: int) -> dict[Node, list[Item]]:
+        """The pages of full attention with rows of [start, end), by the nodes of the path, the shallowest first."""
+        return {
+            node: [page for group in self._full_groups for page in node.pages_between(group, start, end)]
+            for node in sequence.pin.node.path()
+            if node.end > start
+        }
+
+    def save(self, trie: SaltTrie, tokens: bytes) -> None:
+        """Hand over what the path of these tokens holds and the disk lacks. Costs as much as that path has tokens."""
         disk = self._memory.disk
         if disk is None:
             return
-        page_tokens = self._page_tokens if whole_pages else 0
-        if not self._make_room(trie, trie.match(tokens).path, page_tokens) and whole_pages:
-            return
+        self._make_room(trie, [item for node in trie.match(tokens).path for item in node.items()])
         path = trie.match(tokens).path  # again: making room may have merged nodes
         if not path:
             return
         addresses, now = PathAddresses.of(disk, trie, path[-1]), self._clock.wall()
         for node in path:
-            self._save_items(disk, trie, node, addresses, now, page_tokens)
-            if not whole_pages:
-                self._index_points(disk, node, addresses, now)
+            self._save_items(disk, trie, node.items(), addresses, now)
+            self._index_points(disk, node, addresses, now)
             self._evictor.offer(trie, node)
-        if not whole_pages:
-            disk.touch([file for node in path for item in node.items() for file in item.files], now)
+        disk.touch([file for node in path for item in node.items() for file in item.files], now)
 
     def save_all(self, trie: SaltTrie) -> None:
         """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used."""
@@ -78,28 +119,27 @@ class Saver:
             return
         for node in nodes:
             last_used = self._clock.to_wall(node.last_used)
-            if not _unsaved([node]) and not self._unindexed(node, last_used):
+            if not _unsaved(node.items()) and not self._unindexed(node, last_used):
                 continue  # its addresses would cost as much as its whole path
-            self._make_room(trie, [node])
+            self._make_room(trie, list(node.items()))
             if _is_attached(trie, node):  # making room may have merged it with another, which is saved later
                 addresses = PathAddresses.of(disk, trie, node)
-                self._save_items(disk, trie, node, addresses, last_used)
+                self._save_items(disk, trie, node.items(), addresses, last_used)
                 self._index_points(disk, node, addresses, last_used)
                 self._evictor.offer(trie, node)
 
-    def _make_room(self, trie: SaltTrie, nodes: Sequence[Node], page_tokens: int = 0) -> bool:
-        """Make room on disk for what is to be saved; False if there is nothing."""
-        for item in (item for node in nodes for item in node.items() if item.tier is not Tier.DISK):
-            trie.memory.drop_useless(item)
-        unsaved = _unsaved(nodes, page_tokens)
-        if unsaved:
+    def _make_room(self, trie: SaltTrie, items: Sequence[Item]) -> None:
+        """Make room on disk for what of these items is to be saved, as far as it can be made."""
+        for item in items:
+            if item.tier is not Tier.DISK:
+                trie.memory.drop_useless(item)
+        if unsaved := _unsaved(items):
             self._evictor.make_disk_room(self._memory.file_bytes(unsaved), trie)
-        return bool(unsaved)
 
     def _save_items(
-        self, disk: Disk, trie: SaltTrie, node: Node, addresses: PathAddresses, last_used: float, page_tokens: int = 0
+        self, disk: Disk, trie: SaltTrie, items: Iterable[Item], addresses: PathAddresses, last_used: float
     ) -> None:
-        for item in _unsaved([node], page_tokens):
+        for item in _unsaved(items):
             if disk.has_room(self._memory.file_bytes([item])):
                 trie.memory.save(item, addresses.address(item), last_used)
 
@@ -203,15 +243,6 @@ def _is_attached(trie: SaltTrie, node: Node) -> bool:
     return node.parent.children.get(node.first_token) is node
 
 
-def _unsaved(nodes: Sequence[Node], page_tokens: int = 0) -> list[Item]:
-    """What is in memory and has no file of its own on disk; with a page size, only pages that end at a border."""
-    return [
-        item
-        for node in nodes
-        for item in node.items()
-        if item.tier is not Tier.DISK and own_file(item) is None and (not page_tokens or _is_whole(item, page_tokens))
-    ]
-
-
-def _is_whole(item: Item, page_tokens: int) -> bool:
-    return isinstance(item, Page) and item.end % page_tokens == 0
+def _unsaved(items: Iterable[Item]) -> list[Item]:
+    """What is in memory and has no file of its own on disk."""
+    return [item for item in items if item.tier is not Tier.DISK and own_file(item) is None]

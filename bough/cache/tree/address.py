@@ -25,6 +25,14 @@ class Address:
     end: int
 
 
+@dataclass(frozen=True)
+class PageBorder:
+    """A page border on some path, and the digest of all tokens before it."""
+
+    offset: int
+    digest: bytes
+
+
 @dataclass(eq=False, slots=True)
 class DiskFile:
     """One file on disk, or one that is to be written. Pages that were cut from one page share its file.

@@ -111,25 +111,22 @@ class Trie(Generic[M]):
     def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
         """Find the longest known prefix of `tokens`, changing nothing.
 
-        With a pin to start from, the tokens up to the pin's offset are taken as known to match.
+        With a pin to start from, `tokens` are those that follow the pin; what is before them costs nothing.
         """
         packed = pack(tokens)
         view = memoryview(packed).cast("i")
-        node, length, path = (self.root, 0, []) if start is None else self._resume(start, packed)
         total = len(view)
-        while length == node.end and length < total:
+        node, at = (self.root, 0) if start is None else (start.node, start.offset)
+        path, inside = node.path(), at - node.start
+        length = common_prefix(cut(node.edge, inside, inside + total), packed)  # of `tokens`
+        while at + length == node.end and length < total:
             child = node.children.get(view[length])
             if child is None:
                 break
             node = child
             path.append(node)
             length += common_prefix(node.edge, packed, length)
-        return Match(length, path, node)
-
-    def _resume(self, pin: Pin, packed: bytes) -> tuple[Node, int, list[Node]]:
-        node, inside = pin.node, pin.offset - pin.node.start
-        more = common_prefix(cut(node.edge, inside), packed, pin.offset)
-        return node, pin.offset + more, node.path()
+        return Match(at + length, path, node)
 
     def append(self, parent: Node, tokens: Tokens, now: float = 0.0) -> Node:
         """Add a child with this edge below `parent`, which must not have one that starts with the same token."""
