@@ -1,5 +1,4 @@
-"""`bough bench core`: the cost of matching, of publishing a chunk, of a decode step on the host, of evicting, and of starting
-from disk.
+"""`bough bench core`: the cost of matching, evicting and starting from disk; and on the host, of a decode step and a chunk.
 
 There is no engine that computes: a page has a size and no content.
 """
