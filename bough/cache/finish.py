@@ -78,8 +78,12 @@ class Finisher:
             self._residency.expiry.expire()
         if not self._keeps_on_device:
             sequence.slot.clear()
-            while self._evictor.evict_one():
-                pass
+        self.clear_device()
+
+    def clear_device(self) -> None:
+        """Remove what no busy lane stands on from the device, if nothing is to stay there."""
+        while not self._keeps_on_device and self._evictor.evict_one():
+            pass
 
     def _ask_duel(self, sequence: LiveSequence, prompt: bytes, salt: str, now: float) -> list[float]:
         """Show the duel a request, and evict by its winner; returns when each page of the request was used before."""

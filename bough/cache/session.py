@@ -289,6 +289,7 @@ class Session:
         """Give up what is being read. There is nothing to record, and the lane is as it was before."""
         self.is_closed = True
         self._adoption.cancel()
+        self._context.finisher.clear_device()
         self._context.residency.evictor.forget_if_empty(self.sequence.trie)
 
     def _record_last(self) -> None:

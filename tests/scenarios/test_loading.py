@@ -151,6 +151,32 @@ def test_cancelling_a_load_leaves_the_idle_lane_as_it_was() -> None:
     assert again.cached == 8 and not again.is_loading
 
 
+def test_a_device_that_keeps_nothing_keeps_nothing_of_a_cancelled_load_either() -> None:
+    w = SlowWorld("full", keeps_on_device=False)
+    w.run(LONG, [1])
+    session = w.begin(LONG)
+    w.read(session, 3)
+    assert w.cache.memory.num_bytes[Tier.DEVICE] > 0
+    w.close(session)
+    assert w.cache.memory.num_bytes[Tier.DEVICE] == 0
+
+
+def test_loads_of_one_salt_together_stay_within_its_share() -> None:
+    row = 8
+    w = SlowWorld("full", num_lanes=4, host_bytes=100 * row, budget_bytes=2000 * row, salt_share=0.5)
+    for chat in (LONG, OTHER):
+        w.run(chat, salt="team")
+    demote_all(w)
+    demote_host(w)
+    sessions = [w.begin(chat, salt="team") for chat in (LONG, OTHER)]
+    memory = w.cache.forest.tries["team"].memory
+    assert 0 < memory.used_bytes(Tier.HOST) <= 50 * row
+    for session in sessions:
+        w.read(session)
+        w.close(session)
+    assert memory.used_bytes(Tier.HOST) <= 50 * row
+
+
 def test_a_page_that_is_damaged_costs_what_follows_it() -> None:
     w = on_disk()
     session = w.begin(LONG)

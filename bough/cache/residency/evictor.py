@@ -296,10 +296,15 @@ class Evictor:
     def make_share(self, tier: Tier, trie: SaltTrie, nbytes: int, budget_bytes: int) -> bool:
         """Make room for so many bytes in the share of a trie's salt, by evicting its own; False if that cannot be done."""
         share = self.share_of(budget_bytes)
-        while self._salt_share < 1 and trie.memory.num_bytes[tier] + nbytes > share:
+        while self._salt_share < 1 and trie.memory.used_bytes(tier) + nbytes > share:
             if nbytes > share or not self.evict_one(tier, trie):
                 return False
         return True
+
+    def free_host_bytes(self, trie: SaltTrie) -> int:
+        """What is free on the host for a trie, in its salt's share too."""
+        free_share = self.share_of(self._host_bytes) - trie.memory.used_bytes(Tier.HOST)
+        return min(free_share, self._host_bytes - self.memory.used_bytes(Tier.HOST))
 
     def make_host_room(self, nbytes: int, trie: SaltTrie) -> bool:
         """Make room on the host for so many bytes; False if that cannot be done."""

@@ -146,7 +146,7 @@ class Loader:
         """Make room on the host for what is to be read; returns None, or where the first item starts that has none."""
         if self._evictor.make_host_room(total_bytes(items), trie):
             return None
-        left = self.memory.host_budget_bytes - self.memory.used_bytes(Tier.HOST)
+        left = self._evictor.free_host_bytes(trie)
         for each in items:
             left -= each.item.content_bytes
             if left < 0:
@@ -359,7 +359,7 @@ class Load:
         self.loading = replace(self.loading, disk_bytes=self.loading.disk_bytes + nbytes, load_s=load_s)
 
     def _reserve(self, nbytes: int) -> None:
-        self._loader.memory.reserved_bytes[self._loader.tier] += nbytes - self.reserved_bytes
+        self._trie.memory.reserve(self._loader.tier, nbytes - self.reserved_bytes)
         self.reserved_bytes = nbytes
 
 

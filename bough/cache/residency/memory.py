@@ -124,6 +124,7 @@ class Account:
     def __init__(self, memory: Memory) -> None:
         self.groups = memory.groups
         self.num_bytes = dict.fromkeys(Tier, 0)
+        self.reserved_bytes = dict.fromkeys(Tier, 0)
         self._memory = memory
         self._store = memory.store
         self._saving: deque[Item] = deque()  # items with a newer file queued, in the order of writing
@@ -131,6 +132,15 @@ class Account:
     def _count(self, tier: Tier, nbytes: int) -> None:
         self.num_bytes[tier] += nbytes
         self._memory.num_bytes[tier] += nbytes
+
+    def reserve(self, tier: Tier, nbytes: int) -> None:
+        """Promise so many bytes more to what is being read for this trie; fewer, if negative."""
+        self.reserved_bytes[tier] += nbytes
+        self._memory.reserved_bytes[tier] += nbytes
+
+    def used_bytes(self, tier: Tier) -> int:
+        """Bytes of this trie in a tier, and those that are promised to what is being read for it."""
+        return self.num_bytes[tier] + self.reserved_bytes[tier]
 
     def add(self, item: Held) -> Held:
         """Count a page or state that a lane has just handed to the tree."""
