@@ -380,3 +380,24 @@ def test_an_engine_that_has_no_memory_at_all_fails_that_request_only() -> None:
         w.begin(list(range(1, 9)))
     w.check()
     assert w.run(list(range(1, 9))).computed == 8
+
+
+def test_what_lies_on_disk_alone_and_was_lost_there_is_a_miss_when_it_is_wanted() -> None:
+    """Two halves of a page share its file, which is found damaged; the file of the second half alone was never written."""
+    disk = FakeDisk(4)
+    w = World(MODELS["full"], 4, disk=disk)
+    w.run([1, 2, 3])
+    disk.work()
+    w.run([1, 9])
+    demote_all(w)
+    disk.fail_next = "read"
+    assert w.begin([1, 7]).cached == 0
+    w.sessions[-1].close()
+    disk.work()
+    w.run([50])  # files that newer ones replaced, or that failed, are dropped now
+    w.check()
+
+    w.run([1, 9])  # the first half is there again
+    clear_lanes(w)
+    assert w.run([1, 2, 3, 4]).cached == 1
+    assert w.cache.residency.loader.counts.misses == 2

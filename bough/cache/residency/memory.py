@@ -249,9 +249,12 @@ class Account:
     def drop_useless(self, item: Item) -> None:
         """Drop the files of an item that failed, and those that a better saved one makes useless.
 
-        The best file holds just these rows; the next best holds others too.
+        The best file holds just these rows; the next best holds others too. What lies on disk alone, and was lost there,
+        keeps its failed files: it is found to be a miss when it is wanted.
         """
         best = own_file(item, saved=True) or saved_file(item)
+        if best is None and item.tier is Tier.DISK:
+            return
         for file in list(item.files):
             is_worse = best is not None and file is not best and (file.is_saved or _is_own(item, best))
             if file.has_failed or is_worse:
