@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from bough.errors import BoughError
 from bough.server.serving.ask import Ask, Event, Progress, Started
+from bough.server.serving.inbox import Inbox
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.parsing.answer_parser import AnswerParser
@@ -29,15 +30,16 @@ class _Begin:
 
 
 _Message = _Begin | Progress | Chunk | Completion | BoughError
+ChoiceMessage = tuple[int, _Message]
 
 
 class AnswerListener:
-    """The listener of one choice. The engine's thread calls it; it puts each message into the answer's queue."""
+    """The listener of one choice. The engine's thread calls it; the inbox puts each message into the answer's queue."""
 
-    def __init__(self, choice: int, queue: asyncio.Queue[tuple[int, _Message]]) -> None:
+    def __init__(self, choice: int, queue: asyncio.Queue[ChoiceMessage], inbox: Inbox[ChoiceMessage]) -> None:
         self._choice = choice
         self._queue = queue
-        self._loop = asyncio.get_running_loop()
+        self._inbox = inbox
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
         self._put(_Begin(usage, waited_s))
@@ -55,8 +57,7 @@ class AnswerListener:
         self._put(error)
 
     def _put(self, message: _Message) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (self._choice, message))
+        self._inbox.put(self._queue, (self._choice, message))
 
 
 class Answer:
@@ -72,13 +73,14 @@ class Answer:
         load_s: float,
         models: LoadedModels,
         metrics: Metrics,
+        inbox: Inbox[ChoiceMessage],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.ask = ask
         self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.runner.prefix_cache.is_enabled)
         self.cancelled = threading.Event()
-        self._queue: asyncio.Queue[tuple[int, _Message]] = asyncio.Queue()
-        self.listeners = [AnswerListener(choice, self._queue) for choice in range(ask.num_choices)]
+        self._queue: asyncio.Queue[ChoiceMessage] = asyncio.Queue()
+        self.listeners = [AnswerListener(choice, self._queue, inbox) for choice in range(ask.num_choices)]
         self._loaded = loaded
         self._models = models
         self._metrics = metrics

@@ -12,15 +12,17 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from bough.config import Settings
 from bough.errors import PromptTooLong, RequestCancelled
 from bough.generate.job import Job
-from bough.server.serving.answer import Answer
+from bough.server.serving.answer import Answer, ChoiceMessage
 from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog
+from bough.server.serving.inbox import Inbox
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
@@ -49,12 +51,17 @@ class Service:
         self.metrics = Metrics(models)
         self.cache = CacheService(settings, models, catalog)
 
+    @cached_property
+    def _inbox(self) -> Inbox[ChoiceMessage]:
+        """The inbox of the one event loop, which runs when the first answer is opened."""
+        return Inbox(asyncio.get_running_loop())
+
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot begin; until then nothing was sent to the client."""
         started_s = time.perf_counter()
         loaded = await self.models.acquire(ask.model, ask.keep_alive_s)
         try:
-            answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics)
+            answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics, self._inbox)
         except BaseException:
             self.models.release(loaded)
             raise

@@ -14,6 +14,7 @@ from bough.models.prompts import Encoded
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.answer import Answer, AnswerListener
 from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, ToolChoice
+from bough.server.serving.inbox import Inbox
 from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord
 from bough.types import Alternative, Chunk, Completion, SamplingParams, TokenLogprob, Usage
@@ -36,7 +37,7 @@ def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]],
     async def play() -> None:
         models: Any = SimpleNamespace(release=lambda loaded: None)
         metrics: Any = SimpleNamespace(request_done=records.append)
-        answer = Answer(Ask("m", **ask), LOADED, 0.0, models, metrics, lambda: 0.0)
+        answer = Answer(Ask("m", **ask), LOADED, 0.0, models, metrics, Inbox(asyncio.get_running_loop()), lambda: 0.0)
         tools: dict[str, Any] = {"add": None} if "tool_choice" in ask else {}
         answer.set_prompt(PreparedPrompt(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
         (listener,) = answer.listeners
