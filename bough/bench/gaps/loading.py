@@ -24,7 +24,7 @@ FAST_MB_S, SLOW_MB_S = 40, 10
 QUIET_S = 15.0
 
 _TURNS = 10
-_MESSAGE_WORDS = 87  # comes to 2,000 tokens with the default model
+_MESSAGE_WORDS = 84  # comes to 2,000 tokens with the default model
 _AFTER_S = 0.5
 _ON_DISK = {FAST_MB_S: ("first", "second"), SLOW_MB_S: ("third",)}  # conversations
 
@@ -37,16 +37,17 @@ def measure_loading(model: str, folder: Path) -> Iterator[Case]:
                 server.warm(_conversation(name))
     for mb_s, names in _ON_DISK.items():
         with running_server(model, folder, speed=DiskSpeed(read_bytes_s=1e6 * mb_s)) as server:
-            server.ask(_question(_conversation("rate")[:6], "rate"))  # the server learns how quickly it computes
+            rate = server.ask(_question(_conversation("rate")[:6], "rate"))  # the server learns how quickly it computes
             with Streams(server.url, model) as streams:
-                yield from _Loading(server, streams, mb_s).run(names)
+                yield from _Loading(server, streams, mb_s, rate).run(names)
 
 
 class _Loading:
     """What is asked at one speed of the disk."""
 
-    def __init__(self, server: Server, streams: Streams, mb_s: int) -> None:
+    def __init__(self, server: Server, streams: Streams, mb_s: int, rate: Asked) -> None:
         self._server, self._streams, self._mb_s = server, streams, mb_s
+        self._tokens_s = round(rate.log["computed_tokens"] / rate.first_token_s)  # computed alone, before the streams
 
     def run(self, names: Sequence[str]) -> Iterator[Case]:
         known = [_conversation(name) for name in names]
@@ -61,8 +62,8 @@ class _Loading:
             with self._streams.watch(gaps):
                 asked.append(self._server.ask(messages))
                 time.sleep(_AFTER_S)
-        name = f"{self._mb_s} MB/s, prompt {what}"
-        return Case(PART, name, quiet, GapFigures.of(gaps), _note(asked), self._streams.add_facts(_describe(asked)))
+        name, facts = f"{self._mb_s} MB/s, prompt {what}", _describe(asked) | {"alone_tokens_s": self._tokens_s}
+        return Case(PART, name, quiet, GapFigures.of(gaps), _note(asked), self._streams.add_facts(facts))
 
 
 def _note(asked: Sequence[Asked]) -> str:

@@ -126,7 +126,7 @@ def running_server(model: str, folder: Path, *flags: str, speed: DiskSpeed | Non
     command += ["--port", str(port), "--model", model, "--lanes", str(LANES), *flags]
     environment = os.environ | {"BOUGH_CACHE_FOLDER": str(folder)}
     with server.log_file.open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
         try:
             wait_until_ready(process, server.url)
             yield server

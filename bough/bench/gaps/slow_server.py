@@ -1,14 +1,17 @@
 """`python -m bough.bench.gaps.slow_server FILE serve …`: the command `bough`, with a disk as slow as a small file says.
 
 The file is read at every access, so that the disk of a running server can become slow and well again. Only page files are
-slowed down: the index is written by SQLite.
+slowed down: the index is written by SQLite. The process ends when its standard input does, and so with its parent.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import signal
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,7 +53,18 @@ def slow_down(file: Path) -> None:
     page_files.read_into, page_files.write_some = read_slowly, write_slowly
 
 
+def end_with_parent() -> None:
+    """Stop this process, as a signal would, when its parent has gone."""
+
+    def wait() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="bough-bench-parent", daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_parent()
     slow_down(Path(sys.argv[1]))
     sys.argv = ["bough", *sys.argv[2:]]
     runpy.run_module("bough", run_name="__main__")

@@ -1,6 +1,7 @@
 """Trees on disk that no request has computed, for views and archives: page files of the right size, with random content.
 
-They are written under salts of their own, so that no request ever reads them as state.
+They are written under salts of their own, so that no request ever reads them as state. Files are synced all at once, which
+takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bough.cache.admin.trees import list_trees
-from bough.cache.disk import Disk
+from bough.cache.disk import Disk, page_files
 from bough.cache.tree.address import Address
 from bough.cache.tree.tokens import TOKEN_BYTES, pack
 
@@ -49,16 +50,30 @@ def read_facts(cache_folder: Path) -> TreeFacts:
 
 @contextmanager
 def open_tree(cache_folder: Path, facts: TreeFacts) -> Iterator[Disk]:
-    """The tree of this model in a cache folder, made if it is not there."""
-    with Disk.open(
-        cache_folder / _TREES / facts.name,
-        fingerprint=facts.fingerprint,
-        model=facts.model,
-        page_tokens=facts.page_tokens,
-        budget_bytes=1 << 60,
-        floor_bytes=0,
-    ) as disk:
+    """The tree of this model in a cache folder, made if it is not there; its files are synced when it is closed."""
+    with (
+        _synced_at_the_end(),
+        Disk.open(
+            cache_folder / _TREES / facts.name,
+            fingerprint=facts.fingerprint,
+            model=facts.model,
+            page_tokens=facts.page_tokens,
+            budget_bytes=1 << 60,
+            floor_bytes=0,
+        ) as disk,
+    ):
         yield disk
+
+
+@contextmanager
+def _synced_at_the_end() -> Iterator[None]:
+    sync = page_files.sync
+    page_files.sync = lambda descriptor: None
+    try:
+        yield
+    finally:
+        page_files.sync = sync
+        os.sync()  # the system must not be busy writing them when the measuring begins
 
 
 def write_conversations(cache_folder: Path, facts: TreeFacts, salt: str, total_bytes: int, pages_each: int = 8) -> int:

@@ -1,7 +1,8 @@
 """Eight streamed answers that run as long as they are wanted, and the times at which their tokens arrive.
 
-One thread receives all of them. Each answer continues a text that repeats itself, greedily, so that it goes on repeating
-and does not end. One that ends nevertheless is asked for again: that is counted, because it disturbs the others.
+One thread receives all of them. Each answer continues a text that repeats itself, greedily and with a reward in place of a
+penalty for repeating, so that it does not end before its limit. One that ends nevertheless is asked for again: that is
+counted, because it disturbs the others.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Streams:
 
     async def _stream(self, client: httpx.AsyncClient, number: int) -> None:
         prompt = " ".join([words(4, f"stream {number}")] * 12)
-        body = {"model": self._model, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+        body = {"model": self._model, "prompt": prompt, "max_tokens": MAX_TOKENS, "stream": True}
+        body |= {"temperature": 0, "frequency_penalty": -2}  # what repeats goes on repeating: no API can ignore the end
         while True:
             async with client.stream("POST", f"{self._url}/v1/completions", json=body) as answer:
                 answer.raise_for_status()

@@ -21,7 +21,7 @@ from bough.bench.gaps.streams import Streams
 PART = "tree"
 NUM_NODES = 10_000
 EVERY_S = 0.1
-ASKING_S = 15.0
+NUM_VIEWS = 150
 QUIET_S = 15.0
 
 _SALT = "branches"
@@ -54,9 +54,9 @@ async def _ask_on_time(url: str) -> list[_View]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
     async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
         started_s, asked = time.monotonic(), list[asyncio.Task[None]]()
-        while (due_s := len(asked) * EVERY_S) < ASKING_S:
-            await asyncio.sleep(max(0.0, started_s + due_s - time.monotonic()))
+        for number in range(NUM_VIEWS):
             asked.append(asyncio.create_task(_ask(client, url, views)))
+            await asyncio.sleep(max(0.0, started_s + (number + 1) * EVERY_S - time.monotonic()))
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
