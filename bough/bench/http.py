@@ -68,7 +68,7 @@ class HttpFigures:
 def serving(model: str | None, *flags: str) -> Iterator[str]:
     """Start a server on a free port and yield its address. Its tree on disk is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="bough-bench-") as folder:
-        port = _free_port()
+        port = free_port()
         command = [
             sys.executable,
             "-m",
@@ -83,20 +83,22 @@ def serving(model: str | None, *flags: str) -> Iterator[str]:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(process, url)
+            wait_until_ready(process, url)
             yield url
         finally:
             process.terminate()
             process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    """Wait until a server takes requests. Raises EngineError if its process ends, or it takes too long."""
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s and process.poll() is None:
         try:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bough.bench.gaps.figures import Case
 from bough.bench.hostile import CASES, Waits, measure_case, measure_quiet
 from bough.bench.workload import SHAPES, SwitchSetup
 from bough.cli.terminal.progress import make_counter
@@ -346,6 +347,46 @@ def hostile(
 def _hostile_row(waits: Waits) -> tuple[str, ...]:
     gaps = (f"{1000 * waits.token_gap_s:,.0f} ms", f"{1000 * waits.health_gap_s:,.0f} ms")
     return (waits.case, waits.status, f"{waits.took_s:.2f} s", *gaps)
+
+
+@app.command()
+def gaps(
+    model: Model = None,
+    only: Annotated[
+        str | None, typer.Option(help="Only these parts, separated by commas: loading, transfer, tree, writes.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The longest pause of eight answers while the server loads, exports, imports, shows its tree, or cannot write."""
+    from bough.bench.gaps.run import PARTS, measure_gaps
+    from bough.config import load_settings
+
+    console = Console(stderr=as_json)
+    parts = only.split(",") if only else list(PARTS)
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(PARTS)}")
+    _warn_if_busy(console)
+    found: list[Case] = []
+    with make_counter(console) as progress:
+        task = progress.add_task("starting servers", total=None)
+
+        def note(case: Case) -> None:
+            found.append(case)
+            progress.update(task, description=f"{case.part}: {case.name}", advance=1)
+
+        report = measure_gaps(model or load_settings().model, parts, note)
+    columns = ("while", "longest alone", "longest", "ratio", "99 % alone", "99 %", "what happened")
+    table = _table("gaps between two tokens of eight streams", columns, map(_gap_row, found))
+    table.columns[0].justify = table.columns[-1].justify = "left"
+    console.print(table)
+    if as_json:
+        print(json.dumps(report))
+
+
+def _gap_row(case: Case) -> tuple[str, ...]:
+    quiet, disturbed = case.quiet, case.disturbed
+    longest = (f"{quiet.longest_ms:,.0f} ms", f"{disturbed.longest_ms:,.0f} ms", f"{case.ratio:.2f}")
+    return (case.name, *longest, f"{quiet.p99_ms:,.0f} ms", f"{disturbed.p99_ms:,.0f} ms", case.note)
 
 
 def _numbers(text: str) -> list[int]:

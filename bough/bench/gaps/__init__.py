@@ -1,0 +1,1 @@
+"""`bough bench gaps`: how long answers pause while the server loads, exports, imports, shows its tree, or cannot write."""
