@@ -1,8 +1,8 @@
 """The engine's thread: it alone runs the scheduler and everything else that touches the tree while requests run.
 
 Other threads hand it requests (`submit`) and calls (`call`), which it takes between two turns of the scheduler. Work whose
-cost grows with the tree would delay the requests. So it gets a bounded share of the time while requests run: walks over the
-whole tree (`scan`), and the statistics that other threads read without waiting (`snapshot`).
+cost grows with the tree would delay the requests. So it runs in slices (`run_in_slices`), which get a bounded share of the
+time while requests run, and so do the statistics that other threads read without waiting (`snapshot`).
 
 A watchdog fails the requests of a step that does not end, and the calls behind it. If the step ends after all, the worker
 continues.
@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 from bough.errors import EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.scheduler import Scheduler
+from bough.generate.slices import SlicedWork, Slices, Steps
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -32,8 +33,7 @@ IDLE_S = 60.0
 
 _SNAPSHOT_SHARE = 20  # statistics take at most 1/20 of the time
 _SNAPSHOT_S = 0.5  # and are taken at most this often while requests run
-MAX_SCANS = 64  # the most that may wait
-_SCAN_SHARE = 5  # scans take at most 1/5 of the time while requests run
+_SLICE_SHARE = 5  # slices take at most 1/5 of the time while requests run
 _WATCH_S = 1.0  # how often the watchdog checks
 
 
@@ -95,8 +95,8 @@ class Worker:
         self._on_idle = on_idle
         self._clock = clock
         self._inbox: deque[Job | _Call[Any]] = deque()  # changed only with `_wakes` held
-        self._scans: deque[_Call[Any]] = deque()  # changed only with `_wakes` held
-        self._scan_from_s = 0.0  # while requests run, the next scan starts no earlier
+        self._slices = Slices()
+        self._slice_from_s = 0.0  # while requests run, the next slice starts no earlier
         self._wakes = threading.Condition()
         self._is_closing = False
         self._busy_since: float | None = None
@@ -156,31 +156,26 @@ class Worker:
             self.scheduler.postpone_check()
             return work()
 
-        return self._enqueue(self._inbox, _Call(run, Future()))
-
-    def scan(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run a walk over the whole tree: one between two turns, and at most 1/5 of the time while requests run.
-
-        Raises ShuttingDown, EngineStuck, or QueueFull if `MAX_SCANS` wait already.
-        """
-        if len(self._scans) >= MAX_SCANS:
-            self._drop_cancelled_scans()
-        if len(self._scans) >= MAX_SCANS:
-            raise QueueFull(len(self._scans))
-        return self._enqueue(self._scans, _Call(work, Future()))
-
-    def _drop_cancelled_scans(self) -> None:
-        with self._wakes:
-            wanted = [scan for scan in self._scans if not scan.future.cancelled()]
-            self._scans.clear()
-            self._scans.extend(wanted)
-
-    def _enqueue(self, queue: deque[Any], call: _Call[Result]) -> Future[Result]:
+        waiting = _Call(run, Future())
         with self._wakes:
             self._require_open()
-            queue.append(call)
+            self._inbox.append(waiting)
             self._wakes.notify()
-        return call.future
+        return waiting.future
+
+    def run_in_slices(self, work: Callable[[], Steps[Result]]) -> Future[Result]:
+        """Run long work a slice at a time, one between two turns, and at most 1/5 of the time while requests run.
+
+        The generator may be interrupted at each `yield`; what it returns is the result. Several take turns. Cancelling the
+        future closes the generator. An idle or closing worker runs it to the end. Raises ShuttingDown, EngineStuck, or
+        QueueFull if too many wait already.
+        """
+        sliced = SlicedWork(work)
+        with self._wakes:
+            self._require_open()
+            self._slices.add(sliced)
+            self._wakes.notify()
+        return sliced.future
 
     def close(self) -> None:
         """End the running requests, keep what they have computed, and wait for the thread. A second call does nothing.
@@ -205,14 +200,17 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._wakes:
-                if not (self._inbox or self._scans or self.scheduler.has_work or self._is_closing):
+                if not (self._inbox or self._slices or self.scheduler.has_work or self._is_closing):
                     self._wakes.wait(self._idle_s())
                 is_closing = self._is_closing  # then nothing new is queued, and the queue is emptied below
             with self._engine_lock:
                 self._take_queued()
-                self._run_scans(is_closing)
+                if not self.scheduler.has_work or self._clock() >= self._slice_from_s:
+                    self._run_slice()
                 self._busy_since = self._clock()
                 self._turn(is_closing)
+                while is_closing and self._slices:
+                    self._run_slice()
                 self._busy_since = None
             if is_closing:
                 return
@@ -228,20 +226,12 @@ class Worker:
                 self._busy_since = self._clock()
                 each.run()
 
-    def _run_scans(self, is_closing: bool) -> None:
-        """Run the next scan, unless requests run and scans have used up their share of the time; when closing, run all."""
-        while self._scans and (is_closing or not self.scheduler.has_work or self._clock() >= self._scan_from_s):
-            with self._wakes:
-                scan = self._scans.popleft() if self._scans else None  # the watchdog may have taken it
-            if scan is not None and scan.future.cancelled():
-                continue  # the caller has gone
-            if scan is not None:
-                started_s = self._busy_since = self._clock()
-                scan.run()
-                now = self._clock()
-                self._scan_from_s = now + (_SCAN_SHARE - 1) * (now - started_s)
-            if not is_closing:
-                return
+    def _run_slice(self) -> None:
+        """Run one slice of long work, if there is any. The watchdog times it as a step of its own."""
+        started_s = self._busy_since = self._clock()
+        self._slices.run_one(self._clock)
+        now = self._clock()
+        self._slice_from_s = now + (_SLICE_SHARE - 1) * (now - started_s)
 
     def _turn(self, is_closing: bool) -> None:
         """Run one turn of the scheduler. A bug in it ends the requests, but never the thread."""
@@ -289,8 +279,9 @@ class Worker:
     def _fail_waiting(self) -> None:
         """Tell the listeners. The engine's thread cleans up when the step ends."""
         with self._wakes:
-            queued = [*self._inbox, *self._scans]
+            queued = list(self._inbox)
             self._inbox.clear()
-            self._scans.clear()
+        error = EngineStuck(f"a step of the engine takes longer than {self.limits.stuck_s:.0f} s")
         for each in [*queued, *list(self.scheduler.waiting), *list(self.scheduler.running)]:
-            each.fail(EngineStuck(f"a step of the engine takes longer than {self.limits.stuck_s:.0f} s"))
+            each.fail(error)
+        self._slices.fail_all(error)

@@ -12,7 +12,8 @@ from bough.cache.admin.stats import stats
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.request import Request
-from bough.generate.worker import MAX_SCANS, Limits, Worker
+from bough.generate.slices import MAX_WAITING, SLICE_S, Steps
+from bough.generate.worker import Limits, Worker
 from bough.runner.engine_lock import EngineLock
 from bough.types import Chunk, SamplingParams
 from tests.generate.concert import Client, Concert
@@ -322,26 +323,133 @@ def test_a_request_that_is_cancelled_while_it_waits_hears_of_its_end_from_the_th
     assert waiting.completion is not None and waiting.completion.finish_reason == "cancelled"
 
 
-def test_scans_of_the_tree_are_taken_one_between_two_turns_and_seldom_while_requests_run() -> None:
+def test_long_work_runs_in_slices_in_turn_with_others_and_seldom_while_requests_run() -> None:
     stage = Stage()
     now, order = [0.0], []
     stage.worker._clock = lambda: now[0]
 
-    def scan() -> None:
-        now[0] += 1.0  # each takes a second, and a turn no time at all
-        order.append("scan")
+    def work(name: str) -> Steps[str]:
+        for _ in range(4):
+            now[0] += SLICE_S / 2  # two steps make a slice, and a turn takes no time at all
+            order.append(name)
+            yield
+        return name.upper()
 
     turn = stage.concert.scheduler.turn
     stage.concert.scheduler.turn = lambda: (order.append("turn"), turn())  # type: ignore[method-assign, assignment, func-returns-value]
     with stage.worker._engine_lock:  # so that all are handed over together
         client = stage.submit(1)
-        scans = [stage.worker.scan(scan) for _ in range(3)]
+        results = [stage.worker.run_in_slices(lambda name=name: work(name)) for name in ("a", "b")]  # type: ignore[misc]
     wait_until(lambda: client.is_done)
 
-    assert [each.result(BOUND_S) for each in scans] == [None] * 3
+    assert [each.result(BOUND_S) for each in results] == ["A", "B"]
     assert client.completion
-    assert order.index("turn") <= 1 and order.count("scan") == 3
-    assert order[order.index("turn") :].index("scan") >= 4  # the second one waited until nothing ran
+    before, after = order[: order.index("turn")], order[order.index("turn") :]
+    assert before in ([], ["a", "a"])  # at most one slice
+    assert after.count("turn") >= 4 and after[: after.count("turn")].count("a") <= 2  # the others waited until nothing ran
+    assert [name for name in order if name != "turn"] == ["a", "a", "b", "b"] * 2
+    stage.worker.close()
+
+
+def test_a_slice_comes_with_every_turn_that_takes_long() -> None:
+    stage = Stage()
+    now, order = [0.0], []
+    stage.worker._clock = lambda: now[0]
+
+    def work() -> Steps[None]:
+        while True:
+            now[0] += SLICE_S
+            order.append("slice")
+            yield
+
+    turn = stage.concert.scheduler.turn
+
+    def slow_turn() -> None:
+        now[0] += 10 * SLICE_S
+        order.append("turn")
+        turn()
+
+    stage.concert.scheduler.turn = slow_turn  # type: ignore[method-assign]
+    with stage.worker._engine_lock:
+        client = stage.submit(1)
+        endless = stage.worker.run_in_slices(work)
+    wait_until(lambda: client.is_done)
+    assert endless.cancel()
+    stage.worker.close()
+
+    while_it_ran = order[order.index("turn") : len(order) - order[::-1].index("turn")]
+    assert while_it_ran.count("turn") >= 4 and while_it_ran == ["turn", "slice"] * (len(while_it_ran) // 2) + ["turn"]
+
+
+def test_cancelling_long_work_closes_it_where_it_stands(stage: Stage) -> None:
+    events: list[str] = []
+
+    def work() -> Steps[None]:
+        try:
+            while True:
+                events.append("step")
+                yield
+        finally:
+            events.append(f"closed by {threading.current_thread().name}")
+
+    endless = stage.worker.run_in_slices(work)
+    wait_until(lambda: events)
+    assert endless.cancel()
+    wait_until(lambda: events[-1] != "step")
+
+    assert events[-1] == "closed by bough-engine"
+    assert stage.worker.call(lambda: 7).result(BOUND_S) == 7
+
+
+def test_an_error_of_long_work_goes_to_who_asked_for_it(stage: Stage) -> None:
+    def work() -> Steps[None]:
+        yield
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stage.worker.run_in_slices(work).result(BOUND_S)
+    assert stage.worker.call(lambda: 7).result(BOUND_S) == 7
+
+
+def test_many_slices_are_not_taken_for_one_step_that_does_not_end_and_closing_ends_the_work() -> None:
+    stage = Stage(stuck_s=1.0)
+
+    def work(num_steps: int) -> Steps[int]:
+        for _ in range(num_steps):
+            time.sleep(0.1)
+            yield
+        return num_steps
+
+    results = [stage.worker.run_in_slices(lambda: work(12)) for _ in range(2)]
+    stage.worker.close()
+
+    assert [each.result(0) for each in results] == [12, 12]
+
+
+def test_long_work_behind_a_step_that_does_not_end_is_given_up_and_closed() -> None:
+    stage = Stage(stuck_s=0.2)
+    events: list[str] = []
+
+    def work() -> Steps[None]:
+        try:
+            while True:
+                events.append("step")
+                yield
+        finally:
+            events.append("closed")
+
+    endless = stage.worker.run_in_slices(work)
+    wait_until(lambda: events)
+    stage.goes_on.clear()
+    stage.submit(1)
+    with pytest.raises(EngineStuck):
+        endless.result(BOUND_S)
+    with pytest.raises(EngineStuck):
+        stage.worker.run_in_slices(work)
+
+    stage.goes_on.set()
+    wait_until(lambda: not stage.worker.is_stuck)
+    wait_until(lambda: events[-1] == "closed")
     stage.worker.close()
 
 
@@ -365,16 +473,21 @@ def test_figures_are_not_taken_anew_for_each_of_many_calls_and_are_right_in_the_
     worker.close()
 
 
-def test_a_scan_that_nobody_waits_for_costs_no_turn_and_too_many_are_refused(stage: Stage) -> None:
+def test_work_that_nobody_waits_for_is_not_begun_and_too_much_is_refused(stage: Stage) -> None:
     taken: list[str] = []
+
+    def work(name: str) -> Steps[None]:
+        taken.append(name)
+        yield
+
     with stage.worker._engine_lock:  # so that none is taken meanwhile
-        left = [stage.worker.scan(lambda: taken.append("for nobody")) for _ in range(MAX_SCANS)]
+        left = [stage.worker.run_in_slices(lambda: work("for nobody")) for _ in range(MAX_WAITING)]
         for each in left[1:]:
             each.cancel()
-        wanted = [stage.worker.scan(lambda: taken.append("wanted")) for _ in range(MAX_SCANS - 1)]
-        with pytest.raises(QueueFull, match=str(MAX_SCANS)):
-            stage.worker.scan(lambda: None)
+        wanted = [stage.worker.run_in_slices(lambda: work("wanted")) for _ in range(MAX_WAITING - 1)]
+        with pytest.raises(QueueFull, match=str(MAX_WAITING)):
+            stage.worker.run_in_slices(lambda: work("too much"))
     for each in wanted:
         each.result(BOUND_S)
 
-    assert taken == ["for nobody"] + ["wanted"] * (MAX_SCANS - 1)
+    assert taken == ["for nobody"] + ["wanted"] * (MAX_WAITING - 1)

@@ -20,6 +20,7 @@ from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.errors import BoughError, RequestError, Unavailable
 from bough.generate.job import Job
+from bough.generate.slices import Steps
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded
 from bough.server.serving.ask import Ask, tenant_of
@@ -179,7 +180,12 @@ async def _call(loaded: LoadedModel, work: Callable[[], Result]) -> Result:
 
 async def _walk_tree(loaded: LoadedModel, work: Callable[[], Result]) -> Result:
     """Run something that looks at the whole tree on the engine's thread; it may wait so as not to delay requests."""
-    return await asyncio.wrap_future(loaded.worker.scan(work))
+
+    def steps() -> Steps[Result]:
+        yield
+        return work()
+
+    return await asyncio.wrap_future(loaded.worker.run_in_slices(steps))
 
 
 def _sum_up(nodes: Iterable[NodeView]) -> dict[str, int]:
