@@ -1,7 +1,7 @@
 """A disk in memory, for walks of many steps: the same promises as `bough.cache.disk.Disk`, and faults on demand.
 
-Nothing is written until `work` is called (or `save`): as with the real one, content is read from the item only then. A
-restart keeps what was written.
+Nothing is written until `work` is called: as with the real one, content is read from the item only then, and what was
+prioritized comes first. A restart keeps what was written.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class FakeDisk:
         self.platter = platter or Platter()
         self.live: dict[Address, DiskFile] = {}
         self.pending: dict[DiskFile, Callable[[], Buffer | None]] = {}
+        self.urgent: list[DiskFile] = []
         self.is_full = False
         self.fail_next: str | None = None  # "read" or "write"
         self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, bad_rows=0, misses=Counter[str]())
@@ -71,22 +72,25 @@ class FakeDisk:
 
     def work(self) -> None:
         """Write all that waits."""
-        for disk_file in list(self.pending):
-            self.save(disk_file)
+        for disk_file in [*self.urgent, *self.pending]:
+            if disk_file in self.pending:
+                self._write(disk_file)
+        self.urgent = []
 
-    def save(self, disk_file: DiskFile) -> bool:
-        if disk_file.is_saved or disk_file not in self.pending:
-            return disk_file.is_saved
+    def prioritize(self, disk_file: DiskFile) -> None:
+        if disk_file in self.pending:
+            self.urgent.append(disk_file)
+
+    def _write(self, disk_file: DiskFile) -> None:
         data = self.pending.pop(disk_file)()
         if data is None or self.fail_next == "write":
             self.counts.failed_writes += data is not None
             self.fail_next = None if data is not None else self.fail_next
             disk_file.has_failed = True
             self.live.pop(disk_file.address, None)
-            return False
+            return
         self.platter.files[disk_file.address] = (bytes(data), disk_file.nbytes, disk_file.last_used)
         disk_file.is_saved = True
-        return True
 
     def get(self, disk_file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
         assert disk_file.is_saved and self.live.get(disk_file.address) is disk_file

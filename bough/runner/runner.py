@@ -256,6 +256,7 @@ class Runner:
     def _tidy(self) -> None:
         """Work for an idle engine thread: drop expired state, and from time to time return free memory to the system."""
         self.prefix_cache.residency.expiry.expire()
+        self.prefix_cache.finisher.clear_device()
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
             trim_heap()

@@ -1,7 +1,8 @@
 """The disk tier: pages and states of one model in files, found again after a restart.
 
 A `Disk` owns one folder. One thread, the engine's, calls it; a second one, the writer, does all the writing. Nothing here
-raises because of a failing disk but `open`, `clear` and, as a miss, `get`.
+raises because of a failing disk but `open`, `clear` and, as a miss, `get`. Only `open`, `get`, `flush`, `clear` and `close`
+wait for the disk, and only `get` is called by the engine's thread while requests run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
-from bough.cache.disk import page_files
 from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
 from bough.cache.disk.folder import Opened, open_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
@@ -26,9 +26,6 @@ from bough.cache.tree.state import Buffer
 from bough.cache.tree.tokens import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
-
-SAVE_WITHIN_S = 5.0
-FREE_SPACE_FOR_S = 1.0
 
 
 class Disk:
@@ -65,9 +62,8 @@ class Disk:
             )
         if ttl_s is not None:
             self._ledger.expire(clock() - ttl_s)
-        self._free_bytes, self._free_until, self._free_after = 0, 0.0, 0
         self._is_closed = False
-        self._writer = Writer(self._ledger, opened.index, opened.files, warnings)
+        self._writer = Writer(self._ledger, opened.index, opened.files, warnings, folder)
         self._writer.start()
 
     @classmethod
@@ -175,11 +171,9 @@ class Disk:
         """Count one user less. Without users a pending write is cancelled, and a saved file deleted soon."""
         self._ledger.drop(file)
 
-    def save(self, file: DiskFile) -> bool:
-        """Make a pending file safe now, ahead of all else, and wait a few seconds for it; False if that failed."""
+    def prioritize(self, file: DiskFile) -> None:
+        """Let a pending file be written ahead of all else."""
         self._ledger.prioritize(file)
-        self._writer.wait_for(lambda: self._ledger.is_settled(file), SAVE_WITHIN_S)
-        return file.is_saved
 
     def get(self, file: DiskFile, keep_reading: Callable[[], bool] = lambda: True) -> bytearray:
         """The content of a file, after everything about it was checked. Raises DiskSlow if `keep_reading` says no.
@@ -190,7 +184,7 @@ class Disk:
         if not file.is_saved and (content := self._pending_content(file)) is not None:
             return content
         try:
-            if not (file.is_saved or self.save(file)):
+            if not file.is_saved:
                 raise DiskMiss(MISSING, "it was never written")
             content = self._opened.files.read(self.keys.name(file.address), file.address, keep_reading)
             if (size := self._opened.files.size(file.address, len(content))) != file.nbytes:
@@ -241,11 +235,16 @@ class Disk:
             self._writer.clear(root)
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so many bytes more stay within the budget, leave the file system its floor, and are taken just now."""
+        """Whether so many bytes more stay within the budget, leave the file system its floor, and are taken just now.
+
+        The free space is what the writer measured last, about a second ago unless the file system hangs, less all that was
+        written and queued since.
+        """
         ledger = self._ledger
         with ledger.changed:
-            soon_free = self._find_free_bytes() + ledger.leaving_bytes - ledger.pending_bytes
-            is_within = ledger.claimed_bytes + nbytes <= self.budget_bytes and soon_free - nbytes >= self.floor_bytes
+            self._writer.want_measurement()
+            is_within = ledger.claimed_bytes + nbytes <= self.budget_bytes
+            is_within = is_within and ledger.soon_free_bytes - nbytes >= self.floor_bytes
         return is_within and self.can_write
 
     @property
@@ -279,8 +278,8 @@ class Disk:
 
     @property
     def index_bytes(self) -> int:
-        """What the index takes on the disk right now."""
-        return self._opened.index.nbytes
+        """What the index took on the disk when it was last measured."""
+        return self._writer.index_bytes
 
     @property
     def num_files(self) -> int:
@@ -301,13 +300,3 @@ class Disk:
             self._warnings.say("read", f"a page that is not yet saved could not be read from memory: {error!r}")
             return None
         return None if content is None else bytearray(memoryview(content).cast("B"))
-
-    def _find_free_bytes(self) -> int:
-        num_unlinked = self._writer.num_unlinked
-        if (now := time.monotonic()) >= self._free_until or num_unlinked != self._free_after:
-            try:
-                self._free_bytes = page_files.free_bytes(self.folder)
-            except OSError:
-                self._free_bytes = 0
-            self._free_until, self._free_after = now + FREE_SPACE_FOR_S, num_unlinked
-        return self._free_bytes

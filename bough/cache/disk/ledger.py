@@ -76,6 +76,8 @@ class Ledger:
         self.claimed_bytes = sum(file.nbytes for file in files.values())
         self.pending_bytes = 0
         self.leaving_bytes = 0
+        self._free_bytes = 0  # of the file system, as it was measured last
+        self._unmeasured_bytes = 0  # of files that were written since
         self.back_off_until = 0.0
         self.touched_at = 0.0
         self._keys = keys
@@ -88,6 +90,11 @@ class Ledger:
     def is_backing_off(self) -> bool:
         """Whether no writes are taken, after a failure."""
         return time.monotonic() < self.back_off_until
+
+    @property
+    def soon_free_bytes(self) -> int:
+        """What the file system has for users when all that is queued is done."""
+        return self._free_bytes + self.leaving_bytes - self._unmeasured_bytes - self.pending_bytes
 
     @property
     def has_work(self) -> bool:
@@ -169,10 +176,6 @@ class Ledger:
     def is_live(self, file: DiskFile) -> bool:
         return self.live.get(self._keys.name(file.address)) is file
 
-    def is_settled(self, file: DiskFile) -> bool:
-        """Whether nothing more happens to a file by itself."""
-        return file.is_saved or file.has_failed or not self.is_live(file)
-
     def find_write(self, file: DiskFile) -> Write | None:
         """The pending write of a file, if there is one."""
         with self.changed:
@@ -222,6 +225,7 @@ class Ledger:
             for write in saved:
                 del self.pending[write.name]
                 self.pending_bytes -= write.file.nbytes
+                self._unmeasured_bytes += write.file.nbytes
             removed, self.deleting = self.deleting, {}
             touched, self._touched = self._touched, {}
             points, self._changed_points = self._changed_points, {}
@@ -252,10 +256,11 @@ class Ledger:
             del self.live[name]
             self.claimed_bytes -= file.nbytes
 
-    def note_deleted(self, files: Iterable[DiskFile]) -> None:
-        """These files no longer take room."""
+    def note_measured(self, free_bytes: int, deleted: Iterable[DiskFile] = ()) -> None:
+        """The writer has measured the free space, after it had deleted these files and written all that is not pending."""
         with self.changed:
-            self.leaving_bytes -= sum(file.nbytes for file in files)
+            self._free_bytes, self._unmeasured_bytes = free_bytes, 0
+            self.leaving_bytes -= sum(file.nbytes for file in deleted)
 
     def roll_back(self, batch: Batch) -> None:
         """The transaction failed: its files have failed, and all else is to be done again."""

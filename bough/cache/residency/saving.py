@@ -1,6 +1,6 @@
 """Saving: pages, states and restore points are handed to the disk, whose own thread writes them.
 
-Nothing waits for a write, except an eviction that needs the memory. What was not used for the time to live expires.
+Nothing waits for a write. What was not used for the time to live expires.
 """
 
 from __future__ import annotations

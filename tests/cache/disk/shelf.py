@@ -72,6 +72,13 @@ def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "
     return [put(disk, address_of(disk, tokens[:end], start, group=group, salt=salt)) for start, end in pages]
 
 
+def save(disk: Disk, file: DiskFile) -> bool:
+    """Let a file be written ahead of all else, and wait for it; False if that failed."""
+    disk.prioritize(file)
+    disk._writer.wait_for(lambda: file.is_saved or file.has_failed or not disk._ledger.is_live(file), 5.0)
+    return file.is_saved
+
+
 @contextmanager
 def held_writer(disk: Disk) -> Iterator[list[DiskFile]]:
     """Keep the writer busy with a write of its own for as long as the block lasts."""

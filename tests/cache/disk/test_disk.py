@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from tests.cache.disk.shelf import (
     point_of,
     put,
     put_path,
+    save,
 )
 
 
@@ -203,34 +202,28 @@ def test_a_pending_copy_can_be_read_without_waiting(disk: Disk) -> None:
         assert not disk_file.is_saved and disk.counts.loaded == 0
 
 
-def test_save_goes_ahead_of_all_that_waits(disk: Disk) -> None:
+def test_what_is_prioritized_is_written_before_all_that_waits(disk: Disk) -> None:
     order: list[int] = []
 
     def read(number: int) -> bytes:
         order.append(number)
-        time.sleep(0.002)
         return b"x"
 
     with held_writer(disk):
         files = [disk.put(address_of(disk, [n], 0), lambda n=n: read(n), 1) for n in range(50)]
-        saver = threading.Thread(target=lambda: results.append(disk.save(files[-1])))
-        results: list[bool] = []
-        saver.start()
-        while not disk._ledger._urgent:
-            time.sleep(0.001)
-    saver.join(10)
+        disk.prioritize(files[-1])
 
-    assert results == [True] and files[-1].is_saved
+    assert save(disk, files[-1])
     assert order[0] == 49
     assert disk.flush(10)
     assert sorted(order) == list(range(50))
 
 
-def test_save_tells_of_a_copy_that_cannot_be_saved(disk: Disk) -> None:
+def test_a_file_that_cannot_be_saved_has_failed(disk: Disk) -> None:
     gone = disk.put(address_of(disk, [1], 0), lambda: None, 1)
-    assert not disk.save(gone)
+    assert not save(disk, gone)
     saved = put(disk, address_of(disk, [2], 0))
-    assert disk.save(saved) and disk.save(saved)
+    assert save(disk, saved) and save(disk, saved)
     disk.drop(saved)
     disk.flush(10)
     with pytest.raises(DiskMiss, match="missing"):
@@ -322,7 +315,7 @@ def test_clearing_leaves_no_token_in_any_file(disk: Disk, shelf: Shelf) -> None:
     with pytest.raises(DiskMiss):
         disk.get(files[0])
     disk.drop(files[0])
-    assert disk.save(put(disk, files[0].address))  # it goes on
+    assert save(disk, put(disk, files[0].address))  # it goes on
 
 
 def test_clearing_one_salt_leaves_the_others(disk: Disk, shelf: Shelf) -> None:

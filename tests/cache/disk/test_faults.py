@@ -15,7 +15,17 @@ import pytest
 from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import Index
 from bough.cache.tree.address import DiskFile
-from tests.cache.disk.shelf import CONTENT_BYTES, Shelf, address_of, content_of, held_writer, long_back_off, put, put_path
+from tests.cache.disk.shelf import (
+    CONTENT_BYTES,
+    Shelf,
+    address_of,
+    content_of,
+    held_writer,
+    long_back_off,
+    put,
+    put_path,
+    save,
+)
 
 
 def saved_files(disk: Disk, num_tokens: int = 8) -> list[DiskFile]:
@@ -175,7 +185,7 @@ def test_a_failing_write_is_counted_pauses_writing_and_recovers(
         assert disk.used_bytes == shelf.page_bytes() == disk.claimed_bytes == kept.nbytes
         assert len(shelf.warnings) == 1 and os.strerror(number) in shelf.warnings[0]
 
-    assert disk.can_write and disk.save(put(disk, waiting[0].address))
+    assert disk.can_write and save(disk, put(disk, waiting[0].address))
     assert disk.get(kept) == content_of(kept.address)
 
 
@@ -184,14 +194,14 @@ def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypa
     monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
     pauses = []
     for n in range(3):
-        assert not disk.save(put(disk, address_of(disk, [n], 0)))
+        assert not save(disk, put(disk, address_of(disk, [n], 0)))
         disk.flush(10)
         pauses.append(disk._writer._back_off_s)
         time.sleep(pauses[-1])
     assert pauses == pytest.approx([0.02, 0.04, 0.08])
 
     monkeypatch.undo()
-    assert disk.save(put(disk, address_of(disk, [9], 0)))
+    assert save(disk, put(disk, address_of(disk, [9], 0)))
     assert disk.flush(10)
     assert disk._writer._back_off_s == 1.0
 
@@ -199,7 +209,7 @@ def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypa
 def test_deleting_goes_on_while_the_disk_is_full(disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saved_files(disk, 4)[0]
     monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
-    assert not disk.save(put(disk, address_of(disk, [9], 0)))
+    assert not save(disk, put(disk, address_of(disk, [9], 0)))
     disk.drop(kept)
     disk.flush(10)
     assert shelf.page_files() == []
@@ -230,20 +240,21 @@ def test_a_disk_is_failing_until_a_write_succeeds(disk: Disk, monkeypatch: pytes
     assert not disk.is_failing
     with monkeypatch.context() as failing:
         failing.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
-        assert not disk.save(put(disk, address_of(disk, [1], 0)))
+        assert not save(disk, put(disk, address_of(disk, [1], 0)))
         disk.flush(10)
         assert disk.is_failing
     disk._ledger.back_off_until = 0.0
     assert disk.is_failing
 
-    assert disk.save(put(disk, address_of(disk, [2], 0)))
+    assert save(disk, put(disk, address_of(disk, [2], 0)))
+    disk.flush(10)
     assert not disk.is_failing
 
 
 def test_a_failure_with_nothing_left_to_do_is_over(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as failing:
         failing.setattr(Index, "apply", fail_with_sqlite)
-        assert not disk.save(put(disk, address_of(disk, [1], 0)))
+        assert not save(disk, put(disk, address_of(disk, [1], 0)))
         assert disk._writer.wait_for(lambda: not disk._writer._is_busy, 10)  # it rests, and has not yet looked for orphans
         disk.flush(10)
     assert disk.flush(10)
@@ -274,6 +285,6 @@ def test_nothing_waits_for_a_writer_that_has_ended(shelf: Shelf) -> None:
     started_s = time.monotonic()
 
     disk_file = put(disk, address_of(disk, [1], 0))
-    assert not disk.save(disk_file) and not disk.flush() and not disk.has_room(1)
+    assert not save(disk, disk_file) and not disk.flush() and not disk.has_room(1)
     assert time.monotonic() - started_s < 4.0  # less than a save waits for a live one
     disk.close()

@@ -24,7 +24,7 @@ from bough.cache.disk import DiskBusy, DiskError, page_files
 from bough.cache.disk.index import INDEX
 from bough.cache.disk.lock import FolderLock
 from bough.cache.tree.tokens import unpack
-from tests.cache.disk.shelf import Shelf, address_of, content_of, put, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, put, put_path, save
 
 HOLD_LOCK = """
 import fcntl, os, sys
@@ -36,7 +36,7 @@ sys.stdin.read()
 """
 
 WRITE_FOREVER = """
-import itertools, pathlib, sys
+import itertools, pathlib, sys, time
 from tests.cache.disk.shelf import Shelf, address_of, put
 disk = Shelf(pathlib.Path(sys.argv[1])).open()
 print("open", flush=True)
@@ -47,7 +47,9 @@ for number in itertools.count():
     if number > 100 and number % 7 == 0:
         disk.drop(kept.pop(0))
     if number % 20 == 0:
-        disk.save(copy)
+        disk.prioritize(copy)
+        while not copy.is_saved:
+            time.sleep(0.0005)
         print(number, flush=True)
 """
 
@@ -207,7 +209,7 @@ def test_folders_that_a_killed_process_made_are_safe_before_files_in_them(
         (shelf.folder / "pages" / disk.keys.name(address).hex()[:2]).mkdir()  # as if by a process that was killed then
     synced.clear()
     with shelf.open() as disk:
-        assert disk.save(put(disk, address))
+        assert save(disk, put(disk, address))
         assert is_among(shelf.folder / "pages", synced)
 
 

@@ -13,7 +13,7 @@ import pytest
 from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import Changes, Index, Rejected
 from bough.cache.tree.address import DiskFile
-from tests.cache.disk.shelf import Shelf, address_of, content_of, put
+from tests.cache.disk.shelf import Shelf, address_of, content_of, put, save
 
 
 class Play:
@@ -68,7 +68,7 @@ class Play:
     def save(self) -> None:
         if self.held:
             disk_file = self.random.choice(self.held)
-            assert self.disk.save(disk_file) == disk_file.is_saved
+            assert save(self.disk, disk_file) == disk_file.is_saved
 
     def get(self) -> None:
         if self.held:
