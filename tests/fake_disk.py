@@ -132,7 +132,7 @@ class FakeDisk:
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         return content_bytes
 
-    def clear(self, root: bytes | None = None) -> None:
+    def clear(self, root: bytes | None = None) -> Callable[[], None]:
         gone = [address for address in self.live if root is None or address.root == root]
         for address in gone:
             disk_file = self.live.pop(address)
@@ -141,6 +141,12 @@ class FakeDisk:
         for kept in (self.platter.files, self.platter.points):
             for address in [each for each in kept if root is None or each.root == root]:
                 del kept[address]  # type: ignore[attr-defined]
+        return lambda: None
+
+    def settle(self, root: bytes | None = None) -> bool:
+        before = self.counts.failed_writes
+        self.work()
+        return self.counts.failed_writes == before
 
     @property
     def is_failing(self) -> bool:

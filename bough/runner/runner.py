@@ -251,6 +251,8 @@ class Runner:
             take_stats=lambda: {**stats(cache.forest, cache.residency), **(verifier.stats() if verifier else {})},
             on_idle=self._tidy,
         )
+        run_in_slices = self._worker.run_in_slices
+        self.cache = CacheHandle(cache, self._engine_lock, self.prompts, lambda start: run_in_slices(start).result())
         return self._worker
 
     def _tidy(self) -> None:

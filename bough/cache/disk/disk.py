@@ -1,8 +1,9 @@
 """The disk tier: pages and states of one model in files, found again after a restart.
 
-A `Disk` owns one folder. One thread, the engine's, calls it; a second one, the writer, does all the writing. Nothing here
-raises because of a failing disk but `open`, `clear` and, as a miss, `get`. Only `open`, `get`, `flush`, `clear` and `close`
-wait for the disk, and only `get` is called by the engine's thread while requests run.
+A `Disk` owns one folder. One thread, the writer, does all the writing. Any thread may put, look and wait. What makes a
+saved file useless (`get`, `mark_lost`, `clear`) is left to the engine's thread, which decides by what is saved. Nothing
+here raises because of a failing disk but `open`, waiting for a clear and, as a miss, `get` and `open_payload`. Only these,
+`flush`, `settle` and `close` wait for the disk, and of them only `get` is called by the engine's thread while requests run.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from bough.cache.disk import page_files
 from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
 from bough.cache.disk.folder import Opened, open_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
-from bough.cache.disk.ledger import Counts, Ledger
+from bough.cache.disk.ledger import Counts, Ledger, Snapshot
 from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.writer import Writer
 from bough.cache.tree.address import POINT, Address, DiskFile
@@ -140,10 +143,13 @@ class Disk:
         """All saved files; one of a prefix comes before those of what follows it."""
         with self._ledger.changed:
             saved = [file for file in self._ledger.live.values() if file.is_saved]
-        size = self.page_tokens
-        saved.sort(key=lambda file: file.address.start)  # twice by a number is quicker than once by a pair
-        saved.sort(key=lambda file: (file.address.end - 1) // size)
+        self._sort(saved)
         return saved
+
+    def _sort(self, files: list[DiskFile]) -> None:
+        size = self.page_tokens
+        files.sort(key=lambda file: file.address.start)  # twice by a number is quicker than once by a pair
+        files.sort(key=lambda file: (file.address.end - 1) // size)
 
     def points(self) -> list[PointRecord]:
         """All restore points, the shallowest first."""
@@ -187,15 +193,39 @@ class Disk:
             if not file.is_saved:
                 raise DiskMiss(MISSING, "it was never written")
             content = self._opened.files.read(self.keys.name(file.address), file.address, keep_reading)
-            if (size := self._opened.files.size(file.address, len(content))) != file.nbytes:
-                raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {file.nbytes}")
+            self._require_size(file, len(content))
         except DiskMiss as miss:
-            self._ledger.mark_lost(file, miss.reason)
-            self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
+            self.mark_lost(file, miss)
             raise
         self.counts.loaded += 1
         self.counts.loaded_bytes += file.nbytes
         return content
+
+    def _require_size(self, file: DiskFile, content_bytes: int) -> None:
+        if (size := self._opened.files.size(file.address, content_bytes)) != file.nbytes:
+            raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {file.nbytes}")
+
+    def mark_lost(self, file: DiskFile, miss: DiskMiss) -> None:
+        """Drop a file that was found not to be what it should be, also if pages still use it."""
+        self._ledger.mark_lost(file, miss.reason)
+        self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
+
+    @contextmanager
+    def open_payload(self, file: DiskFile) -> Iterator[page_files.Payload]:
+        """The content of a saved file, to be read piece by piece on any thread. Raises DiskMiss, and drops nothing."""
+        with self._opened.files.open_payload(self.keys.name(file.address), file.address) as payload:
+            self._require_size(file, payload.nbytes)
+            yield payload
+
+    @contextmanager
+    def hold(self, root: bytes) -> Iterator[Snapshot]:
+        """What a root has now. Inside the context none of its files is deleted, except by `clear`."""
+        snapshot = self._ledger.hold(root)
+        try:
+            self._sort(snapshot.files)
+            yield snapshot
+        finally:
+            self._ledger.release(root)
 
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         """What a file with so much content and an address of so many tokens takes."""
@@ -226,13 +256,27 @@ class Disk:
         """Wait until all that is queued is safe; False if the time is over, or a write failed since the last flush."""
         return self._writer.flush(timeout_s)
 
-    def clear(self, root: bytes | None = None) -> None:
-        """Delete everything, or one root's, for good, and wait for it; raises DiskError if something may be left.
+    def settle(self, root: bytes | None = None) -> bool:
+        """Wait until what is queued now, or one root's part of it, is safe or has failed; False if something has."""
+        return self._writer.settle(root)
 
-        No token of it remains in index or log. Files that are still referred to have failed.
+    def clear(self, root: bytes | None = None) -> Callable[[], None]:
+        """Forget everything, or one root's, and delete it for good soon. Files that are still referred to have failed.
+
+        The function that is returned waits for it, on any thread: then no token of what there was remains in index or log.
+        It raises DiskError if something may be left.
         """
-        with translate_errors(self.folder):
-            self._writer.clear(root)
+        clearing = self._writer.clear(root)
+
+        def wait() -> None:
+            with translate_errors(self.folder):
+                self._writer.wait_cleared(clearing)
+
+        return wait
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so many bytes more stay within the budget, leave the file system its floor, and are taken just now.

@@ -12,9 +12,9 @@ deletions are tried again. The thread also measures what only the file system kn
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -48,7 +48,9 @@ class _Task(Enum):
 
 
 @dataclass(eq=False)
-class _Clearing:
+class Clearing:
+    """Something that is to be deleted for good: one root's files and points, or all."""
+
     root: bytes | None
     done: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
@@ -74,7 +76,7 @@ class Writer:
         self._is_measurement_wanted = False
         self._orphans: Iterator[list[tuple[str, bytes | None]]] | None = files.names()
         self._collect_at = time.monotonic() + COLLECT_AFTER_S
-        self._clearings: list[_Clearing] = []
+        self._clearings: list[Clearing] = []
         self._num_flushing = 0
         self._num_failed = 0  # of all writes up to the last flush
         self._is_stopping = self._is_busy = False
@@ -125,14 +127,31 @@ class Writer:
             failed_before, self._num_failed = self._num_failed, ledger.counts.failed_writes
             return self.is_alive and self._is_idle() and failed_before == self._num_failed
 
-    def clear(self, root: bytes | None) -> None:
-        """Delete everything, or one root's, for good, and wait for it; raises OSError or sqlite3.Error if it failed."""
-        clearing = _Clearing(root)
+    def settle(self, root: bytes | None) -> bool:
+        """Wait until what a root, or any, has to be written now is written or has failed; False if something has."""
+        files = self._ledger.unsettled(root)
+        left = deque(files)
+
+        def is_done() -> bool:
+            while left and (left[0].is_saved or left[0].has_failed or not left[0].num_users):
+                left.popleft()
+            return not left
+
+        return self.wait_for(is_done, None) and not any(file.has_failed for file in files)
+
+    def clear(self, root: bytes | None) -> Clearing:
+        """Forget everything, or one root's, at once, and delete it for good soon."""
+        clearing = Clearing(root)
         with self._ledger.changed:
+            self._ledger.clear(root)
             self._clearings.append(clearing)
             self._ledger.changed.notify_all()
-            if not self.wait_for(clearing.done.is_set, None):
-                raise OSError("the thread that writes has ended")
+        return clearing
+
+    def wait_cleared(self, clearing: Clearing) -> None:
+        """Wait until all that was to be cleared is deleted; raises OSError or sqlite3.Error if that failed."""
+        if not self.wait_for(clearing.done.is_set, None):
+            raise OSError("the thread that writes has ended")
         if clearing.error is not None:
             raise clearing.error
 
@@ -316,17 +335,23 @@ class Writer:
                 failure = error
         return failure
 
-    def _clear(self, clearing: _Clearing) -> None:
+    def _clear(self, clearing: Clearing) -> None:
+        """Remove all rows of what was cleared, then its files. What was saved since comes back to the index."""
+        batch = self._ledger.make_clearing(clearing.root)
+        kept = {name for name, _ in batch.changes.saved}
         try:
-            self._ledger.clear(clearing.root)
             self._index.clear(clearing.root)
-            clearing.error = self._unlink(self._ledger.take_deleting(clearing.root))
+            if batch.changes:
+                self._index.apply(batch.changes)
+        except Exception as error:
+            self._ledger.roll_back(batch)
+            clearing.error = error
+        else:
+            clearing.error = self._unlink([name for name in batch.removed if name not in kept])
+            self._measure(batch.removed.values())
             while self._orphans:
                 self._collect_orphans()
-        except (OSError, sqlite3.Error) as error:
-            clearing.error = error
         finally:
-            self._measure()
             with self._ledger.changed:
                 self._clearings.remove(clearing)
                 clearing.done.set()

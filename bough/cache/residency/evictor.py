@@ -34,6 +34,7 @@ from bough.cache.residency.policy import (
     tail_start,
 )
 from bough.cache.residency.rates import Clock
+from bough.cache.steps import Steps
 from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Item, Kind, Tier
@@ -237,11 +238,16 @@ class Evictor:
         if parent.is_root:
             self.forget_if_empty(trie)
 
-    def clear(self, trie: SaltTrie) -> None:
-        """Drop everything of a trie that no busy lane stands on."""
-        trie.clear()
+    def clear(self, trie: SaltTrie) -> Steps[None]:
+        """Drop everything of a trie that no busy lane stands on. What requests add meanwhile may stay."""
+        nodes = []
         for node in trie.walk():
-            self.offer(trie, node)
+            nodes.append(node)
+            yield
+        for node in reversed(nodes):
+            if trie.clear_leaf(node):
+                self.offer(trie, node)
+            yield
         self.forget_if_empty(trie)
 
     def forget_if_empty(self, trie: SaltTrie) -> None:

@@ -307,7 +307,7 @@ def test_clearing_leaves_no_token_in_any_file(disk: Disk, shelf: Shelf) -> None:
     assert _files_with(shelf, pack(tokens))
     with held_writer(disk):
         pending = put(disk, address_of(disk, [*tokens, *tokens], 4, group=1))
-    disk.clear()
+    disk.clear()()
 
     assert _files_with(shelf, pack(tokens[:2])) == []
     assert shelf.page_files() == [] and disk.used_bytes == disk.claimed_bytes == disk.num_files == 0
@@ -326,7 +326,7 @@ def test_clearing_one_salt_leaves_the_others(disk: Disk, shelf: Shelf) -> None:
         disk.put_point(point_of(disk, tokens, salt), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
     assert disk.flush(10)
 
-    disk.clear(disk.root("ours"))
+    disk.clear(disk.root("ours"))()
 
     assert disk.files() == kept and len(disk.points()) == 1
     assert _files_with(shelf, pack(ours)) == [] and _files_with(shelf, pack(theirs))
@@ -342,12 +342,12 @@ def test_clearing_a_small_salt_does_not_write_the_whole_index_anew(disk: Disk, s
     statements: list[str] = []
     disk._opened.index._connection.set_trace_callback(statements.append)
 
-    disk.clear(disk.root("nobody"))
-    disk.clear(disk.root("ours"))
+    disk.clear(disk.root("nobody"))()
+    disk.clear(disk.root("ours"))()
 
     assert "VACUUM" not in statements
     assert _files_with(shelf, pack(ours)) == []
-    disk.clear(disk.root("theirs"))
+    disk.clear(disk.root("theirs"))()
     assert "VACUUM" in statements  # nearly all was free then
 
 
