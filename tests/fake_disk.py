@@ -1,7 +1,8 @@
 """A disk in memory, for walks of many steps: the same promises as `bough.cache.disk.Disk`, and faults on demand.
 
-Nothing is written until `work` is called (or `save`): as with the real one, content is read from the item only then. Reads
-end at once, or with `is_slow` when `finish_read` says so, in any order. A restart keeps what was written.
+Nothing is written until `work` is called: as with the real one, content is read from the item only then, and what was
+prioritized comes first. Reads end at once, or with `is_slow` when `finish` says so, in any order. A restart keeps what was
+written.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class FakeDisk:
         self.platter = platter or Platter()
         self.live: dict[Address, DiskFile] = {}
         self.pending: dict[DiskFile, Callable[[], Buffer | None]] = {}
+        self.urgent: list[DiskFile] = []
         self.is_full = False
         self.fail_next: str | None = None  # "read" or "write"
         self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, bad_rows=0, misses=Counter[str]())
@@ -111,22 +113,25 @@ class FakeDisk:
 
     def work(self) -> None:
         """Write all that waits."""
-        for disk_file in list(self.pending):
-            self.save(disk_file)
+        for disk_file in [*self.urgent, *self.pending]:
+            if disk_file in self.pending:
+                self._write(disk_file)
+        self.urgent = []
 
-    def save(self, disk_file: DiskFile) -> bool:
-        if disk_file.is_saved or disk_file not in self.pending:
-            return disk_file.is_saved
+    def prioritize(self, disk_file: DiskFile) -> None:
+        if disk_file in self.pending:
+            self.urgent.append(disk_file)
+
+    def _write(self, disk_file: DiskFile) -> None:
         data = self.pending.pop(disk_file)()
         if data is None or self.fail_next == "write":
             self.counts.failed_writes += data is not None
             self.fail_next = None if data is not None else self.fail_next
             disk_file.has_failed = True
             self.live.pop(disk_file.address, None)
-            return False
+            return
         self.platter.files[disk_file.address] = (bytes(data), disk_file.nbytes, disk_file.last_used)
         disk_file.is_saved = True
-        return True
 
     def read(self, disk_file: DiskFile, keep_reading: KeepReading) -> bytearray:
         """What a thread of the reader does."""
@@ -179,7 +184,7 @@ class FakeDisk:
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         return content_bytes
 
-    def clear(self, root: bytes | None = None) -> None:
+    def clear(self, root: bytes | None = None) -> Callable[[], None]:
         gone = [address for address in self.live if root is None or address.root == root]
         for address in gone:
             disk_file = self.live.pop(address)
@@ -188,6 +193,12 @@ class FakeDisk:
         for kept in (self.platter.files, self.platter.points):
             for address in [each for each in kept if root is None or each.root == root]:
                 del kept[address]  # type: ignore[attr-defined]
+        return lambda: None
+
+    def settle(self, root: bytes | None = None) -> bool:
+        before = self.counts.failed_writes
+        self.work()
+        return self.counts.failed_writes == before
 
     @property
     def is_failing(self) -> bool:

@@ -25,7 +25,8 @@ HIGH_WATER = 0.9
 class Finisher:
     """Ends the use that a session made of its lane and its path.
 
-    With a fixed policy the duel is not asked. With `keeps_on_device` False nothing but what lanes hold stays on the device.
+    With a fixed policy the duel is not asked. With `keeps_on_device` False nothing stays on the device but what lanes hold
+    and what is not written to disk yet.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class Finisher:
         self.clear_device()
 
     def clear_device(self) -> None:
-        """Remove what no busy lane stands on from the device, if nothing is to stay there."""
-        while not self._keeps_on_device and self._evictor.evict_one():
+        """Where nothing is to stay on the device: evict all of it, but what still waits to be written to disk."""
+        while not self._keeps_on_device and self._evictor.evict_one(spares_waiting=True):
             pass
 
     def _ask_duel(self, sequence: LiveSequence, prompt: bytes, salt: str, now: float) -> list[float]:

@@ -26,11 +26,15 @@ from bough.cache.residency.policy import Policy
 from bough.cache.residency.saving import forget_disk
 from bough.cache.restore import restore
 from bough.cache.session import Session, SessionContext
+from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Lane, PageStore
 from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import RequestError
 from bough.types import Boundary
+
+SAVE_PASSES = 4
+"""How often `save` looks for what requests have left unsaved meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -158,39 +162,84 @@ class PrefixCache:
         point = found.node.points.get(num_tokens(pack(ids)))
         return point is not None and point.kept
 
-    def clear(self) -> None:
-        """Forget everything that no busy lane stands on; what was on disk is deleted for good, all of it."""
-        self.finisher.reset_duel()
-        self.clear_memory()
-        if self.memory.disk is not None:
-            for trie in self.forest.tries.values():
-                forget_disk(trie)
-            self.memory.disk.clear()
+    def clear(self, salt: str | None = None, run: RunSteps = run_at_once) -> None:
+        """Forget everything that no busy lane stands on, or one salt's; what is on disk of it is deleted for good, all.
 
-    def clear_memory(self) -> None:
+        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError if something may be left.
+        """
+        run(lambda: self._clear(salt))()
+
+    def _clear(self, salt: str | None) -> Steps[Callable[[], None]]:
+        """Forget everything, or one salt's; returns what waits for the disk."""
+        if salt is None:
+            self.finisher.reset_duel()
+        yield from self._clear_memory(salt)
+        disk = self.memory.disk
+        if disk is None:
+            return lambda: None
+        for trie in self._tries(salt):
+            forget_disk(trie)  # not interrupted: whatever has a file then is deleted
+        return disk.clear(None if salt is None else disk.root(salt))
+
+    def _clear_memory(self, salt: str | None = None) -> Steps[None]:
         """Clear idle lanes and drop everything that no busy lane stands on."""
-        self.lanes.clear_idle()
-        for trie in list(self.forest.tries.values()):
-            self.residency.evictor.clear(trie)
+        for slot in self.lanes.idle():
+            if salt in (None, slot.salt):
+                slot.clear()
+        for trie in self._tries(salt):
+            yield from self.residency.evictor.clear(trie)
 
-    def flush(self, salt: str | None = None) -> bool:
-        """Hand everything that the disk lacks to it, or one salt's, and wait until it is written; False if that failed."""
+    def _tries(self, salt: str | None) -> list[SaltTrie]:
+        """The tries of all salts, or the one of a salt."""
+        found = None if salt is None else self.forest.find(salt)
+        return [trie for trie in self.forest.tries.values() if found in (None, trie)]
+
+    def flush(self, salt: str | None = None, run: RunSteps = run_at_once) -> bool:
+        """Hand everything that the disk lacks to it, or one salt's, and wait until it is written; False if that failed.
+
+        Waits on the calling thread; `run` runs what touches the tree.
+        """
         disk = self.memory.disk
         if disk is None:
             return True
-        found = None if salt is None else self.forest.find(salt)
-        tries = [trie for trie in self.forest.tries.values() if found in (None, trie)]
-        for trie in tries:
-            self.residency.saver.save_all(trie)
+        run(lambda: self._save_all(salt))
         is_safe = disk.flush()
-        for trie in tries:
-            trie.memory.drop_replaced()
+        run(lambda: self._drop_replaced(salt))
         return disk.flush() and is_safe  # the second time without files that newer ones replaced
+
+    def save(self, salt: str, run: RunSteps) -> bool:
+        """Write all of a salt that the disk lacks, while requests go on; False if something could not be written.
+
+        Repeated a few times, because requests may cut a page that is not written yet: without its parts, what follows them
+        could not be found from the root.
+        """
+        disk = self.memory.disk
+        assert disk is not None
+        for _ in range(SAVE_PASSES):
+            num_items = run(lambda: self._save_all(salt))
+            if not disk.settle(disk.root(salt)):
+                return False
+            if not num_items:
+                break
+        run(lambda: self._drop_replaced(salt))
+        return True
+
+    def _save_all(self, salt: str | None) -> Steps[int]:
+        """Hand over what the disk lacks; returns how many items that were."""
+        num_items = 0
+        for trie in self._tries(salt):
+            num_items += yield from self.residency.saver.save_all(trie)
+        return num_items
+
+    def _drop_replaced(self, salt: str | None) -> Steps[None]:
+        for trie in self._tries(salt):
+            trie.memory.drop_replaced()
+            yield
 
     def detach_disk(self) -> None:
         """Release all memory, and forget the disk; what was written there stays there."""
         self.memory.detach_disk(self.forest.items())
-        self.clear_memory()
+        run_at_once(self._clear_memory)
 
     def close(self) -> None:
         """Write everything to disk and release all memory. Only at the end, when no lane is busy."""

@@ -1,36 +1,68 @@
 """What a user can see of a model's tree, and do with it.
 
 Every method that reads or changes the tree holds the engine's lock: it runs between two steps of the engine, never in the
-middle of one. Prompts are tokenized before, and what was found is put into words afterwards, without the lock.
+middle of one. Prompts are tokenized before, and what was found is put into words afterwards, without the lock. Work on the
+whole tree is done in slices: `clear`, `flush`, an export. What there is to wait for besides is waited for on the calling
+thread, without the lock; that must not be the thread that runs the engine for others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bough.cache.admin.archive import Exported, Imported, check_archive, export_tree, import_tree
 from bough.cache.admin.stats import salt_stats, stats
-from bough.cache.admin.upkeep import change_disk, forget, keep
+from bough.cache.admin.upkeep import change_disk, keep
 from bough.cache.admin.view import Explanation, Finding, TreeRecords, TreeView, Viewer, look_up, run_steps, take_records
 from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.steps import RunSteps, Steps
 from bough.cache.tree.tokens import pack
 from bough.errors import RequestError
+from bough.generate.slices import SLICE_S
 from bough.models.prompts import Prompts
 from bough.types import Prompt
+
+Result = TypeVar("Result")
 
 
 class CacheHandle:
     """Access to the tree of a runner."""
 
-    def __init__(self, cache: PrefixCache, engine_lock: AbstractContextManager[None], prompts: Prompts) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        engine_lock: AbstractContextManager[None],
+        prompts: Prompts,
+        run: RunSteps | None = None,
+    ) -> None:
         self._cache = cache
         self._engine_lock = engine_lock
         self._prompts = prompts
         self._viewer = Viewer(prompts.decode)
+        self._run: RunSteps = run or self._run_locked
+
+    def _run_locked(self, start: Callable[[], Steps[Result]]) -> Result:
+        """Run steps on this thread with the engine's lock, in slices between which others may have it."""
+        with self._engine_lock:
+            steps = start()
+        try:
+            while True:
+                with self._engine_lock:
+                    end_s = time.perf_counter() + SLICE_S
+                    while time.perf_counter() < end_s:
+                        next(steps)
+                time.sleep(0)  # lets another thread have the lock
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        finally:
+            with self._engine_lock:
+                steps.close()
 
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
@@ -89,24 +121,21 @@ class CacheHandle:
 
     def clear(self, salt: str | None = None) -> None:
         """Drop everything that no running request uses, on disk too; of one salt if asked."""
-        with self._engine_lock:
-            if salt is None:
-                self._cache.clear()
-            else:
-                forget(self._cache, salt)
+        self._cache.clear(salt, self._run)
 
     def flush(self) -> bool:
         """Write everything to the disk tier, if there is one, and wait; returns False if something was not written."""
-        with self._engine_lock:
-            return self._cache.flush()
+        return self._cache.flush(run=self._run)
 
-    def export_file(self, file: Path, salt: str = "") -> Exported:
-        """Write the tree of one salt into one file. Raises RequestError without a disk tier, DiskError if it fails."""
-        with self._engine_lock:
-            disk = self._require_disk()
-            if not self._cache.flush(salt):
-                raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
-            return export_tree(disk, file, salt)
+    def export_file(self, file: Path, salt: str = "", is_wanted: Callable[[], bool] = lambda: True) -> Exported:
+        """Write the tree of one salt, as it is now, into one file; requests go on meanwhile.
+
+        Raises RequestError without a disk tier, DiskError if it fails or is no longer wanted: then there is no file.
+        """
+        disk = self._require_disk()
+        if not self._cache.save(salt, self._run):
+            raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
+        return export_tree(disk, file, salt, run=self._run, is_wanted=is_wanted)
 
     def import_file(self, file: Path, salt: str = "") -> Imported:
         """Add an archive to the tree of a salt. Raises LanesBusy while requests run, DiskError for a wrong file."""

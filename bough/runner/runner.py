@@ -254,6 +254,8 @@ class Runner:
             take_stats=lambda: {**stats(cache.forest, cache.residency), **(verifier.stats() if verifier else {})},
             on_idle=self._tidy,
         )
+        run_in_slices = self._worker.run_in_slices
+        self.cache = CacheHandle(cache, self._engine_lock, self.prompts, lambda start: run_in_slices(start).result())
         return self._worker
 
     def _tidy(self) -> bool:
@@ -261,6 +263,7 @@ class Runner:
 
         Returns whether there is more to do.
         """
+        self.prefix_cache.finisher.clear_device()
         if time.monotonic() >= self._trim_at_s:
             self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
             trim_heap()

@@ -62,6 +62,7 @@ def count_stamps(monkeypatch: pytest.MonkeyPatch, num_salts: int) -> int:
     for number in range(num_salts):
         world.run([1, 2, 3, 4], salt=f"salt {number}", keep=True)
         world.run([1, 2, 5, 6], salt=f"salt {number}", keep=True)
+    disk.work()
     counted, stamp = [0], Node.stamp
 
     def read(node: Node) -> int:

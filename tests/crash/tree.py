@@ -37,7 +37,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Setup:
-    """A model and its budgets, chosen by a seed. Where disk is ample, nothing that was flushed is ever let go."""
+    """A model and its budgets, chosen by a seed. Where disk is ample, nothing that was flushed is ever dropped: there each
+    request begins when all before it is written.
+    """
 
     seed: int
 

@@ -86,6 +86,8 @@ def work(job: Job, control: int) -> None:
     unflushed: list[Request] = []
     stop_at = time.monotonic() + STOP_AFTER_S
     for _ in itertools.count() if job.num_requests is None else range(job.num_requests):
+        if setup.is_ample:  # an eviction must find something written, or else it drops what was promised
+            world.cache.memory.tiers.disk.flush()
         request = setup.make_request(chance)
         os.write(1, tell_begin(request))
         serve(world, request)

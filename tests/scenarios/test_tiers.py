@@ -29,7 +29,13 @@ def demote_all(w: World) -> None:
     """Move everything from the device as far down as there are places, and forget what lanes hold."""
     for slot in w.cache.lanes.slots:
         slot.clear()
-    while w.cache.residency.evictor.evict_one(Tier.DEVICE):
+    evictor, disk = w.cache.residency.evictor, w.cache.memory.disk
+    while evictor.evict_one(Tier.DEVICE, spares_waiting=disk is not None):
+        w.check()
+    if disk is not None and disk.pending and tiers(w)[Tier.DEVICE]:  # it was set aside; now it is written
+        disk.work()
+        demote_all(w)
+    while evictor.evict_one(Tier.DEVICE):
         w.check()
 
 
@@ -217,9 +223,11 @@ def test_what_nobody_used_for_its_time_to_live_is_forgotten_everywhere() -> None
     }
 
 
-def test_a_device_that_is_off_keeps_nothing_beyond_the_request() -> None:
+def test_a_device_that_is_off_keeps_nothing_beyond_the_request_and_its_writes() -> None:
     w = World(MODELS["full"], 4, disk=FakeDisk(4), keeps_on_device=False)
     w.run(LONG, [1])
+    w.cache.memory.disk.work()
+    w.cache.finisher.clear_device()
     assert w.cache.residency.room.used_bytes == 0 and tiers(w)[Tier.DISK] > 0
     assert w.run([*LONG, 99]).cached == len(LONG)
 

@@ -8,11 +8,11 @@ extracted, so that an archive cannot write anywhere but into the store.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
@@ -30,13 +30,16 @@ from bough.cache.disk import page_files
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskError, DiskMiss
 from bough.cache.disk.folder import translate_errors
+from bough.cache.disk.ledger import Snapshot
 from bough.cache.disk.rows import PointRecord, clamp_time
+from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.address import POINT, DiskFile
 
 MANIFEST = "manifest.json"
 CRC_BYTES = 4
 MAX_MANIFEST_BYTES = 2**26
 FLUSH_BYTES = 64 * 2**20
+PIECE_BYTES = 2**20  # read and written at a time, with the interpreter's lock released
 _NAMED_ITEMS = 20  # damaged ones that are named one by one
 
 
@@ -59,22 +62,79 @@ class Imported:
     problems: tuple[str, ...]
 
 
-def export_tree(disk: Disk, file: Path, salt: str = "") -> Exported:
-    """Write what one salt has on a disk into one file, which is whole or not there; raises DiskError if it cannot be."""
-    disk.flush()
+def export_tree(
+    disk: Disk,
+    file: Path,
+    salt: str = "",
+    *,
+    run: RunSteps = run_at_once,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Exported:
+    """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError if it cannot be.
+
+    What is queued is waited for. Requests may go on meanwhile: what they drop stays on disk until it is read. Files that
+    turn out to be damaged are dropped at the end, where `run` runs what touches the tree.
+    """
     root = disk.root(salt)
-    files = [disk_file for disk_file in disk.files() if disk_file.address.root == root]
-    points = [record for record in disk.points() if record.address.root == root]
-    chain = Chain(disk.keys, root, [*(disk_file.address for disk_file in files), *(record.address for record in points)])
-    traced = [(step, disk_file) for disk_file in files if (step := chain.find(disk_file.address)) is not None]
-    items = [_make_item(disk, step, disk_file) for step, disk_file in traced]
-    point_items = [_make_point_item(step, record) for record in points if (step := chain.find(record.address)) is not None]
-    manifest = encode_manifest(disk.identity, chain.steps, items, point_items)
-    with _written(file) as write:
-        write(MANIFEST, manifest)
-        sizes = [_export_item(disk, number, disk_file, write) for number, (_, disk_file) in enumerate(traced)]
-    done = [size for size in sizes if size is not None]
-    return Exported(len(done), sum(done), len(files) - len(done))
+    disk.settle(root)
+    with disk.hold(root) as snapshot:
+        exporting = _Exporting(disk, root, snapshot)
+        exporting.write(file, lambda: is_wanted() and not disk.is_closed)
+    run(exporting.drop_lost)
+    return exporting.finish()
+
+
+class _Exporting:
+    """One export under way: what is to be written, and what became of it."""
+
+    def __init__(self, disk: Disk, root: bytes, snapshot: Snapshot) -> None:
+        self._disk = disk
+        self._snapshot = snapshot
+        addresses = [*(file.address for file in snapshot.files), *(record.address for record in snapshot.points)]
+        self._chain = Chain(disk.keys, root, addresses)
+        self._traced = [(step, file) for file in snapshot.files if (step := self._chain.find(file.address)) is not None]
+        self._num_items = self._nbytes = 0
+        self._lost: list[tuple[DiskFile, DiskMiss]] = []
+        self._buffer = bytearray(PIECE_BYTES)
+
+    def write(self, file: Path, is_wanted: Callable[[], bool]) -> None:
+        with _written(file) as archive:
+            manifest = self._make_manifest()
+            archive.add(MANIFEST, len(manifest), [memoryview(manifest)])
+            for number, (_, disk_file) in enumerate(self._traced):
+                if not is_wanted():
+                    raise DiskError(f"the export to {file} was given up")
+                self._write_item(archive, number, disk_file)
+
+    def _make_manifest(self) -> bytes:
+        items = [_make_item(self._disk, step, disk_file) for step, disk_file in self._traced]
+        found = ((self._chain.find(record.address), record) for record in self._snapshot.points)
+        points = [_make_point_item(step, record) for step, record in found if step is not None]
+        return encode_manifest(self._disk.identity, self._chain.steps, items, points)
+
+    def _write_item(self, archive: _Writer, number: int, disk_file: DiskFile) -> None:
+        """Write one member, unless its file turns out to be lost: then the archive is as it was."""
+        end = archive.end
+        try:
+            with self._disk.open_payload(disk_file) as payload:
+                crc = memoryview(payload.crc.to_bytes(CRC_BYTES, "little"))
+                archive.add(str(number), CRC_BYTES + payload.nbytes, chain([crc], payload.pieces(self._buffer)))
+        except DiskMiss as miss:
+            archive.go_back(end)
+            self._lost.append((disk_file, miss))
+            return
+        self._num_items += 1
+        self._nbytes += payload.nbytes
+
+    def drop_lost(self) -> Steps[None]:
+        """Drop the files that could not be read, but for those that were cleared meanwhile."""
+        for disk_file, miss in self._lost:
+            if disk_file.is_saved:
+                self._disk.mark_lost(disk_file, miss)
+            yield
+
+    def finish(self) -> Exported:
+        return Exported(self._num_items, self._nbytes, len(self._snapshot.files) - self._num_items)
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -197,38 +257,55 @@ def _make_point_item(step: int, record: PointRecord) -> PointItem:
     return PointItem(step, record.address.end, record.reason, record.is_kept, record.is_superseded, record.last_used)
 
 
-def _export_item(disk: Disk, number: int, disk_file: DiskFile, write: Callable[..., None]) -> int | None:
-    """Write one member, unless its file turns out to be lost; returns the size of its content."""
-    try:
-        payload = disk.get(disk_file)
-    except DiskMiss:
-        return None
-    write(str(number), crc32(payload).to_bytes(CRC_BYTES, "little"), payload)
-    return len(payload)
+class _Writer:
+    """Writes the members of an archive one after another, in the pieces that they come in."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.end = 0
+
+    def add(self, name: str, nbytes: int, pieces: Iterable[memoryview]) -> None:
+        """Add a member of so many bytes."""
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = nbytes, 0o600
+        self._write(memoryview(member.tobuf(tarfile.GNU_FORMAT)))
+        for piece in pieces:
+            self._write(piece)
+        self._write(memoryview(bytes(-self.end % tarfile.BLOCKSIZE)))
+
+    def go_back(self, end: int) -> None:
+        """Remove what was written after this place."""
+        os.truncate(self._descriptor, end)
+        os.lseek(self._descriptor, end, os.SEEK_SET)
+        self.end = end
+
+    def finish(self) -> None:
+        """Write the end of the archive."""
+        self._write(memoryview(bytes(2 * tarfile.BLOCKSIZE)))
+        self._write(memoryview(bytes(-self.end % tarfile.RECORDSIZE)))
+
+    def _write(self, piece: memoryview) -> None:
+        page_files.write_all(self._descriptor, [piece])
+        self.end += len(piece)
 
 
 @contextlib.contextmanager
-def _written(file: Path) -> Iterator[Callable[..., None]]:
-    """Give a function that adds a member to a new archive, which gets its name when all is written."""
+def _written(file: Path) -> Iterator[_Writer]:
+    """Give a new archive to write, which gets its name when all is written."""
     temporary = file.with_name(f".{file.name}.tmp")
     with translate_errors(file):
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
-                    yield lambda name, *parts: _add_member(archive, name, parts)
-                stream.flush()
-                page_files.sync(stream.fileno())
+            try:
+                yield (archive := _Writer(descriptor))
+                archive.finish()
+                page_files.sync(descriptor)
+            finally:
+                os.close(descriptor)
             page_files.rename(temporary, file)
             page_files.sync_folder(file.parent)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _add_member(archive: tarfile.TarFile, name: str, parts: Sequence[bytes]) -> None:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = sum(map(len, parts)), 0o600
-    archive.addfile(member, io.BytesIO(b"".join(parts)))
 
 
 class _Reader:

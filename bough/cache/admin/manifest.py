@@ -11,7 +11,7 @@ import json
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bough.cache.disk.index import Identity
@@ -107,18 +107,27 @@ def make_addresses(keys: Keys, root: bytes, steps: Sequence[Step]) -> list[Addre
 
 
 def encode_manifest(identity: Identity, steps: Sequence[Step], items: Sequence[Item], points: Sequence[PointItem]) -> bytes:
-    """The manifest as JSON."""
-    content = {
+    """The manifest as JSON. It is made piece by piece: one long call of `json` would hold the interpreter's lock."""
+    head = {
         "format": ARCHIVE_FORMAT,
         "byte_order": sys.byteorder,
         "fingerprint": identity.fingerprint,
         "model": identity.model,
         "page_tokens": identity.page_tokens,
-        "steps": [{"parent": step.parent, "tokens": b64encode(step.tokens).decode()} for step in steps],
-        "items": [asdict(item) for item in items],
-        "points": [asdict(point) for point in points],
     }
-    return json.dumps(content).encode()
+    told = ({"parent": step.parent, "tokens": b64encode(step.tokens).decode()} for step in steps)
+    lists = {
+        "steps": _encode_list(told),
+        "items": _encode_list(map(vars, items)),
+        "points": _encode_list(map(vars, points)),
+    }
+    fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    fields += [f"{json.dumps(name)}: {value}" for name, value in lists.items()]
+    return f"{{{', '.join(fields)}}}".encode()
+
+
+def _encode_list(objects: Iterable[dict[str, Any]]) -> str:
+    return f"[{', '.join(map(json.dumps, objects))}]"
 
 
 def decode_manifest(content: bytes) -> Manifest:

@@ -1,4 +1,4 @@
-"""Changes to the tree from outside: keep a prefix, forget a salt, take up what an import added to the disk."""
+"""Changes to the tree from outside: keep a prefix, take up what an import added to the disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from bough.cache.disk import DiskError
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency.saving import forget_disk
 from bough.cache.tree.node import Reason
 from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import LanesBusy
@@ -36,18 +35,6 @@ def keep(cache: PrefixCache, ids: Sequence[int] | bytes, kept: bool, salt: str =
     trie.keep_point(found.node, point, kept)
     cache.residency.evictor.offer(trie, found.node)
     return True
-
-
-def forget(cache: PrefixCache, salt: str) -> None:
-    """Forget all of one salt that no busy lane stands on; what it has on disk is deleted for good, all of it."""
-    for slot in cache.lanes.idle():
-        if slot.salt == salt:
-            slot.clear()
-    trie = cache.forest.find(salt)
-    cache.residency.evictor.clear(trie)
-    if cache.memory.disk is not None:
-        forget_disk(trie)
-        cache.memory.disk.clear(trie.root_id)
 
 
 def change_disk(cache: PrefixCache, change: Callable[[], Result]) -> Result:

@@ -1,8 +1,10 @@
 """The disk tier: pages and states of one model in files, found again after a restart.
 
-A `Disk` owns one folder. One thread, the engine's, calls it; another one, the writer, does all the writing, and those of
-the `reader` read what is to be loaded. Nothing here raises because of a failing disk but `open`, `clear` and, as a miss,
-`get` and `take`.
+A `Disk` owns one folder. One thread, the writer, does all the writing; those of the `reader` read what is to be loaded. Any
+thread may put, look and wait. What makes a saved file useless (`take`, `mark_lost`, `clear`) is left to the engine's
+thread, which decides by what is saved. Nothing here raises because of a failing disk but `open`, waiting for a clear and,
+as a miss, `take` and `open_payload`. Only `open_payload`, `flush`, `settle` and `close` wait for the disk, and the engine's
+thread calls none of them while requests run.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +22,7 @@ from bough.cache.disk import page_files
 from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
 from bough.cache.disk.folder import Opened, open_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
-from bough.cache.disk.ledger import Counts, Ledger
+from bough.cache.disk.ledger import Counts, Ledger, Snapshot
 from bough.cache.disk.page_files import KeepReading
 from bough.cache.disk.reader import Read, Reader
 from bough.cache.disk.rows import PointRecord
@@ -29,9 +32,6 @@ from bough.cache.tree.state import Buffer
 from bough.cache.tree.tokens import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
-
-SAVE_WITHIN_S = 5.0
-FREE_SPACE_FOR_S = 1.0
 
 
 class Disk:
@@ -68,9 +68,8 @@ class Disk:
             )
         if ttl_s is not None:
             self._ledger.expire(clock() - ttl_s)
-        self._free_bytes, self._free_until, self._free_after = 0, 0.0, 0
         self._is_closed = False
-        self._writer = Writer(self._ledger, opened.index, opened.files, warnings)
+        self._writer = Writer(self._ledger, opened.index, opened.files, warnings, folder)
         self._writer.start()
         self.reader = Reader(self._read)
 
@@ -149,10 +148,13 @@ class Disk:
         """All saved files; one of a prefix comes before those of what follows it."""
         with self._ledger.changed:
             saved = [file for file in self._ledger.live.values() if file.is_saved]
-        size = self.page_tokens
-        saved.sort(key=lambda file: file.address.start)  # twice by a number is quicker than once by a pair
-        saved.sort(key=lambda file: (file.address.end - 1) // size)
+        self._sort(saved)
         return saved
+
+    def _sort(self, files: list[DiskFile]) -> None:
+        size = self.page_tokens
+        files.sort(key=lambda file: file.address.start)  # twice by a number is quicker than once by a pair
+        files.sort(key=lambda file: (file.address.end - 1) // size)
 
     def points(self) -> list[PointRecord]:
         """All restore points, the shallowest first."""
@@ -180,17 +182,15 @@ class Disk:
         """Count one user less. Without users a pending write is cancelled, and a saved file deleted soon."""
         self._ledger.drop(file)
 
-    def save(self, file: DiskFile) -> bool:
-        """Make a pending file safe now, ahead of all else, and wait a few seconds for it; False if that failed."""
+    def prioritize(self, file: DiskFile) -> None:
+        """Let a pending file be written ahead of all else."""
         self._ledger.prioritize(file)
-        self._writer.wait_for(lambda: self._ledger.is_settled(file), SAVE_WITHIN_S)
-        return file.is_saved
 
     def take(self, read: Read) -> bytearray:
         """What the reader has read, counted; raises what it has raised. A file that is not what it should be is dropped."""
         assert read.is_done
         if isinstance(read.error, DiskMiss) and not read.file.has_failed:
-            self._lose(read.file, read.error)
+            self.mark_lost(read.file, read.error)
         if read.error is not None:
             raise read.error
         assert read.content is not None
@@ -199,40 +199,43 @@ class Disk:
             self._count_loaded(read.file)
         return read.content
 
-    def get(self, file: DiskFile) -> bytearray:
-        """The content of a file, after everything about it was checked; waits for the disk.
-
-        Raises DiskMiss if it is not what it should be: then the file is dropped, also if pages still use it. The content of
-        a pending file comes from the memory that it is to be written from.
-        """
-        if not file.is_saved and (content := self._pending_content(file)) is not None:
-            return content
-        try:
-            if not file.is_saved:
-                self.save(file)
-            content = self._read(file)
-        except DiskMiss as miss:
-            self._lose(file, miss)
-            raise
-        self._count_loaded(file)
-        return content
-
-    def _read(self, file: DiskFile, keep_reading: KeepReading = page_files.always) -> bytearray:
+    def _read(self, file: DiskFile, keep_reading: KeepReading) -> bytearray:
         """Read a file and check everything about it, changing nothing. Any thread may read."""
         if not file.is_saved:
             raise DiskMiss(MISSING, "it was never written, or is deleted")
         content = self._opened.files.read(self.keys.name(file.address), file.address, keep_reading)
-        if (size := self._opened.files.size(file.address, len(content))) != file.nbytes:
-            raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {file.nbytes}")
+        self._require_size(file, len(content))
         return content
-
-    def _lose(self, file: DiskFile, miss: DiskMiss) -> None:
-        self._ledger.mark_lost(file, miss.reason)
-        self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
 
     def _count_loaded(self, file: DiskFile) -> None:
         self.counts.loaded += 1
         self.counts.loaded_bytes += file.nbytes
+
+    def _require_size(self, file: DiskFile, content_bytes: int) -> None:
+        if (size := self._opened.files.size(file.address, content_bytes)) != file.nbytes:
+            raise DiskMiss(DAMAGED, f"its file has {size} bytes, and the index says {file.nbytes}")
+
+    def mark_lost(self, file: DiskFile, miss: DiskMiss) -> None:
+        """Drop a file that was found not to be what it should be, also if pages still use it."""
+        self._ledger.mark_lost(file, miss.reason)
+        self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
+
+    @contextmanager
+    def open_payload(self, file: DiskFile) -> Iterator[page_files.Payload]:
+        """The content of a saved file, to be read piece by piece on any thread. Raises DiskMiss, and drops nothing."""
+        with self._opened.files.open_payload(self.keys.name(file.address), file.address) as payload:
+            self._require_size(file, payload.nbytes)
+            yield payload
+
+    @contextmanager
+    def hold(self, root: bytes) -> Iterator[Snapshot]:
+        """What a root has now. Inside the context none of its files is deleted, except by `clear`."""
+        snapshot = self._ledger.hold(root)
+        try:
+            self._sort(snapshot.files)
+            yield snapshot
+        finally:
+            self._ledger.release(root)
 
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         """What a file with so much content and an address of so many tokens takes."""
@@ -263,20 +266,39 @@ class Disk:
         """Wait until all that is queued is safe; False if the time is over, or a write failed since the last flush."""
         return self._writer.flush(timeout_s)
 
-    def clear(self, root: bytes | None = None) -> None:
-        """Delete everything, or one root's, for good, and wait for it; raises DiskError if something may be left.
+    def settle(self, root: bytes | None = None) -> bool:
+        """Wait until what is queued now, or one root's part of it, is safe or has failed; False if something has."""
+        return self._writer.settle(root)
 
-        No token of it remains in index or log. Files that are still referred to have failed.
+    def clear(self, root: bytes | None = None) -> Callable[[], None]:
+        """Forget everything, or one root's, and delete it for good soon. Files that are still referred to have failed.
+
+        The function that is returned waits for it, on any thread: then no token of what there was remains in index or log.
+        It raises DiskError if something may be left.
         """
-        with translate_errors(self.folder):
-            self._writer.clear(root)
+        clearing = self._writer.clear(root)
+
+        def wait() -> None:
+            with translate_errors(self.folder):
+                self._writer.wait_cleared(clearing)
+
+        return wait
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so many bytes more stay within the budget, leave the file system its floor, and are taken just now."""
+        """Whether so many bytes more stay within the budget, leave the file system its floor, and are taken just now.
+
+        The free space is what the writer measured last, about a second ago unless the file system hangs, less all that was
+        written and queued since.
+        """
         ledger = self._ledger
         with ledger.changed:
-            soon_free = self._find_free_bytes() + ledger.leaving_bytes - ledger.pending_bytes
-            is_within = ledger.claimed_bytes + nbytes <= self.budget_bytes and soon_free - nbytes >= self.floor_bytes
+            self._writer.want_measurement()
+            is_within = ledger.claimed_bytes + nbytes <= self.budget_bytes
+            is_within = is_within and ledger.soon_free_bytes - nbytes >= self.floor_bytes
         return is_within and self.can_write
 
     @property
@@ -310,8 +332,8 @@ class Disk:
 
     @property
     def index_bytes(self) -> int:
-        """What the index takes on the disk right now."""
-        return self._opened.index.nbytes
+        """What the index took on the disk when it was last measured."""
+        return self._writer.index_bytes
 
     @property
     def num_files(self) -> int:
@@ -321,24 +343,3 @@ class Disk:
     def check(self) -> None:
         """Assert what always holds between calls."""
         self._ledger.check()
-
-    def _pending_content(self, file: DiskFile) -> bytearray | None:
-        write = self._ledger.find_write(file)
-        if write is None:
-            return None
-        try:
-            content = write.read()
-        except Exception as error:
-            self._warnings.say("read", f"a page that is not yet saved could not be read from memory: {error!r}")
-            return None
-        return None if content is None else bytearray(memoryview(content).cast("B"))
-
-    def _find_free_bytes(self) -> int:
-        num_unlinked = self._writer.num_unlinked
-        if (now := time.monotonic()) >= self._free_until or num_unlinked != self._free_after:
-            try:
-                self._free_bytes = page_files.free_bytes(self.folder)
-            except OSError:
-                self._free_bytes = 0
-            self._free_until, self._free_after = now + FREE_SPACE_FOR_S, num_unlinked
-        return self._free_bytes

@@ -1,11 +1,13 @@
 """The ledger: which files are live, which of them wait to be written, and which wait to be deleted.
 
-The engine's thread and the writer both use it, each under `changed`. A file is live from `put` (or from the start, for
-those that the index knew) until it has no user, or is found to be lost.
+The engine's thread, the writer, and those who export and import use it, each under `changed`. A file is live from `put`
+(or from the start, for those that the index knew) until it has no user, or is found to be lost. While a root is held, its
+files that are no longer live are retired: they stay on disk, and in the index, until the hold ends.
 
 Always true between calls (`check` asserts it):
 - every pending write is of a live file, and a live file that is neither saved nor pending is being indexed just now;
 - a name that is both live and deleting is of a lost file and of one that is to be written in its place;
+- what is retired is neither live nor deleting, and its root is held;
 - `claimed_bytes` is what all live files take, `pending_bytes` what the pending ones among them will take.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -63,8 +65,16 @@ class Batch:
     touched: dict[DiskFile, None]
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What one root has at one moment: its saved files, and its restore points."""
+
+    files: list[DiskFile]
+    points: list[PointRecord]
+
+
 class Ledger:
-    """What is to be done, and what is there. Every method may be called by either thread."""
+    """What is to be done, and what is there. Every method may be called by any thread."""
 
     def __init__(self, keys: Keys, files: dict[bytes, DiskFile], points: dict[bytes, PointRecord]) -> None:
         self.changed = threading.Condition()
@@ -73,9 +83,14 @@ class Ledger:
         self.points = points
         self.pending: dict[bytes, Write] = {}
         self.deleting: dict[bytes, DiskFile] = {}
+        self.retired: dict[bytes, DiskFile] = {}
+        self._holds: Counter[bytes] = Counter()
+        self._indexing: Sequence[DiskFile] = ()  # of the batch that is being committed
         self.claimed_bytes = sum(file.nbytes for file in files.values())
         self.pending_bytes = 0
         self.leaving_bytes = 0
+        self._free_bytes = 0  # of the file system, as it was measured last
+        self._unmeasured_bytes = 0  # of files that were written since
         self.back_off_until = 0.0
         self.touched_at = 0.0
         self._keys = keys
@@ -88,6 +103,11 @@ class Ledger:
     def is_backing_off(self) -> bool:
         """Whether no writes are taken, after a failure."""
         return time.monotonic() < self.back_off_until
+
+    @property
+    def soon_free_bytes(self) -> int:
+        """What the file system has for users when all that is queued is done."""
+        return self._free_bytes + self.leaving_bytes - self._unmeasured_bytes - self.pending_bytes
 
     @property
     def has_work(self) -> bool:
@@ -133,7 +153,33 @@ class Ledger:
             self.counts.misses[reason] += 1
             file.is_saved, file.has_failed = False, True
             self._forget(file)
+            self._delete_retired(lambda retired: retired is file)
             self.changed.notify_all()
+
+    def hold(self, root: bytes) -> Snapshot:
+        """What a root has now; none of its files is deleted before `release`, except by `clear`."""
+        with self.changed:
+            self._holds[root] += 1
+            files, points = list(self.live.values()), list(self.points.values())
+        return Snapshot(
+            [file for file in files if file.is_saved and file.address.root == root],
+            [record for record in points if record.address.root == root],
+        )
+
+    def release(self, root: bytes) -> None:
+        """End a hold; after the last one, what was retired meanwhile is deleted."""
+        with self.changed:
+            self._holds[root] -= 1
+            if not self._holds[root]:
+                del self._holds[root]
+                self._delete_retired(lambda file: file.address.root == root)
+                self.changed.notify_all()
+
+    def unsettled(self, root: bytes | None) -> list[DiskFile]:
+        """The files of a root, or all, that are to be written or indexed."""
+        with self.changed:
+            files = [*(write.file for write in self.pending.values()), *self._indexing]
+            return [file for file in files if root in (None, file.address.root)]
 
     def expire(self, before: float) -> None:
         """Drop every file and point that was last used before this time."""
@@ -168,10 +214,6 @@ class Ledger:
 
     def is_live(self, file: DiskFile) -> bool:
         return self.live.get(self._keys.name(file.address)) is file
-
-    def is_settled(self, file: DiskFile) -> bool:
-        """Whether nothing more happens to a file by itself."""
-        return file.is_saved or file.has_failed or not self.is_live(file)
 
     def find_write(self, file: DiskFile) -> Write | None:
         """The pending write of a file, if there is one."""
@@ -222,10 +264,12 @@ class Ledger:
             for write in saved:
                 del self.pending[write.name]
                 self.pending_bytes -= write.file.nbytes
+                self._unmeasured_bytes += write.file.nbytes
             removed, self.deleting = self.deleting, {}
             touched, self._touched = self._touched, {}
             points, self._changed_points = self._changed_points, {}
             saved_rows = [(write.name, write.file) for write in saved if self.live.get(write.name) is write.file]
+            self._indexing = [file for _, file in saved_rows]
             used = [(self._keys.name(file.address), file.last_used) for file in touched]
             changes = Changes(list(removed), saved_rows, points, used)
             return Batch(changes, saved, removed, cancelled, touched)
@@ -233,6 +277,7 @@ class Ledger:
     def commit(self, batch: Batch, rejected: Collection[bytes] = ()) -> None:
         """The transaction is safe: its files are saved, but for those that the index cannot hold, which have failed."""
         with self.changed:
+            self._indexing = ()
             self.counts.bad_rows += len(rejected)
             for name in rejected:
                 if name in self.points and self.points[name] is batch.changes.points.get(name):
@@ -241,7 +286,7 @@ class Ledger:
                 if name in rejected:
                     self._reject(name, file)
                     continue
-                file.is_saved = True
+                file.is_saved = not file.has_failed  # it may have been cleared meanwhile
                 self.counts.saved += 1
                 self.counts.saved_bytes += file.nbytes
             self.changed.notify_all()
@@ -252,14 +297,16 @@ class Ledger:
             del self.live[name]
             self.claimed_bytes -= file.nbytes
 
-    def note_deleted(self, files: Iterable[DiskFile]) -> None:
-        """These files no longer take room."""
+    def note_measured(self, free_bytes: int, deleted: Iterable[DiskFile] = ()) -> None:
+        """The writer has measured the free space, after it had deleted these files and written all that is not pending."""
         with self.changed:
-            self.leaving_bytes -= sum(file.nbytes for file in files)
+            self._free_bytes, self._unmeasured_bytes = free_bytes, 0
+            self.leaving_bytes -= sum(file.nbytes for file in deleted)
 
     def roll_back(self, batch: Batch) -> None:
-        """The transaction failed: its files have failed, and all else is to be done again."""
+        """The transaction failed: its files have failed. All else is to be done again, but for what was cleared since."""
         with self.changed:
+            self._indexing = ()
             for write in batch.saved:
                 write.file.has_failed = True
                 if self.live.get(write.name) is write.file:
@@ -273,7 +320,8 @@ class Ledger:
                         self._revive(name)
                 else:
                     self.leaving_bytes -= file.nbytes
-            self._changed_points = {**batch.changes.points, **self._changed_points}
+            points = {name: each for name, each in batch.changes.points.items() if self.points.get(name) is each}
+            self._changed_points = {**points, **self._changed_points}
             self._touched = {**batch.touched, **self._touched}
             self.changed.notify_all()
 
@@ -284,18 +332,28 @@ class Ledger:
                 file.is_saved, file.has_failed = False, True
                 self._forget(file)
                 self.counts.dropped += 1
+            self._delete_retired(lambda file: root in (None, file.address.root))
+            for file in self.deleting.values():
+                if root in (None, file.address.root):
+                    file.is_saved, file.has_failed = False, True  # none of them is used again
             for name in [name for name, record in self.points.items() if root in (None, record.address.root)]:
                 del self.points[name]
                 self._changed_points.pop(name, None)
             self._touched = {file: None for file in self._touched if root not in (None, file.address.root)}
 
-    def take_deleting(self, root: bytes | None) -> list[bytes]:
-        """The names of what is to be deleted, or of one root's part of it."""
+    def make_clearing(self, root: bytes | None) -> Batch:
+        """A batch in place of all rows of a root, or of all: what is to be deleted, and what was saved since `clear`."""
         with self.changed:
-            names = [name for name, file in self.deleting.items() if root in (None, file.address.root)]
-            for name in names:
-                self.leaving_bytes -= self.deleting.pop(name).nbytes
-            return names
+            removed = {name: file for name, file in self.deleting.items() if root in (None, file.address.root)}
+            for name in removed:
+                del self.deleting[name]
+            saved = [
+                (name, file) for name, file in self.live.items() if file.is_saved and root in (None, file.address.root)
+            ]
+            points = {
+                name: record for name, record in self.points.items() if root in (None, record.address.root)
+            }  # those that have changed are written once more with the next batch
+            return Batch(Changes([], saved, dict(points), []), (), removed, (), {})
 
     def check(self) -> None:
         """Assert what the module promises."""
@@ -304,6 +362,8 @@ class Ledger:
             assert all(self.deleting[name].has_failed for name in self.live.keys() & self.deleting.keys())
             assert self.claimed_bytes == sum(file.nbytes for file in self.live.values())
             assert self.pending_bytes == sum(write.file.nbytes for write in self.pending.values())
+            assert not self.retired.keys() & (self.live.keys() | self.deleting.keys())
+            assert all(self._holds[file.address.root] for file in self.retired.values())
             assert self.leaving_bytes >= sum(file.nbytes for file in self.deleting.values())
 
     def _forget(self, file: DiskFile) -> bool:
@@ -315,18 +375,30 @@ class Ledger:
         self.claimed_bytes -= file.nbytes
         if self.pending.pop(name, None) is not None:
             self.pending_bytes -= file.nbytes
+        elif file.is_saved and self._holds[file.address.root]:
+            self.retired[name] = file
         else:
-            self.deleting[name] = file
-            self.leaving_bytes += file.nbytes
+            self._delete(name, file)
         return True
 
+    def _delete(self, name: bytes, file: DiskFile) -> None:
+        self.deleting[name] = file
+        self.leaving_bytes += file.nbytes
+
+    def _delete_retired(self, is_meant: Callable[[DiskFile], bool]) -> None:
+        for name, file in [(name, file) for name, file in self.retired.items() if is_meant(file)]:
+            del self.retired[name]
+            self._delete(name, file)
+
     def _revive(self, name: bytes) -> DiskFile | None:
-        """A file that was about to be deleted is live again."""
-        file = self.deleting.get(name)
-        if file is None or file.has_failed:
-            return None
-        del self.deleting[name]
-        self.leaving_bytes -= file.nbytes
+        """A file that was about to be deleted, or is only held, is live again."""
+        file = self.retired.pop(name, None)
+        if file is None:
+            file = self.deleting.get(name)
+            if file is None or file.has_failed:
+                return None
+            del self.deleting[name]
+            self.leaving_bytes -= file.nbytes
         self.live[name] = file
         self.claimed_bytes += file.nbytes
         return file

@@ -17,6 +17,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
@@ -104,6 +105,12 @@ class PageFiles:
 
         Any thread may read.
         """
+        with self.open_payload(name, address) as payload:
+            return payload.read(keep_reading)
+
+    @contextlib.contextmanager
+    def open_payload(self, name: bytes, address: Address) -> Iterator[Payload]:
+        """The payload of a file, to be read inside the context, after its header was checked; raises DiskMiss."""
         file = self.path(name)
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -112,11 +119,9 @@ class PageFiles:
         except OSError as error:
             raise DiskMiss(UNREADABLE, str(error)) from None
         try:
-            return self._read_payload(descriptor, address, keep_reading)
-        except OSError as error:
-            raise DiskMiss(UNREADABLE, f"{file}: {error}") from None
-        except DiskMiss as miss:
-            raise DiskMiss(miss.reason, f"{file}: {miss.detail}") from None
+            with _naming(file):
+                payload_bytes, payload_crc = self._read_header(descriptor, address)
+            yield Payload(file, descriptor, payload_bytes, payload_crc)
         finally:
             os.close(descriptor)
 
@@ -141,7 +146,8 @@ class PageFiles:
         finally:
             os.close(descriptor)
 
-    def _read_payload(self, descriptor: int, address: Address, keep_reading: KeepReading) -> bytearray:
+    def _read_header(self, descriptor: int, address: Address) -> tuple[int, int]:
+        """The number of bytes and the checksum of the payload, which follows."""
         size = os.fstat(descriptor).st_size
         prefix = _read_exactly(descriptor, _PREFIX.size)
         magic, header_bytes, header_crc = _PREFIX.unpack(prefix)
@@ -158,10 +164,53 @@ class PageFiles:
         expected = _PREFIX.size + header_bytes + payload_bytes
         if size != expected:
             raise DiskMiss(TRUNCATED if size < expected else DAMAGED, f"{size} of {expected} bytes")
-        payload = _read_exactly(descriptor, payload_bytes, keep_reading)
-        if crc32(payload) != payload_crc:
+        return payload_bytes, payload_crc
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The payload of an open file: `nbytes` bytes that should have the checksum `crc`. It is read once."""
+
+    file: Path
+    descriptor: int
+    nbytes: int
+    crc: int
+
+    def read(self, keep_reading: KeepReading = always) -> bytearray:
+        """All of it; raises DiskMiss if it is not what it should be, or DiskSlow if it is not to go on."""
+        with _naming(self.file):
+            content = _read_exactly(self.descriptor, self.nbytes, keep_reading)
+            self._require_crc(crc32(content))
+        return content
+
+    def pieces(self, buffer: bytearray) -> Iterator[memoryview]:
+        """All of it, piece by piece, each in the same buffer; raises DiskMiss, after the last piece at the latest."""
+        done, crc = 0, 0
+        while done < self.nbytes:
+            with _naming(self.file):
+                count = read_into(self.descriptor, memoryview(buffer)[: self.nbytes - done])
+                if not count:
+                    raise DiskMiss(TRUNCATED, f"it ends {self.nbytes - done} bytes early")
+            piece = memoryview(buffer)[:count]
+            done, crc = done + count, crc32(piece, crc)
+            yield piece
+        with _naming(self.file):
+            self._require_crc(crc)
+
+    def _require_crc(self, crc: int) -> None:
+        if crc != self.crc:
             raise DiskMiss(DAMAGED, "the checksum of its payload is wrong")
-        return payload
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Turn failures to read a file into misses, and name it."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskMiss(UNREADABLE, f"{file}: {error}") from None
+    except DiskMiss as miss:
+        raise DiskMiss(miss.reason, f"{file}: {miss.detail}") from None
 
 
 def _read_exactly(descriptor: int, num_bytes: int, keep_reading: KeepReading = always) -> bytearray:

@@ -6,24 +6,26 @@ index committed, then unlinked. Killed between any two of these, the index knows
 not know are collected after the next start.
 
 A failing disk never stops the thread: what could not be written has failed, writing backs off for a growing time, and
-deletions are tried again.
+deletions are tried again. The thread also measures what only the file system knows, because that may hang: the free space.
 """
 
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
+from bough.cache.disk import page_files
 from bough.cache.disk.errors import Warnings
 from bough.cache.disk.index import Index, Rejected
 from bough.cache.disk.ledger import Batch, Ledger, Write
 from bough.cache.disk.page_files import PageFiles
+from bough.cache.tree.address import DiskFile
 from bough.system.threads import lower_priority
 
 log = logging.getLogger(__name__)
@@ -34,17 +36,21 @@ TOUCH_WITHIN_S = 2.0
 COLLECT_AFTER_S = 1.0  # a start has better things to do
 STOP_WITHIN_S = 60.0
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
+MEASURE_AFTER_S = 1.0
 
 
 class _Task(Enum):
     STOP = auto()
     CLEAR = auto()
     BATCH = auto()
+    MEASURE = auto()
     COLLECT = auto()
 
 
 @dataclass(eq=False)
-class _Clearing:
+class Clearing:
+    """Something that is to be deleted for good: one root's files and points, or all."""
+
     root: bytes | None
     done: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
@@ -53,21 +59,24 @@ class _Clearing:
 class Writer:
     """Carries out what the ledger has queued, from `start` to `stop`.
 
-    `used_bytes` is what the page files take now, `num_unlinked` how many were to be deleted so far. `is_failing` tells that
-    a write failed and none has succeeded since.
+    `used_bytes` is what the page files take now, `index_bytes` what the index took when it was last measured. `is_failing`
+    tells that a write failed and none has succeeded since.
     """
 
-    def __init__(self, ledger: Ledger, index: Index, files: PageFiles, warnings: Warnings) -> None:
+    def __init__(self, ledger: Ledger, index: Index, files: PageFiles, warnings: Warnings, folder: Path) -> None:
         self._ledger = ledger
         self._index = index
         self._files = files
         self._warnings = warnings
+        self._folder = folder
         self._sizes = {name: file.nbytes for pool in (ledger.live, ledger.deleting) for name, file in pool.items()}
         self.used_bytes = sum(self._sizes.values())
-        self.num_unlinked = 0
+        self.index_bytes = 0
+        self._measured_at = 0.0
+        self._is_measurement_wanted = False
         self._orphans: Iterator[list[tuple[str, bytes | None]]] | None = files.names()
         self._collect_at = time.monotonic() + COLLECT_AFTER_S
-        self._clearings: list[_Clearing] = []
+        self._clearings: list[Clearing] = []
         self._num_flushing = 0
         self._num_failed = 0  # of all writes up to the last flush
         self._is_stopping = self._is_busy = False
@@ -81,6 +90,7 @@ class Writer:
         return self._thread.is_alive()
 
     def start(self) -> None:
+        self._measure()
         self._thread.start()
 
     def stop(self) -> bool:
@@ -117,16 +127,39 @@ class Writer:
             failed_before, self._num_failed = self._num_failed, ledger.counts.failed_writes
             return self.is_alive and self._is_idle() and failed_before == self._num_failed
 
-    def clear(self, root: bytes | None) -> None:
-        """Delete everything, or one root's, for good, and wait for it; raises OSError or sqlite3.Error if it failed."""
-        clearing = _Clearing(root)
+    def settle(self, root: bytes | None) -> bool:
+        """Wait until what a root, or any, has to be written now is written or has failed; False if something has."""
+        files = self._ledger.unsettled(root)
+        left = deque(files)
+
+        def is_done() -> bool:
+            while left and (left[0].is_saved or left[0].has_failed or not left[0].num_users):
+                left.popleft()
+            return not left
+
+        return self.wait_for(is_done, None) and not any(file.has_failed for file in files)
+
+    def clear(self, root: bytes | None) -> Clearing:
+        """Forget everything, or one root's, at once, and delete it for good soon."""
+        clearing = Clearing(root)
         with self._ledger.changed:
+            self._ledger.clear(root)
             self._clearings.append(clearing)
             self._ledger.changed.notify_all()
-            if not self.wait_for(clearing.done.is_set, None):
-                raise OSError("the thread that writes has ended")
+        return clearing
+
+    def wait_cleared(self, clearing: Clearing) -> None:
+        """Wait until all that was to be cleared is deleted; raises OSError or sqlite3.Error if that failed."""
+        if not self.wait_for(clearing.done.is_set, None):
+            raise OSError("the thread that writes has ended")
         if clearing.error is not None:
             raise clearing.error
+
+    def want_measurement(self) -> None:
+        """Let the free space be measured soon, if that was not done within the last second; called under the lock."""
+        if not self._is_measurement_wanted and time.monotonic() >= self._measured_at + MEASURE_AFTER_S:
+            self._is_measurement_wanted = True
+            self._ledger.changed.notify_all()
 
     @property
     def _is_backing_off(self) -> bool:
@@ -164,6 +197,8 @@ class Writer:
             return _Task.BATCH
         if self._is_stopping:
             return _Task.STOP
+        if self._is_measurement_wanted:
+            return _Task.MEASURE
         return _Task.COLLECT if self._is_collecting_due() else None
 
     def _is_touch_due(self) -> bool:
@@ -184,6 +219,8 @@ class Writer:
     def _run_task(self, task: _Task) -> None:
         if task is _Task.CLEAR:
             self._clear(self._clearings[0])
+        elif task is _Task.MEASURE:
+            self._measure()
         elif task is _Task.COLLECT:
             self._collect_orphans()
         else:
@@ -260,8 +297,19 @@ class Writer:
             self._note_rejected(batch, rejected)
         kept = {name for name, _ in batch.changes.saved if name not in rejected}
         self._remove([name for name in batch.removed if name not in kept])
-        self._ledger.note_deleted(batch.removed.values())
+        self._measure(batch.removed.values())
         return True
+
+    def _measure(self, deleted: Iterable[DiskFile] = ()) -> None:
+        """Note what the file system has free now, after these files were deleted, and what the index takes."""
+        try:
+            free_bytes = page_files.free_bytes(self._folder)
+            self.index_bytes = self._index.nbytes
+        except OSError:
+            free_bytes = 0
+        with self._ledger.changed:
+            self._ledger.note_measured(free_bytes, deleted)
+            self._measured_at, self._is_measurement_wanted = time.monotonic(), False
 
     def _note_rejected(self, batch: Batch, rejected: Rejected) -> None:
         """Say that the index cannot hold some rows, and delete their files; the rest of the batch is safe."""
@@ -285,18 +333,24 @@ class Writer:
                 self._note_size(name, 0)
             except OSError as error:
                 failure = error
-        self.num_unlinked += len(names)
         return failure
 
-    def _clear(self, clearing: _Clearing) -> None:
+    def _clear(self, clearing: Clearing) -> None:
+        """Remove all rows of what was cleared, then its files. What was saved since comes back to the index."""
+        batch = self._ledger.make_clearing(clearing.root)
+        kept = {name for name, _ in batch.changes.saved}
         try:
-            self._ledger.clear(clearing.root)
             self._index.clear(clearing.root)
-            clearing.error = self._unlink(self._ledger.take_deleting(clearing.root))
+            if batch.changes:
+                self._index.apply(batch.changes)
+        except Exception as error:
+            self._ledger.roll_back(batch)
+            clearing.error = error
+        else:
+            clearing.error = self._unlink([name for name in batch.removed if name not in kept])
+            self._measure(batch.removed.values())
             while self._orphans:
                 self._collect_orphans()
-        except (OSError, sqlite3.Error) as error:
-            clearing.error = error
         finally:
             with self._ledger.changed:
                 self._clearings.remove(clearing)

@@ -3,19 +3,22 @@
 Where a tier lies below, content is demoted: device → host → disk. Where none does, or it has no room, content is dropped: a
 leaf loses its tail, or a restore point goes. Making room below may in turn demote or drop something there, and change the
 node that room was made for: then that node is looked at again.
+
+Nothing here waits for the disk. Content that is not written yet is queued for writing and set aside, and other content that
+is written goes first; only if there is none is the least valuable dropped. What was set aside comes back to its place in
+the order when the first eviction after its write begins.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
-from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, saved_file
+from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, is_pending, saved_file
 from bough.cache.residency.order import Candidate, Order
 from bough.cache.residency.policy import (
     LRU,
@@ -31,15 +34,13 @@ from bough.cache.residency.policy import (
     tail_start,
 )
 from bough.cache.residency.rates import Clock
+from bough.cache.steps import Steps
 from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Item, Kind, Tier
 from bough.errors import EngineError
 
 log = logging.getLogger(__name__)
-
-BACK_OFF_S = 30.0
-"""After a disk has not written a page in time, evictions do not wait for it so long; what is not saved is dropped."""
 
 MAX_REFUSED = 256
 """With so many candidates that could not be evicted, stale ones are forgotten; the next time at twice what is left."""
@@ -53,6 +54,14 @@ class EvictionCounts:
     tokens: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
+
+
+class _Outcome(Enum):
+    """What became of a candidate. A waiting one was set aside until it is written."""
+
+    EVICTED = auto()
+    WAITING = auto()
+    REFUSED = auto()
 
 
 class Evictor:
@@ -78,7 +87,6 @@ class Evictor:
         self._clock = clock or Clock()
         self._refused: list[tuple[Tier, Candidate, int]] = []
         self._refused_limit = MAX_REFUSED
-        self._back_off_until = 0.0  # until then no eviction waits for the disk
         self._host_bytes = memory.host_budget_bytes
         self._tiers = [Tier.DEVICE] + [Tier.HOST] * bool(self._host_bytes) + [Tier.DISK] * bool(memory.disk)
 
@@ -104,15 +112,33 @@ class Evictor:
             return None
         return classify(node, self._step_tokens, needs_points=self.needs_points)
 
-    def evict_one(self, tier: Tier = Tier.DEVICE, trie: SaltTrie | None = None) -> bool:
-        """Evict the least valuable content of a tier, or of one trie in it; False if nothing may be evicted."""
+    def evict_one(self, tier: Tier = Tier.DEVICE, trie: SaltTrie | None = None, *, spares_waiting: bool = False) -> bool:
+        """Evict the least valuable content of a tier, or of one trie in it; False if nothing may be evicted.
+
+        With `spares_waiting`, what still waits to be written is not dropped.
+        """
+        while (written := self.order.take_settled()) is not None:
+            self.offer(written.trie, written.node)
         while (candidate := self.order.take(tier, trie)) is not None:
-            if self._evict(tier, candidate):
+            outcome = self._evict(tier, candidate)
+            if outcome is _Outcome.EVICTED:
                 return True
-            self._note_refused(tier, candidate)
+            if outcome is _Outcome.REFUSED:
+                self._note_refused(tier, candidate)
         if self._evict_refused(tier, trie):
             return True
-        return len(self._tiers) > 1 and tier is not Tier.DISK and self._free_stuck(tier, trie)
+        if spares_waiting or len(self._tiers) == 1 or tier is Tier.DISK:
+            return False
+        return self._evict_waiting(tier, trie) or self._free_stuck(tier, trie)
+
+    def _evict_waiting(self, tier: Tier, trie: SaltTrie | None) -> bool:
+        """When nothing is left that is written: let the least valuable of what waits take the place of waiting content on
+        the host, or else drop it. What can be neither stays set aside until it is written.
+        """
+        while (candidate := self.order.take(tier, trie, is_waiting=True)) is not None:
+            if self._demote_to_host(tier, candidate, spares_waiting=False) or self._drop(candidate):
+                return True
+        return False
 
     def _note_refused(self, tier: Tier, candidate: Candidate) -> None:
         """Remember a candidate that could not be evicted now; those that were offered again since are forgotten."""
@@ -130,9 +156,10 @@ class Evictor:
             if candidate.node.stamp != stamp:
                 continue  # it has been offered since
             is_meant = not has_evicted and where is tier and trie in (None, candidate.trie)
-            if is_meant and self._evict(tier, candidate):
+            outcome = self._evict(tier, candidate) if is_meant else _Outcome.REFUSED
+            if outcome is _Outcome.EVICTED:
                 has_evicted = True
-            elif candidate.node.stamp == stamp:
+            elif outcome is _Outcome.REFUSED and candidate.node.stamp == stamp:
                 self._refused.append(entry)
         return has_evicted
 
@@ -153,15 +180,16 @@ class Evictor:
     def _is_evictable(self, node: Node) -> bool:
         return classify(node, self._step_tokens, needs_points=self.needs_points) is not None
 
-    def _evict(self, tier: Tier, candidate: Candidate) -> bool:
+    def _evict(self, tier: Tier, candidate: Candidate) -> _Outcome:
         if tier is Tier.DISK:
             return self._evict_files(candidate)
         if tier is not self._tiers[-1]:
-            if self._demote(tier, candidate):
-                return True
+            outcome = self._demote(tier, candidate)
+            if outcome is not _Outcome.REFUSED:
+                return outcome
             if not self._demotable(tier, candidate):
-                return False  # a lane stands on all that it has there: dropping what lies below would free nothing
-        return self._drop(candidate)
+                return outcome  # a lane stands on all that it has there: dropping what lies below would free nothing
+        return _Outcome.EVICTED if self._drop(candidate) else _Outcome.REFUSED
 
     def _drop(self, candidate: Candidate) -> bool:
         """Drop the least valuable part of a node."""
@@ -211,11 +239,16 @@ class Evictor:
         if parent.is_root:
             self.forget_if_empty(trie)
 
-    def clear(self, trie: SaltTrie) -> None:
-        """Drop everything of a trie that no busy lane stands on."""
-        trie.clear()
+    def clear(self, trie: SaltTrie) -> Steps[None]:
+        """Drop everything of a trie that no busy lane stands on. What requests add meanwhile may stay."""
+        nodes = []
         for node in trie.walk():
-            self.offer(trie, node)
+            nodes.append(node)
+            yield
+        for node in reversed(nodes):
+            if trie.clear_leaf(node):
+                self.offer(trie, node)
+            yield
         self.forget_if_empty(trie)
 
     def forget_if_empty(self, trie: SaltTrie) -> None:
@@ -238,30 +271,33 @@ class Evictor:
                 node = trie.merge(node)
         self.offer(trie, node)
 
-    def _demote(self, tier: Tier, candidate: Candidate) -> bool:
-        """Move the tail of what a node holds in a tier to the next one that takes it; True if something has changed."""
+    def _demote(self, tier: Tier, candidate: Candidate) -> _Outcome:
+        """Move the tail of what a node holds in a tier to the next one that takes it; evicted if something has changed."""
+        if self.memory.disk is not None:
+            if self._demote_to_host(tier, candidate, spares_waiting=True):
+                return _Outcome.EVICTED
+            outcome = self._to_disk(tier, candidate)
+            if outcome is not _Outcome.REFUSED:
+                return outcome
+        is_changed = self._demote_to_host(tier, candidate, spares_waiting=False)
+        return _Outcome.EVICTED if is_changed else _Outcome.REFUSED
+
+    def _demote_to_host(self, tier: Tier, candidate: Candidate, *, spares_waiting: bool) -> bool:
+        """Move the tail of what a node holds on the device to the host, and make room there; True if something changed."""
         node, stamp = candidate.node, candidate.node.stamp
-        items = self._demotable(tier, candidate)
-        if tier is Tier.DEVICE and self._host_bytes and items:
-            has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
-            if node.stamp != stamp:
-                return True
-            if has_room and self._to_host(candidate, items):
-                return True
-            items = self._demotable(tier, candidate)
-        if self.memory.disk is not None and items:
-            return self._to_disk(candidate, items) or node.stamp != stamp
-        return False
+        items = self._demotable(tier, candidate) if tier is Tier.DEVICE and self._host_bytes else []
+        if not items:
+            return False
+        nbytes = sum(item.nbytes for item in items)
+        has_room = self.make_host_room(nbytes, candidate.trie, spares_waiting=spares_waiting)
+        return node.stamp != stamp or (has_room and self._to_host(candidate, items, spares_waiting=spares_waiting))
 
     def demote_one(self) -> bool:
         """Demote the least valuable content of the device to the host, if that takes it; nothing is dropped."""
         while (candidate := self.order.take(Tier.DEVICE)) is not None:
-            items = self._demotable(Tier.DEVICE, candidate)
-            if not items:  # a lane stands on it; it is offered again when that ends
+            if not self._demotable(Tier.DEVICE, candidate):  # a lane stands on it; it is offered again when that ends
                 continue
-            stamp = candidate.node.stamp
-            has_room = self.make_host_room(sum(item.nbytes for item in items), candidate.trie)
-            if candidate.node.stamp != stamp or (has_room and self._to_host(candidate, items)):
+            if self._demote_to_host(Tier.DEVICE, candidate, spares_waiting=True):
                 return True
             self.offer(candidate.trie, candidate.node)
             return False
@@ -272,17 +308,28 @@ class Evictor:
         if candidate.kind is EvictionClass.REDUNDANT_POINT:
             point = redundant_point(node)
             return [state for state in point.states.values() if state.tier is tier] if point else []
-        take_kept = candidate.kind is EvictionClass.KEPT_TAIL
-        return tail_items(node, tier, self.page_tokens, held_to=self._forest.held_to(node), take_kept=take_kept)
+        return self._tail(tier, candidate)
 
-    def _to_host(self, candidate: Candidate, items: list[Item]) -> bool:
+    def _tail(self, tier: Tier, candidate: Candidate, *, is_saved: bool = False) -> list[Item]:
+        """The last page of a node with something in a tier that no lane stands on, and that is saved, if asked."""
+        node, take_kept = candidate.node, candidate.kind is EvictionClass.KEPT_TAIL
+        return tail_items(
+            node,
+            tier,
+            self.page_tokens,
+            held_to=self._forest.held_to(node),
+            take_kept=take_kept,
+            is_wanted=lambda item: not is_saved or saved_file(item) is not None,
+        )
+
+    def _to_host(self, candidate: Candidate, items: list[Item], *, spares_waiting: bool) -> bool:
         """Move items to the host; where the engine has no memory for them, something there is evicted first, once."""
         memory, node = candidate.trie.memory, candidate.node
         moved = [item.nbytes for item in items if memory.demote_to_host(item)]
         self.counts.host_bytes += sum(moved)
         if not moved:
             stamp = node.stamp
-            if not self.evict_one(Tier.HOST) or node.stamp != stamp:
+            if not self.evict_one(Tier.HOST, spares_waiting=spares_waiting) or node.stamp != stamp:
                 return node.stamp != stamp
             moved = [item.nbytes for item in items if memory.demote_to_host(item)]
         if moved:
@@ -293,11 +340,13 @@ class Evictor:
         """How much of a budget one salt may have."""
         return int(self._salt_share * budget_bytes)
 
-    def make_share(self, tier: Tier, trie: SaltTrie, nbytes: int, budget_bytes: int) -> bool:
+    def make_share(
+        self, tier: Tier, trie: SaltTrie, nbytes: int, budget_bytes: int, *, spares_waiting: bool = False
+    ) -> bool:
         """Make room for so many bytes in the share of a trie's salt, by evicting its own; False if that cannot be done."""
         share = self.share_of(budget_bytes)
         while self._salt_share < 1 and trie.memory.used_bytes(tier) + nbytes > share:
-            if nbytes > share or not self.evict_one(tier, trie):
+            if nbytes > share or not self.evict_one(tier, trie, spares_waiting=spares_waiting):
                 return False
         return True
 
@@ -306,56 +355,55 @@ class Evictor:
         free_share = self.share_of(self._host_bytes) - trie.memory.used_bytes(Tier.HOST)
         return min(free_share, self._host_bytes - self.memory.used_bytes(Tier.HOST))
 
-    def make_host_room(self, nbytes: int, trie: SaltTrie) -> bool:
+    def make_host_room(self, nbytes: int, trie: SaltTrie, *, spares_waiting: bool = False) -> bool:
         """Make room on the host for so many bytes; False if that cannot be done."""
-        if not self.make_share(Tier.HOST, trie, nbytes, self._host_bytes):
+        if not self.make_share(Tier.HOST, trie, nbytes, self._host_bytes, spares_waiting=spares_waiting):
             return False
         while self.memory.used_bytes(Tier.HOST) + nbytes > self._host_bytes:
-            if nbytes > self._host_bytes or not self.evict_one(Tier.HOST):
+            if nbytes > self._host_bytes or not self.evict_one(Tier.HOST, spares_waiting=spares_waiting):
                 return False
         return True
 
-    def _to_disk(self, candidate: Candidate, items: list[Item]) -> bool:
-        """Demote items that are saved, or can be saved now, to the disk; True if any could."""
-        node, trie = candidate.node, candidate.trie
-        memory, stamp, has_left = trie.memory, candidate.node.stamp, False
-        for item in items:
-            is_saved = self._is_saved(trie, node, item)
-            if node.stamp != stamp:  # making room on disk has changed the node
-                return True
-            if not is_saved:
-                continue
-            self.counts.disk_bytes += item.nbytes
-            memory.demote_to_disk(item)
-            has_left = True
-        if has_left:
+    def _to_disk(self, tier: Tier, candidate: Candidate) -> _Outcome:
+        """Demote what is saved of a node's tail, or else of the rest of it. If nothing is, the tail is queued for writing,
+        ahead of all else, and the node is set aside until it is written.
+        """
+        node, trie, stamp = candidate.node, candidate.trie, candidate.node.stamp
+        items = self._demotable(tier, candidate)
+        saved = [item for item in items if saved_file(item) is not None] or self._tail(tier, candidate, is_saved=True)
+        if saved:
+            self.counts.disk_bytes += sum(item.nbytes for item in saved)
+            for item in saved:
+                trie.memory.demote_to_disk(item)
             self.offer(trie, node)
-        return has_left
+            return _Outcome.EVICTED
+        files = []
+        for item in items:
+            files.append(self._queue_write(trie, node, item))
+            if node.stamp != stamp:  # making room on disk has changed the node
+                return _Outcome.EVICTED
+        return self._wait(tier, candidate, [file for file in files if file is not None])
 
-    def _is_saved(self, trie: SaltTrie, node: Node, item: Item) -> bool:
-        """Whether an item is on disk, after writing it there now if it was not."""
+    def _wait(self, tier: Tier, candidate: Candidate, files: Sequence[DiskFile]) -> _Outcome:
+        """Set a candidate aside until its files are written; refused if there are none."""
+        if files:
+            self.order.wait(tier, candidate, files)
+        return _Outcome.WAITING if files else _Outcome.REFUSED
+
+    def _queue_write(self, trie: SaltTrie, node: Node, item: Item) -> DiskFile | None:
+        """The file that an item is being written to, ahead of all else; None if the disk does not take it."""
         disk = self.memory.disk
         assert disk is not None
-        if saved_file(item) is not None:
-            return True
         file = covering_file(item)
         if file is None:
             stamp = node.stamp
             if not self.make_disk_room(self.memory.file_bytes([item]), trie) or node.stamp != stamp:
-                return False
+                return None
             file = trie.memory.save(
                 item, PathAddresses.of(disk, trie, node).address(item), self._clock.to_wall(node.last_used)
             )
-        return self._wait_for(disk, file)
-
-    def _wait_for(self, disk: Disk, file: DiskFile) -> bool:
-        """Wait until a file is written; after a wait in vain no eviction waits for a while."""
-        if time.monotonic() < self._back_off_until:
-            return file.is_saved
-        is_saved = disk.save(file)
-        if not is_saved and not file.has_failed:
-            self._back_off_until = time.monotonic() + BACK_OFF_S
-        return is_saved
+        disk.prioritize(file)
+        return None if file.has_failed else file
 
     def make_disk_room(self, nbytes: int, trie: SaltTrie) -> bool:
         """Make room on disk for so many bytes; False if that cannot be done, or the disk takes nothing now."""
@@ -368,20 +416,23 @@ class Evictor:
                 return False
         return True
 
-    def _evict_files(self, candidate: Candidate) -> bool:
-        """Evict the tail of what a node has on disk: what is in memory too stays there, else it is dropped."""
+    def _evict_files(self, candidate: Candidate) -> _Outcome:
+        """Evict the tail of what a node has on disk: what is in memory too stays there, else it is dropped.
+
+        Files that are being written stay: two items would push each other's out, and neither would ever be saved.
+        """
         node, trie = candidate.node, candidate.trie
         items = sorted((item for item in node.items() if item.files), key=lambda item: item.span[1])
-        if items and items[-1].tier is Tier.DISK and self._drop(candidate):
-            return True
-        if not items and is_empty_leaf(node):
-            return self._drop(candidate)
+        is_dropped = items[-1].tier is Tier.DISK if items else is_empty_leaf(node)
+        if is_dropped and self._drop(candidate):
+            return _Outcome.EVICTED
         in_memory = [item for item in items if item.tier is not Tier.DISK]
-        if not in_memory:
-            return False
-        trie.memory.drop_files(in_memory[-1])
+        written = [item for item in in_memory if not any(is_pending(file) for file in item.files)]
+        if not written:
+            return self._wait(Tier.DISK, candidate, [file for item in in_memory for file in item.files if is_pending(file)])
+        trie.memory.drop_files(written[-1])
         self.offer(trie, node)
-        return True
+        return _Outcome.EVICTED
 
 
 def _below(node: Node) -> Iterator[Node]:

@@ -243,7 +243,7 @@ class Account:
 
     def drop_replaced(self) -> None:
         """Drop the files that newer ones have replaced, and those that failed, as far as writing has come."""
-        while self._saving and not any(_is_pending(file) for file in self._saving[0].files):
+        while self._saving and not any(is_pending(file) for file in self._saving[0].files):
             self.drop_useless(self._saving.popleft())
 
     def drop_useless(self, item: Item) -> None:
@@ -302,7 +302,8 @@ class Account:
         return kept
 
 
-def _is_pending(file: DiskFile) -> bool:
+def is_pending(file: DiskFile) -> bool:
+    """Whether a file is still to be written."""
     return not file.is_saved and not file.has_failed
 
 

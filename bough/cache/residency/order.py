@@ -1,17 +1,20 @@
 """The order of eviction: for each tier a heap of nodes, the least valuable first.
 
 Deletion is lazy: a node is entered again whenever something about it changes, which makes its older entries stale. Taking
-the next one costs O(log n) of the number of nodes.
+the next one costs O(log n) of the number of nodes. Candidates whose content is not written to disk yet wait in heaps of
+their own, and in a queue in the order of writing; they are entered again as soon as their writes are settled.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bough.cache.residency.memory import SaltTrie
 from bough.cache.residency.policy import EvictionClass, Key, Policy
+from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Tier
 
@@ -51,13 +54,37 @@ def _is_fresh(entry: _Entry) -> bool:
     return entry[4].stamp == entry[3]
 
 
+MAX_WAITING = 256
+"""With so many candidates that wait for writes, stale ones are forgotten; the next time at twice what is left."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A candidate, as it was when the writes of these files were asked for."""
+
+    candidate: Candidate
+    stamp: int
+    files: Sequence[DiskFile]
+
+    @property
+    def is_stale(self) -> bool:
+        return self.candidate.node.stamp != self.stamp
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each file is written, has failed, or is no longer wanted."""
+        return all(file.is_saved or file.has_failed or not file.num_users for file in self.files)
+
+
 class Order:
     """Candidates by tier, over all tries and, where salts have shares, for each trie."""
 
     def __init__(self, policy: Policy, *, by_trie: bool = False) -> None:
         self.policy = policy
         self._by_trie = by_trie
-        self._heaps: dict[tuple[Tier, SaltTrie | None], _Heap] = defaultdict(_Heap)
+        self._heaps: dict[tuple[Tier, SaltTrie | None, bool], _Heap] = defaultdict(_Heap)  # True: those that wait
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_limit = MAX_WAITING
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -65,15 +92,34 @@ class Order:
 
     def enter(self, tier: Tier, kind: EvictionClass, trie: SaltTrie, node: Node) -> None:
         """Enter a node as it is now; entries from before its last change are stale."""
-        self._sequence += 1
-        entry = (kind, self.policy.key(node), self._sequence, node.stamp, node, trie)
-        self._heaps[tier, None].push(entry)
-        if self._by_trie:
-            self._heaps[tier, trie].push(entry)
+        self._push(tier, Candidate(kind, node, trie), is_waiting=False)
 
-    def take(self, tier: Tier, trie: SaltTrie | None = None) -> Candidate | None:
-        """The least valuable candidate, which is taken out; of one trie only, if asked."""
-        heap = self._heaps[tier, trie]
+    def _push(self, tier: Tier, candidate: Candidate, *, is_waiting: bool) -> None:
+        node, trie = candidate.node, candidate.trie
+        self._sequence += 1
+        entry = (candidate.kind, self.policy.key(node), self._sequence, node.stamp, node, trie)
+        self._heaps[tier, None, is_waiting].push(entry)
+        if self._by_trie:
+            self._heaps[tier, trie, is_waiting].push(entry)
+
+    def wait(self, tier: Tier, candidate: Candidate, files: Sequence[DiskFile]) -> None:
+        """Set a candidate that was taken out aside, until these files are written or have failed."""
+        self._push(tier, candidate, is_waiting=True)
+        if len(self._waiting) >= self._waiting_limit:
+            self._waiting = deque(each for each in self._waiting if not each.is_stale)
+            self._waiting_limit = max(MAX_WAITING, 2 * len(self._waiting))
+        self._waiting.append(_Waiting(candidate, candidate.node.stamp, files))
+
+    def take_settled(self) -> Candidate | None:
+        """The next candidate whose writes are settled, in the order of writing. Costs what is settled or stale."""
+        while self._waiting and (self._waiting[0].is_stale or self._waiting[0].is_settled):
+            if not (each := self._waiting.popleft()).is_stale:
+                return each.candidate
+        return None
+
+    def take(self, tier: Tier, trie: SaltTrie | None = None, *, is_waiting: bool = False) -> Candidate | None:
+        """The least valuable candidate, which is taken out; of one trie only, or of those that wait, if asked."""
+        heap = self._heaps[tier, trie, is_waiting]
         while heap.entries:
             entry = heapq.heappop(heap.entries)
             if _is_fresh(entry):
@@ -82,7 +128,7 @@ class Order:
 
     def peek(self, tier: Tier) -> Candidate | None:
         """The candidate that would be taken next."""
-        heap = self._heaps[tier, None]
+        heap = self._heaps[tier, None, False]
         while heap.entries and not _is_fresh(heap.entries[0]):
             heapq.heappop(heap.entries)
         return (
@@ -92,7 +138,8 @@ class Order:
     def forget(self, trie: SaltTrie) -> None:
         """Drop the heaps of a trie that was removed."""
         for tier in Tier:
-            self._heaps.pop((tier, trie), None)
+            for is_waiting in (False, True):
+                self._heaps.pop((tier, trie, is_waiting), None)
 
     def use_policy(self, policy: Policy) -> None:
         """Sort by another policy from now on; nothing happens if it is the one in force."""

@@ -80,30 +80,47 @@ def tail_start(node: Node, page_tokens: int, *, needs_points: bool, take_kept: b
     return min(node.end, max(border, floor))
 
 
-def tail_items(node: Node, tier: Tier, page_tokens: int, *, held_to: int, take_kept: bool) -> list[Item]:
-    """What may be demoted from a tier next: all of the last page of this node that has something in that tier.
+def _is_any(item: Item) -> bool:
+    return True
+
+
+def tail_items(
+    node: Node,
+    tier: Tier,
+    page_tokens: int,
+    *,
+    held_to: int,
+    take_kept: bool,
+    is_wanted: Callable[[Item], bool] = _is_any,
+) -> list[Item]:
+    """What may be demoted from a tier next: all of the last page of this node that has something wanted in that tier.
 
     Rows below `held_to` stay, because busy lanes stand on them, and so does what a lane is adopting; kept rows and points
     stay without `take_kept`.
     """
     floor = 0 if take_kept else node.deepest_point(node.end, kept=True) or 0
-    end = max(_last_ends(node, tier, floor, held_to), default=0)
+    end = max(_last_ends(node, tier, floor, held_to, is_wanted), default=0)
     border = (end - 1) // page_tokens * page_tokens
-    return [item for item in _tail_to(node, tier, max(floor, border)) if not _is_held(node, item, held_to)] if end else []
+    tail = _tail_to(node, tier, max(floor, border)) if end else ()
+    return [item for item in tail if is_wanted(item) and not _is_held(node, item, held_to)]
 
 
-def _last_ends(node: Node, tier: Tier, floor: int, held_to: int) -> Iterator[int]:
-    """Where the last item of each kind ends that lies in a tier, above `floor`, and may be demoted."""
+def _last_ends(
+    node: Node, tier: Tier, floor: int, held_to: int, is_wanted: Callable[[Item], bool] = _is_any
+) -> Iterator[int]:
+    """Where the last wanted item of each kind ends that lies in a tier, above `floor`, and may be demoted."""
     for pages in node.pages.values():
         for page in reversed(pages):
             if page.end <= floor or (page.group.kind is Kind.FULL and page.start < held_to):
                 break
-            if page.tier is tier and not _is_held(node, page, held_to):
+            if page.tier is tier and is_wanted(page) and not _is_held(node, page, held_to):
                 yield page.end
                 break
     for point in node.points.values():
         for state in point.states.values():
-            if point.offset > floor and state.tier is tier and not _is_held(node, state, held_to):
+            if point.offset <= floor or state.tier is not tier or not is_wanted(state):
+                continue
+            if not _is_held(node, state, held_to):
                 yield point.offset
 
 

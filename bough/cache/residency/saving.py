@@ -1,6 +1,6 @@
 """Saving: pages, states and restore points are handed to the disk, whose own thread writes them.
 
-Nothing waits for a write, except an eviction that needs the memory. What was not used for the time to live expires.
+Nothing waits for a write. What was not used for the time to live expires.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.lanes import LiveSequence
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_file
 from bough.cache.residency.rates import Clock
+from bough.cache.steps import Steps
 from bough.cache.tree.address import PageBorder
 from bough.cache.tree.node import IndexedPoint, Node, Point
 from bough.cache.tree.state import Item, Kind, Tier
@@ -98,9 +99,17 @@ class Saver:
             self._evictor.offer(trie, node)
         disk.touch([file for node in path for item in node.items() for file in item.files], now)
 
-    def save_all(self, trie: SaltTrie) -> None:
-        """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used."""
-        self._save_nodes(trie, list(trie.walk()))
+    def save_all(self, trie: SaltTrie) -> Steps[int]:
+        """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used.
+
+        Returns how many items there were. What requests change meanwhile may be missed.
+        """
+        num_items = 0
+        for node in trie.walk():
+            num_items += len(_unsaved(node.items()))
+            self._save_nodes(trie, [node])
+            yield
+        return num_items
 
     def note_split(self, trie: SaltTrie, tail: Node) -> None:
         """An edge was split above `tail`: the page across the cut became two, and neither may be on disk yet."""

@@ -361,15 +361,20 @@ class Trie(Generic[M]):
             yield node
             stack.extend(reversed(node.children.values()))
 
-    def clear(self) -> None:
-        """Remove everything that no busy lane stands on."""
-        for node in reversed(list(self.walk())):
-            if node.is_root or not node.is_leaf:
-                continue
-            if not node.pins:
-                self.remove(node)
-            elif node.pinned_to < node.end:
-                self.trim(node, node.pinned_to)
+    def holds(self, node: Node) -> bool:
+        """Whether a node that was seen before is still part of its trie, neither removed nor merged into another."""
+        return node is self.root or (node.parent is not None and node.parent.children.get(node.first_token) is node)
+
+    def clear_leaf(self, node: Node) -> bool:
+        """Remove what no busy lane stands on of a node that was seen before, if it is a leaf now; False if it is gone."""
+        if node.is_root or not self.holds(node):
+            return False
+        if node.is_leaf and not node.pins:
+            self.remove(node)
+            return False
+        if node.is_leaf and node.pinned_to < node.end:
+            self.trim(node, node.pinned_to)
+        return True
 
     def check(self) -> None:
         """Assert what the module's docstring says."""

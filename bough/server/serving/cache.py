@@ -1,16 +1,17 @@
 """The cache of the loaded models for the APIs: view, explain, warm, pin, clear, export and import, by the name of a model.
 
 A model is loaded if need be; without a name, the model that was used last is meant. Prompts are encoded in the model's
-threads for prompts. All else runs on its engine's thread, between two steps.
+threads for prompts. What touches the tree runs on its engine's thread, between two steps; clearing, exporting and importing
+wait for the disk on threads of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +30,7 @@ from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.prompting.tools import prepare_messages
 from bough.server.serving.transfers import make_file, require_room
+from bough.system.threads import lower_priority, run_in_thread
 from bough.types import Completion, Prompt, SamplingParams
 
 Result = TypeVar("Result")
@@ -120,7 +122,7 @@ class CacheService:
         names = [each.name for each in self._models.list()] if model is None else [model]
         for name in names:
             async with self._using(name) as loaded:
-                await _call(loaded, partial(loaded.runner.cache.clear, salt))
+                await run_in_thread(loaded.runner.cache.clear, salt)
         return names
 
     async def export(self, model: str | None, salt: str) -> FromModel[Path]:
@@ -131,12 +133,14 @@ class CacheService:
                 file = await asyncio.to_thread(make_file, self._settings)
             except OSError as error:
                 raise Unavailable(f"the archive could not be written: {error.strerror or error}") from error
+            is_unwanted = threading.Event()
             try:
-                await _call(loaded, lambda: loaded.runner.cache.export_file(file, salt))
+                await run_in_thread(_export, loaded, file, salt, is_unwanted)
             except DiskError as error:
                 file.unlink(missing_ok=True)
                 raise Unavailable(str(error).replace(str(file), "the archive")) from error
             except BaseException:
+                is_unwanted.set()
                 file.unlink(missing_ok=True)
                 raise
             return FromModel(loaded.name, file)
@@ -156,6 +160,16 @@ class CacheService:
         latest = [each.name for each in self._models.list()[:1]]
         async with self._models.using(model or next(iter(latest), self._settings.model)) as loaded:
             yield loaded
+
+
+def _export(loaded: LoadedModel, file: Path, salt: str, is_unwanted: threading.Event) -> None:
+    """Export on a thread of its own, which yields to requests; it ends early, without a file, if the client has gone."""
+    lower_priority()
+    try:
+        loaded.runner.cache.export_file(file, salt, is_wanted=lambda: not is_unwanted.is_set())
+    finally:
+        if is_unwanted.is_set():
+            file.unlink(missing_ok=True)
 
 
 async def _encode(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encoded]) -> Encoded:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bough.cache.admin.archive import MANIFEST, export_tree, import_tree, read_manifest
-from bough.cache.disk import Disk, DiskError
-from tests.cache.disk.shelf import Shelf, address_of, content_of, point_of, put, put_path
+from bough.cache.disk import Disk, DiskError, page_files
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
 
 TOKENS = list(range(100, 110))
 
@@ -52,7 +52,7 @@ def test_an_archive_carries_one_salt_to_another_disk(archive: Path, disk: Disk, 
         address_of(other, TOKENS[:8], 8, group=1, salt="mine"),
     }
     assert {disk_file.address for disk_file in other.files()} == expected
-    assert all(other.get(disk_file) == content_of(disk_file.address) for disk_file in other.files())
+    assert all(get(other, disk_file) == content_of(disk_file.address) for disk_file in other.files())
     assert all(disk_file.num_users == 0 for disk_file in other.files())
     assert max(disk_file.last_used for disk_file in other.files()) == 6.0
     (record,) = other.points()
@@ -107,6 +107,50 @@ def test_a_damaged_copy_is_left_out(disk: Disk, shelf: Shelf, other: Disk, tmp_p
     assert (done.num_items, done.num_skipped) == (2, 1)
     back = import_tree(other, tmp_path / "archive.tar")
     assert (back.num_items, back.num_skipped, back.problems) == (2, 1, ("1 items are missing in the archive",))
+
+
+def test_a_copy_that_turns_out_damaged_at_its_end_leaves_the_archive_whole(
+    disk: Disk, shelf: Shelf, other: Disk, tmp_path: Path
+) -> None:
+    put_path(disk, TOKENS)
+    assert disk.flush(10)
+    damaged = shelf.page_files()[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+
+    assert export_tree(disk, tmp_path / "archive.tar").num_skipped == 1
+
+    with tarfile.open(tmp_path / "archive.tar") as archive:
+        assert len(archive.getnames()) == 3  # the manifest, and two of three items
+    assert import_tree(other, tmp_path / "archive.tar").num_items == 2
+    assert disk.num_files == 2 and disk.counts.misses["damaged"] == 1
+
+
+def test_what_is_dropped_while_it_is_exported_is_in_the_archive(
+    disk: Disk, other: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = put_path(disk, TOKENS)
+    assert disk.flush(10)
+    read_into = page_files.read_into
+
+    def drop_and_read(descriptor: int, view: memoryview) -> int:
+        while files:
+            disk.drop(files.pop())
+            assert disk.flush(10)
+        return read_into(descriptor, view)
+
+    monkeypatch.setattr(page_files, "read_into", drop_and_read)
+    assert export_tree(disk, tmp_path / "archive.tar").num_items == 3
+
+    assert import_tree(other, tmp_path / "archive.tar").num_items == 3
+    assert disk.num_files == 0
+
+
+def test_an_export_that_is_no_longer_wanted_ends_and_leaves_nothing(disk: Disk, tmp_path: Path) -> None:
+    put_path(disk, TOKENS)
+    wanted = iter([True, True, False])
+    with pytest.raises(DiskError, match="given up"):
+        export_tree(disk, tmp_path / "archive.tar", is_wanted=lambda: next(wanted))
+    assert list(tmp_path.glob("*archive.tar*")) == []
 
 
 def test_an_import_takes_only_what_there_is_room_for(archive: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from bough.cache.admin.trees import list_trees, make_room, remove_tree, verify_tree
 from bough.cache.disk import Disk, DiskBusy, DiskError
 from bough.cache.disk.index import INDEX
-from tests.cache.disk.shelf import Shelf, address_of, content_of, point_of, put, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_tree_in_use_is_neither_verified_nor_removed(trees: Path) -> None:
         for act in (verify_tree, remove_tree):
             with pytest.raises(DiskBusy):
                 act(folder)
-        assert disk.get(disk.files()[0]) == content_of(disk.files()[0].address)
+        assert get(disk, disk.files()[0]) == content_of(disk.files()[0].address)
 
 
 def test_a_removed_tree_is_gone_and_what_is_not_ours_stays(trees: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from bough.cache.admin.upkeep import change_disk, forget, keep
+from bough.cache.admin.upkeep import change_disk, keep
 from bough.cache.disk import DiskError
 from bough.cache.tree.state import Tier
 from bough.errors import EngineError, LanesBusy
@@ -111,7 +111,7 @@ def test_a_salt_is_forgotten_everywhere_and_the_others_stay(model: str, has_disk
         world.run([1, 2, 3, 4, 5, 6], [7, 8], salt=salt)
     world.cache.flush()
 
-    forget(world.cache, "mine")
+    world.cache.clear("mine")
     world.check()
 
     assert list(world.cache.forest.tries) == ["yours"]
@@ -127,7 +127,7 @@ def test_forgetting_a_salt_that_nobody_has_used_changes_nothing() -> None:
     world = make_world(disk=FakeDisk(2))
     world.run([1, 2, 3, 4])
 
-    forget(world.cache, "nobody")
+    world.cache.clear("nobody")
     world.check()
 
     assert world.known([1, 2, 3, 4]) == 4
@@ -140,7 +140,7 @@ def test_a_salt_that_an_earlier_run_left_on_disk_is_forgotten_though_nobody_has_
     world = make_world(disk=disk.restarted())
     assert world.cache.count_reusable([1, 2, 3, 4, 5], "mine") > 0
 
-    forget(world.cache, "mine")
+    world.cache.clear("mine")
     world.check()
 
     assert not world.cache.forest.tries
@@ -153,7 +153,7 @@ def test_what_a_request_stands_on_is_not_forgotten_under_its_feet(model: str) ->
     world.run([1, 2, 3, 4, 5, 6], salt="mine")
     session = world.begin([1, 2, 3, 4, 5, 6, 7, 8, 9], salt="mine", max_new=4)
 
-    forget(world.cache, "mine")
+    world.cache.clear("mine")
     world.check()
 
     world.prefill(session)
@@ -247,7 +247,7 @@ class UpkeepMachine(TierMachine):
     @rule(salt=salts)
     def forget(self, salt: str) -> None:
         try:
-            forget(self.world.cache, salt)
+            self.world.cache.clear(salt)
         except (EngineError, MemoryError):
             return
         is_used = any(session.salt == salt for session in self.open)

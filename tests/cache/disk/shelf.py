@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,12 +65,33 @@ def put(disk: Disk, address: Address, *, last_used: float = 1.0) -> DiskFile:
     return disk.put(address, lambda: content, len(content), last_used=last_used)
 
 
+def get(disk: Disk, file: DiskFile) -> bytearray:
+    """Read one file and wait for it, as a load would do for many. Raises DiskMiss."""
+    reads = disk.reader.open_list()
+    reads.want([file])
+    try:
+        deadline_s = time.monotonic() + 20
+        while (read := reads.find(file)) is None:
+            assert time.monotonic() < deadline_s, "reading took too long"
+            disk.reader.wait(0.01)
+        return disk.take(read)
+    finally:
+        reads.close()
+
+
 def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "") -> list[DiskFile]:
     """Put every page of these tokens, the last one as far as it goes."""
     ends = [*range(PAGE, len(tokens) + 1, PAGE)] + ([len(tokens)] if len(tokens) % PAGE else [])
     starts = [(end - 1) // PAGE * PAGE for end in ends]
     pages = zip(starts, ends, strict=True)
     return [put(disk, address_of(disk, tokens[:end], start, group=group, salt=salt)) for start, end in pages]
+
+
+def save(disk: Disk, file: DiskFile) -> bool:
+    """Let a file be written ahead of all else, and wait for it; False if that failed."""
+    disk.prioritize(file)
+    disk._writer.wait_for(lambda: file.is_saved or file.has_failed or not disk._ledger.is_live(file), 5.0)
+    return file.is_saved
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +18,12 @@ from tests.cache.disk.shelf import (
     Shelf,
     address_of,
     content_of,
+    get,
     held_writer,
     point_of,
     put,
     put_path,
+    save,
 )
 
 
@@ -32,8 +32,8 @@ def test_what_was_put_can_be_got_and_is_counted(disk: Disk, shelf: Shelf) -> Non
     assert disk.flush(10)
 
     assert disk_file.is_saved and not disk_file.has_failed and disk_file.num_users == 1
-    assert disk.get(disk_file) == content_of(disk_file.address)
-    assert isinstance(disk.get(disk_file), bytearray)
+    assert get(disk, disk_file) == content_of(disk_file.address)
+    assert isinstance(get(disk, disk_file), bytearray)
     assert (disk.counts.saved, disk.counts.saved_bytes) == (1, disk_file.nbytes)
     assert (disk.counts.loaded, disk.counts.loaded_bytes) == (2, 2 * disk_file.nbytes)
     assert disk.used_bytes == disk.claimed_bytes == disk_file.nbytes == shelf.page_bytes()
@@ -59,7 +59,9 @@ def test_a_restart_finds_equal_copies_prefixes_before_what_follows(shelf: Shelf)
             (8, 10),
         ]
         assert all(disk_file.is_saved and disk_file.num_users == 0 for disk_file in files)
-        assert [bytes(disk.get(disk_file)) for disk_file in files] == [content_of(disk_file.address) for disk_file in files]
+        assert [bytes(get(disk, disk_file)) for disk_file in files] == [
+            content_of(disk_file.address) for disk_file in files
+        ]
         assert disk.claimed_bytes == disk.used_bytes == shelf.page_bytes()
 
 
@@ -184,7 +186,7 @@ def test_what_is_dropped_and_put_again_at_once_is_there(disk: Disk) -> None:
     assert disk.flush(10)
 
     assert again.is_saved and again.num_users == 1
-    assert disk.get(again) == content_of(disk_file.address)
+    assert get(disk, again) == content_of(disk_file.address)
 
 
 def test_content_that_is_gone_makes_no_copy_and_is_no_failure(disk: Disk) -> None:
@@ -196,45 +198,32 @@ def test_content_that_is_gone_makes_no_copy_and_is_no_failure(disk: Disk) -> Non
     assert disk.files() == [part] and part.num_users == 1
 
 
-def test_a_pending_copy_can_be_read_without_waiting(disk: Disk) -> None:
-    with held_writer(disk):
-        disk_file = put(disk, address_of(disk, [1, 2], 0))
-        assert disk.get(disk_file) == content_of(disk_file.address)
-        assert not disk_file.is_saved and disk.counts.loaded == 0
-
-
-def test_save_goes_ahead_of_all_that_waits(disk: Disk) -> None:
+def test_what_is_prioritized_is_written_before_all_that_waits(disk: Disk) -> None:
     order: list[int] = []
 
     def read(number: int) -> bytes:
         order.append(number)
-        time.sleep(0.002)
         return b"x"
 
     with held_writer(disk):
         files = [disk.put(address_of(disk, [n], 0), lambda n=n: read(n), 1) for n in range(50)]
-        saver = threading.Thread(target=lambda: results.append(disk.save(files[-1])))
-        results: list[bool] = []
-        saver.start()
-        while not disk._ledger._urgent:
-            time.sleep(0.001)
-    saver.join(10)
+        disk.prioritize(files[-1])
 
-    assert results == [True] and files[-1].is_saved
+    assert save(disk, files[-1])
     assert order[0] == 49
     assert disk.flush(10)
     assert sorted(order) == list(range(50))
 
 
-def test_save_tells_of_a_copy_that_cannot_be_saved(disk: Disk) -> None:
+def test_a_file_that_cannot_be_saved_has_failed(disk: Disk) -> None:
     gone = disk.put(address_of(disk, [1], 0), lambda: None, 1)
-    assert not disk.save(gone)
+    assert not save(disk, gone)
     saved = put(disk, address_of(disk, [2], 0))
-    assert disk.save(saved) and disk.save(saved)
+    assert save(disk, saved) and save(disk, saved)
     disk.drop(saved)
     disk.flush(10)
     with pytest.raises(DiskMiss, match="missing"):
-        disk.get(gone)
+        get(disk, gone)
 
 
 def test_points_are_kept_changed_and_dropped(shelf: Shelf) -> None:
@@ -314,15 +303,15 @@ def test_clearing_leaves_no_token_in_any_file(disk: Disk, shelf: Shelf) -> None:
     assert _files_with(shelf, pack(tokens))
     with held_writer(disk):
         pending = put(disk, address_of(disk, [*tokens, *tokens], 4, group=1))
-    disk.clear()
+    disk.clear()()
 
     assert _files_with(shelf, pack(tokens[:2])) == []
     assert shelf.page_files() == [] and disk.used_bytes == disk.claimed_bytes == disk.num_files == 0
     assert disk.points() == [] and not files[0].is_saved and not pending.is_saved
     with pytest.raises(DiskMiss):
-        disk.get(files[0])
+        get(disk, files[0])
     disk.drop(files[0])
-    assert disk.save(put(disk, files[0].address))  # it goes on
+    assert save(disk, put(disk, files[0].address))  # it goes on
 
 
 def test_clearing_one_salt_leaves_the_others(disk: Disk, shelf: Shelf) -> None:
@@ -333,11 +322,11 @@ def test_clearing_one_salt_leaves_the_others(disk: Disk, shelf: Shelf) -> None:
         disk.put_point(point_of(disk, tokens, salt), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
     assert disk.flush(10)
 
-    disk.clear(disk.root("ours"))
+    disk.clear(disk.root("ours"))()
 
     assert disk.files() == kept and len(disk.points()) == 1
     assert _files_with(shelf, pack(ours)) == [] and _files_with(shelf, pack(theirs))
-    assert disk.get(kept[0]) == content_of(kept[0].address)
+    assert get(disk, kept[0]) == content_of(kept[0].address)
 
 
 def test_clearing_a_small_salt_does_not_write_the_whole_index_anew(disk: Disk, shelf: Shelf) -> None:
@@ -349,12 +338,12 @@ def test_clearing_a_small_salt_does_not_write_the_whole_index_anew(disk: Disk, s
     statements: list[str] = []
     disk._opened.index._connection.set_trace_callback(statements.append)
 
-    disk.clear(disk.root("nobody"))
-    disk.clear(disk.root("ours"))
+    disk.clear(disk.root("nobody"))()
+    disk.clear(disk.root("ours"))()
 
     assert "VACUUM" not in statements
     assert _files_with(shelf, pack(ours)) == []
-    disk.clear(disk.root("theirs"))
+    disk.clear(disk.root("theirs"))()
     assert "VACUUM" in statements  # nearly all was free then
 
 

@@ -15,7 +15,18 @@ import pytest
 from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import Index
 from bough.cache.tree.address import DiskFile
-from tests.cache.disk.shelf import CONTENT_BYTES, Shelf, address_of, content_of, held_writer, long_back_off, put, put_path
+from tests.cache.disk.shelf import (
+    CONTENT_BYTES,
+    Shelf,
+    address_of,
+    content_of,
+    get,
+    held_writer,
+    long_back_off,
+    put,
+    put_path,
+    save,
+)
 
 
 def saved_files(disk: Disk, num_tokens: int = 8) -> list[DiskFile]:
@@ -31,7 +42,7 @@ def file_of(disk: Disk, disk_file: DiskFile) -> Path:
 def expect_miss(disk: Disk, disk_file: DiskFile, reason: str) -> None:
     """Reading must be a miss for this reason; the copy and its file must then be gone, now and after a restart."""
     with pytest.raises(DiskMiss) as miss:
-        disk.get(disk_file)
+        get(disk, disk_file)
     assert miss.value.reason == reason
     assert disk.counts.misses == dict.fromkeys(disk.counts.misses, 0) | {reason: 1}
     assert disk_file.has_failed and not disk_file.is_saved
@@ -73,7 +84,7 @@ def test_a_file_that_is_not_what_it_should_be_is_a_miss(
     damage(file_of(disk, bad))
 
     expect_miss(disk, bad, reason)
-    assert disk.get(good) == content_of(good.address)
+    assert get(disk, good) == content_of(good.address)
     assert len(shelf.warnings) == 1 and reason in shelf.warnings[0]
 
 
@@ -86,7 +97,7 @@ def test_swapped_files_are_foreign_to_each_other(disk: Disk) -> None:
 
     expect_miss(disk, one, "foreign")
     with pytest.raises(DiskMiss, match="foreign"):
-        disk.get(other)
+        get(disk, other)
 
 
 def test_every_flipped_bit_of_a_header_is_noticed(disk: Disk) -> None:
@@ -97,7 +108,7 @@ def test_every_flipped_bit_of_a_header_is_noticed(disk: Disk) -> None:
         with pytest.raises(DiskMiss):
             disk._opened.files.read(disk.keys.name(disk_file.address), disk_file.address)
         flip(file, at)
-    assert disk.get(disk_file) == content_of(disk_file.address)
+    assert get(disk, disk_file) == content_of(disk_file.address)
 
 
 def test_a_file_of_another_fingerprint_is_foreign(disk: Disk) -> None:
@@ -121,14 +132,14 @@ def test_reads_and_writes_may_come_in_bites(disk: Disk, monkeypatch: pytest.Monk
     monkeypatch.setattr(page_files, "write_some", lambda descriptor, parts: os.write(descriptor, parts[0][:7]))
     monkeypatch.setattr(page_files, "read_into", lambda descriptor, view: os.readv(descriptor, [view[:5]]))
     disk_file = saved_files(disk, 4)[0]
-    assert disk_file.is_saved and disk.get(disk_file) == content_of(disk_file.address)
+    assert disk_file.is_saved and get(disk, disk_file) == content_of(disk_file.address)
 
 
 def test_a_miss_is_warned_of_once_a_minute_for_each_reason(disk: Disk, shelf: Shelf) -> None:
     for disk_file in saved_files(disk, 12):
         file_of(disk, disk_file).unlink()
         with pytest.raises(DiskMiss):
-            disk.get(disk_file)
+            get(disk, disk_file)
     assert disk.counts.misses["missing"] == 3
     assert len(shelf.warnings) == 1
 
@@ -138,12 +149,12 @@ def test_what_was_lost_can_be_written_again_at_once(disk: Disk) -> None:
     file_of(disk, disk_file).write_bytes(b"")
     with held_writer(disk):
         with pytest.raises(DiskMiss):
-            disk.get(disk_file)
+            get(disk, disk_file)
         again = put(disk, disk_file.address)
     assert disk.flush(10)
 
     assert again is not disk_file and again.is_saved
-    assert disk.get(again) == content_of(disk_file.address)
+    assert get(disk, again) == content_of(disk_file.address)
 
 
 def fail_with(number: int) -> Callable[..., Any]:
@@ -175,8 +186,8 @@ def test_a_failing_write_is_counted_pauses_writing_and_recovers(
         assert disk.used_bytes == shelf.page_bytes() == disk.claimed_bytes == kept.nbytes
         assert len(shelf.warnings) == 1 and os.strerror(number) in shelf.warnings[0]
 
-    assert disk.can_write and disk.save(put(disk, waiting[0].address))
-    assert disk.get(kept) == content_of(kept.address)
+    assert disk.can_write and save(disk, put(disk, waiting[0].address))
+    assert get(disk, kept) == content_of(kept.address)
 
 
 def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +195,14 @@ def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypa
     monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
     pauses = []
     for n in range(3):
-        assert not disk.save(put(disk, address_of(disk, [n], 0)))
+        assert not save(disk, put(disk, address_of(disk, [n], 0)))
         disk.flush(10)
         pauses.append(disk._writer._back_off_s)
         time.sleep(pauses[-1])
     assert pauses == pytest.approx([0.02, 0.04, 0.08])
 
     monkeypatch.undo()
-    assert disk.save(put(disk, address_of(disk, [9], 0)))
+    assert save(disk, put(disk, address_of(disk, [9], 0)))
     assert disk.flush(10)
     assert disk._writer._back_off_s == 1.0
 
@@ -199,7 +210,7 @@ def test_pauses_grow_while_failures_go_on_and_end_with_them(disk: Disk, monkeypa
 def test_deleting_goes_on_while_the_disk_is_full(disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saved_files(disk, 4)[0]
     monkeypatch.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
-    assert not disk.save(put(disk, address_of(disk, [9], 0)))
+    assert not save(disk, put(disk, address_of(disk, [9], 0)))
     disk.drop(kept)
     disk.flush(10)
     assert shelf.page_files() == []
@@ -223,27 +234,28 @@ def test_an_index_that_cannot_be_written_loses_nothing(disk: Disk, shelf: Shelf,
     assert disk.flush(10)
     assert disk.files() == [part, other] and len(disk.points()) == 1
     assert len(shelf.page_files()) == 2  # what was to be deleted is
-    assert disk.get(part) == content_of(part.address)
+    assert get(disk, part) == content_of(part.address)
 
 
 def test_a_disk_is_failing_until_a_write_succeeds(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not disk.is_failing
     with monkeypatch.context() as failing:
         failing.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
-        assert not disk.save(put(disk, address_of(disk, [1], 0)))
+        assert not save(disk, put(disk, address_of(disk, [1], 0)))
         disk.flush(10)
         assert disk.is_failing
     disk._ledger.back_off_until = 0.0
     assert disk.is_failing
 
-    assert disk.save(put(disk, address_of(disk, [2], 0)))
+    assert save(disk, put(disk, address_of(disk, [2], 0)))
+    disk.flush(10)
     assert not disk.is_failing
 
 
 def test_a_failure_with_nothing_left_to_do_is_over(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as failing:
         failing.setattr(Index, "apply", fail_with_sqlite)
-        assert not disk.save(put(disk, address_of(disk, [1], 0)))
+        assert not save(disk, put(disk, address_of(disk, [1], 0)))
         assert disk._writer.wait_for(lambda: not disk._writer._is_busy, 10)  # it rests, and has not yet looked for orphans
         disk.flush(10)
     assert disk.flush(10)
@@ -274,6 +286,6 @@ def test_nothing_waits_for_a_writer_that_has_ended(shelf: Shelf) -> None:
     started_s = time.monotonic()
 
     disk_file = put(disk, address_of(disk, [1], 0))
-    assert not disk.save(disk_file) and not disk.flush() and not disk.has_room(1)
+    assert not save(disk, disk_file) and not disk.flush() and not disk.has_room(1)
     assert time.monotonic() - started_s < 4.0  # less than a save waits for a live one
     disk.close()

@@ -18,7 +18,7 @@ from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX
 from bough.cache.disk.keys import Keys
 from bough.cache.tree.address import POINT, Address
-from tests.cache.disk.shelf import Shelf, address_of, content_of, point_of, put, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
 from tests.fakes import MODELS
 from tests.scenarios.world import World
 
@@ -102,7 +102,7 @@ def test_a_copy_that_makes_no_sense_is_dropped_with_its_file(shelf: Shelf, state
         assert len(disk.files()) == 5 and disk.counts.bad_rows == 1
         assert disk.flush(10)
         assert len(shelf.page_files()) == 5
-        assert all(disk.get(disk_file) == content_of(disk_file.address) for disk_file in disk.files())
+        assert all(get(disk, disk_file) == content_of(disk_file.address) for disk_file in disk.files())
 
 
 def test_repairing_removes_rows_that_make_no_sense(shelf: Shelf) -> None:

@@ -24,7 +24,7 @@ from bough.cache.disk import DiskBusy, DiskError, page_files
 from bough.cache.disk.index import INDEX
 from bough.cache.disk.lock import FolderLock
 from bough.cache.tree.tokens import unpack
-from tests.cache.disk.shelf import Shelf, address_of, content_of, put, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, put, put_path, save
 
 HOLD_LOCK = """
 import fcntl, os, sys
@@ -36,7 +36,7 @@ sys.stdin.read()
 """
 
 WRITE_FOREVER = """
-import itertools, pathlib, sys
+import itertools, pathlib, sys, time
 from tests.cache.disk.shelf import Shelf, address_of, put
 disk = Shelf(pathlib.Path(sys.argv[1])).open()
 print("open", flush=True)
@@ -47,7 +47,9 @@ for number in itertools.count():
     if number > 100 and number % 7 == 0:
         disk.drop(kept.pop(0))
     if number % 20 == 0:
-        disk.save(copy)
+        disk.prioritize(copy)
+        while not copy.is_saved:
+            time.sleep(0.0005)
         print(number, flush=True)
 """
 
@@ -86,7 +88,7 @@ def expect_set_aside(shelf: Shelf, **changes: Any) -> Path:
         assert disk.counts.set_aside == 1 and len(shelf.warnings) == 1
         assert shelf.page_files() == [] and disk.used_bytes == 0
         saved = put_path(disk, range(8))
-        assert disk.flush(10) and disk.get(saved[0]) == content_of(saved[0].address)
+        assert disk.flush(10) and get(disk, saved[0]) == content_of(saved[0].address)
     aside = shelf.folder.with_name("tree.set-aside-1")
     assert {file.name: file.read_bytes() for file in aside.glob("pages/*/*")} == old
     return aside
@@ -170,7 +172,7 @@ def test_killed_at_any_instant_the_store_is_consistent(shelf: Shelf, delay_s: fl
     assert verify_tree(shelf.folder).problems == ()
     with shelf.open() as disk:
         assert disk.counts.set_aside == 0
-        assert all(disk.get(disk_file) == content_of(disk_file.address) for disk_file in disk.files())
+        assert all(get(disk, disk_file) == content_of(disk_file.address) for disk_file in disk.files())
         saved = {unpack(disk_file.address.tokens)[0] for disk_file in disk.files()}
         assert last in saved or ((last + 1) % 3 == 0 and last + 1 in saved)  # what was said to be safe is, or its successor
         assert disk.flush(10)
@@ -207,7 +209,7 @@ def test_folders_that_a_killed_process_made_are_safe_before_files_in_them(
         (shelf.folder / "pages" / disk.keys.name(address).hex()[:2]).mkdir()  # as if by a process that was killed then
     synced.clear()
     with shelf.open() as disk:
-        assert disk.save(put(disk, address))
+        assert save(disk, put(disk, address))
         assert is_among(shelf.folder / "pages", synced)
 
 
@@ -257,7 +259,7 @@ def test_a_forked_child_that_closes_the_store_leaves_the_parents_alone(shelf: Sh
             shelf.open()
         disk_file = put(disk, address_of(disk, [99], 0))
         assert disk.flush(10)
-        assert disk.get(disk_file) == content_of(disk_file.address)
+        assert get(disk, disk_file) == content_of(disk_file.address)
     with shelf.open() as again:
         assert len(again.files()) == 4
 

@@ -13,6 +13,7 @@ from bough.cache.tree.address import POINT, Address
 from bough.cache.tree.tokens import cut, pack
 from bough.config import load_settings
 from bough.models.fingerprint import tree_folder
+from tests.cache.disk.shelf import get
 
 PAGE_TOKENS = 4
 PRINT_1, PRINT_2 = "1f" * 32, "2f" * 32
@@ -71,7 +72,7 @@ def content(page: int) -> bytes:
 def contents(folder: Path, salt: str = "", fingerprint: str = PRINT_1) -> list[bytes]:
     """What a salt has in a tree, in the order of the prefix."""
     with open_disk(folder, fingerprint=fingerprint) as disk:
-        return [bytes(disk.get(disk_file)) for disk_file in disk.files() if disk_file.address.root == disk.root(salt)]
+        return [bytes(get(disk, disk_file)) for disk_file in disk.files() if disk_file.address.root == disk.root(salt)]
 
 
 def page_files(folder: Path) -> list[Path]:
