@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from bough.cache.steps import Steps
 from bough.errors import QueueFull
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-Steps = Generator[None, None, Result]
 
 SLICE_S = 0.002
 """About how long a slice takes. A step of the work that takes longer is not interrupted."""

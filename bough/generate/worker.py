@@ -20,10 +20,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from bough.cache.steps import Steps
 from bough.errors import EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.scheduler import Scheduler
-from bough.generate.slices import SlicedWork, Slices, Steps
+from bough.generate.slices import SlicedWork, Slices
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

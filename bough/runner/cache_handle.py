@@ -9,7 +9,7 @@ thread, without the lock; that must not be the thread that runs the engine for o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from bough.cache.admin.archive import Exported, Imported, check_archive, export_tree, import_tree
 from bough.cache.admin.stats import salt_stats, stats
 from bough.cache.admin.upkeep import change_disk, keep
-from bough.cache.admin.view import Explanation, Finding, TreeRecords, TreeView, Viewer, look_up, run_steps, take_records
+from bough.cache.admin.view import Explanation, Finding, TreeRecords, TreeView, Viewer, look_up, take_records
 from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import RunSteps, Steps
@@ -66,11 +66,9 @@ class CacheHandle:
 
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
-        with self._engine_lock:
-            records = run_steps(self.take_records(salt))
-        return self.view(records)
+        return self.view(self._run(lambda: self.take_records(salt)))
 
-    def take_records(self, salt: str | None = None) -> Generator[None, None, TreeRecords]:
+    def take_records(self, salt: str | None = None) -> Steps[TreeRecords]:
         """Steps for the engine's thread that collect what `view` shows."""
         return take_records(self._cache.forest, self._cache.clock.now, salt)
 

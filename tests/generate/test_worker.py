@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from bough.cache.admin.stats import stats
+from bough.cache.steps import Steps
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.request import Request
-from bough.generate.slices import MAX_WAITING, SLICE_S, Steps
+from bough.generate.slices import MAX_WAITING, SLICE_S
 from bough.generate.worker import Limits, Worker
 from bough.runner.engine_lock import EngineLock
 from bough.types import Chunk, SamplingParams

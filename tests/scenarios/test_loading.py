@@ -67,6 +67,7 @@ def on_disk(model: str = "full", **options: object) -> SlowWorld:
 def test_the_lane_stands_when_all_has_arrived_in_whatever_order(model: str, newest_first: bool, host_bytes: int) -> None:
     w = SlowWorld(model, host_bytes=host_bytes)
     w.run(LONG, [1])
+    w.disk.work()
     demote_all(w)
     demote_host(w)
     session = w.begin(LONG)
@@ -154,6 +155,8 @@ def test_cancelling_a_load_leaves_the_idle_lane_as_it_was() -> None:
 def test_a_device_that_keeps_nothing_keeps_nothing_of_a_cancelled_load_either() -> None:
     w = SlowWorld("full", keeps_on_device=False)
     w.run(LONG, [1])
+    w.disk.work()
+    w.cache.finisher.clear_device()
     session = w.begin(LONG)
     w.read(session, 3)
     assert w.cache.memory.num_bytes[Tier.DEVICE] > 0

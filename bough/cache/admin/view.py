@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache, partial
 from itertools import islice
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltForest, SaltTrie
+from bough.cache.steps import Steps, run_at_once
 from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Tier
@@ -46,9 +47,7 @@ class TreeRecords:
     taken_s: float
 
 
-def take_records(
-    forest: SaltForest, clock: Callable[[], float], salt: str | None = None
-) -> Generator[None, None, TreeRecords]:
+def take_records(forest: SaltForest, clock: Callable[[], float], salt: str | None = None) -> Steps[TreeRecords]:
     """The records of the whole tree, or of one salt's part, at the moment at which this ends.
 
     First what has changed is recorded, a node a step; the tree may change between two steps. Then all are collected in one.
@@ -240,17 +239,7 @@ def _label(view: NodeView, width: int) -> str:
 
 def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None = None) -> TreeView:
     """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
-    return Viewer(decode).view(run_steps(take_records(forest, lambda: now, salt)))
-
-
-def run_steps(steps: Generator[None, None, Result]) -> Result:
-    """Run a generator to its end, for what it returns."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
+    return Viewer(decode).view(run_at_once(lambda: take_records(forest, lambda: now, salt)))
 
 
 def _view(record: NodeRecord, decode: Decode, now: float, depth: int) -> NodeView:

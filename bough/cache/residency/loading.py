@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 WASTE = 0.1
 """Reading that is given up may cost this share of computing everything."""
 
+LEAST_WAIT_S = 0.05
+"""So long is always waited for the disk: nobody notices it, and a thread may take as long to be woken."""
+
 STALLED_S = 5.0
 """A disk that delivers no byte for so long is not waited for, also if it is not known what computing takes."""
 
@@ -314,7 +317,7 @@ class Load:
         rates, elapsed_s = self._loader.rates, self._loader.clock() - self._started_s
         compute_s, won_s = rates.prefill_s(without, self._total), rates.prefill_s(without, at)
         left_s = rates.prefill_s(at, offset)
-        if compute_s is None or won_s is None or left_s is None:
+        if compute_s is None or won_s is None or left_s is None or elapsed_s <= LEAST_WAIT_S:
             return True
         if elapsed_s > WASTE * compute_s + won_s:
             return False

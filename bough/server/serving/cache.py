@@ -18,11 +18,11 @@ from typing import Any, Generic, TypeVar
 from bough.cache.admin.archive import Imported
 from bough.cache.admin.view import Explanation, TreeView
 from bough.cache.disk import DiskError
+from bough.cache.steps import Steps
 from bough.cache.tree.tokens import pack
 from bough.config import Settings
 from bough.errors import BoughError, RequestError, Unavailable
 from bough.generate.job import Job
-from bough.generate.slices import Steps
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded
 from bough.server.serving.ask import Ask, tenant_of

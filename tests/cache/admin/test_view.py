@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 
 from bough.cache.admin.stats import salt_stats, stats
-from bough.cache.admin.view import Viewer, explain, look_up, run_steps, take_records, view_tree
+from bough.cache.admin.view import Viewer, explain, look_up, take_records, view_tree
+from bough.cache.steps import run_at_once
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import pack
 from tests.fake_disk import FakeDisk
@@ -79,7 +80,7 @@ def test_a_view_is_of_the_moment_at_which_it_is_finished() -> None:
     next(steps)
     world.cache.clear()
     world.run([5, 6])
-    view = Viewer(Decoder()).view(run_steps(steps))
+    view = Viewer(Decoder()).view(run_at_once(lambda: steps))
 
     assert [node.text for node in view.nodes] == ["5 6"]
 
@@ -106,7 +107,7 @@ def test_looking_again_decodes_only_what_has_changed() -> None:
 
     def look() -> int:
         before = decoder.num_tokens
-        viewer.view(run_steps(take_records(world.cache.forest, world.cache.clock.now))).to_json(has_ids=False)
+        viewer.view(run_at_once(lambda: take_records(world.cache.forest, world.cache.clock.now))).to_json(has_ids=False)
         return decoder.num_tokens - before
 
     assert look() == 80
