@@ -55,13 +55,13 @@ def _check_lane(lane: object, tokens: list[int]) -> None:
 
 def reusable(cache: PrefixCache, prompt: list[int], salt: str = "") -> int:
     """By brute force: the deepest offset below the prompt's end that the tree and any one idle lane could restore."""
-    trie = cache.forest.tries.get(salt)
-    path = trie.match(prompt).path if trie else []
+    trie = cache.forest.find(salt)  # after a restart it may not have its name yet
+    path = trie.match(prompt).path
     rows = {
         group: {row for node in path for page in node.pages.get(group, []) for row in range(page.start, page.end)}
         for group in cache.memory.groups
     }
-    matched = trie.match(prompt).length if trie else 0
+    matched = trie.match(prompt).length
     return max(_deepest(cache, slot, prompt, salt, path, rows, matched) for slot in cache.lanes.slots if not slot.is_busy)
 
 
