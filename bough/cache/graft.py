@@ -42,6 +42,22 @@ class ImportedStep:
         return self.end - num_tokens(self.tokens)
 
 
+class ImportedTree:
+    """All steps of an import, in the order in which they can be taken up. Any thread may make one, which costs a while."""
+
+    def __init__(self, steps: Sequence[ImportedStep]) -> None:
+        self.steps = steps
+        self.order = sorted(range(len(steps)), key=lambda index: steps[index].end)
+        self.files = [file for step in steps for file in step.files]
+        self._alike: dict[tuple[int, bytes], list[ImportedStep]] = defaultdict(list)
+        for step in steps:
+            self._alike[step.parent, step.tokens[:TOKEN_BYTES]].append(step)
+
+    def alike(self, step: ImportedStep) -> Sequence[ImportedStep]:
+        """The steps that may begin as this one does, itself included."""
+        return self._alike[step.parent, step.tokens[:TOKEN_BYTES]]
+
+
 @dataclass(frozen=True)
 class _Rows:
     """Rows [start, end) that a file holds for a certain path."""
@@ -54,34 +70,28 @@ class _Rows:
 class Graft:
     """One import's way into the tree of a salt."""
 
-    def __init__(
-        self, forest: SaltForest, residency: Residency, clock: Clock, salt: str, steps: Sequence[ImportedStep]
-    ) -> None:
+    def __init__(self, forest: SaltForest, residency: Residency, clock: Clock, salt: str, imported: ImportedTree) -> None:
         assert residency.memory.disk is not None
         self._disk = residency.memory.disk
         self._forest, self._evictor, self._saver = forest, residency.evictor, residency.saver
         self._groups = {group.index: group for group in residency.memory.groups}
         self._clock_offset = clock.offset  # added to a time on disk, it gives one of this run's clock
-        self._salt, self._steps = salt, steps
-        self._order = sorted(range(len(steps)), key=lambda index: steps[index].end)
-        self._alike: dict[tuple[int, bytes], list[ImportedStep]] = defaultdict(list)  # those that may share a beginning
-        for step in steps:
-            self._alike[step.parent, step.tokens[:TOKEN_BYTES]].append(step)
+        self._salt, self._imported, self._steps = salt, imported, imported.steps
         self._places: dict[int, Node] = {}  # for a step that is in the tree, a node on its path
         self._own: set[Node] = set()
 
     def run(self) -> Steps[None]:
         """Take up everything that has a place in the tree, and drop the rest."""
-        files = iter([file for step in self._steps for file in step.files])
+        files = iter(self._imported.files)
         try:
-            for index in self._order:
+            for index in self._imported.order:
                 self._add_rows(index)
+                self._saver.save_split()  # of an edge that was split for it
                 yield
-            for index in self._order:
+            for index in self._imported.order:
                 for record in self._steps[index].points:
                     self._take_point(index, record)
                     yield
-            self._saver.save_split()
             for file in files:
                 self._drop_unused(file)
                 yield
@@ -262,7 +272,7 @@ class Graft:
         first = group.first_needed(self._steps[index].end)
         while index != NO_PARENT and self._steps[index].end > first:
             step = self._steps[index]
-            for other in self._alike[step.parent, step.tokens[:TOKEN_BYTES]]:
+            for other in self._imported.alike(step):
                 shared = min(num_tokens(step.tokens), num_tokens(other.tokens))
                 if cut(other.tokens, 0, shared) == cut(step.tokens, 0, shared):
                     for file in self._usable(other, Kind.WINDOW):

@@ -117,7 +117,9 @@ class CacheHandle:
         Raises RequestError without a disk tier, DiskError for a wrong file.
         """
         cache = self._cache
-        return import_tree(self._require_disk(), file, salt, lambda steps: self._run(lambda: cache.graft(salt, steps)))
+        return import_tree(
+            self._require_disk(), file, salt, lambda imported: self._run(lambda: cache.graft(salt, imported))
+        )
 
     def _require_disk(self) -> Disk:
         disk = self._cache.memory.disk

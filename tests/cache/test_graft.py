@@ -87,13 +87,13 @@ def test_an_import_fills_holes() -> None:
 def test_files_that_find_no_place_are_dropped(model: str) -> None:
     disk = FakeDisk(4)
     world = World(MODELS[model], 4, disk=disk)
-    steps = bring(disk, model, [LONG], "", random.Random(0), 0.0)
-    for step in steps:
+    imported = bring(disk, model, [LONG], "", random.Random(0), 0.0)
+    for step in imported.steps:
         if step.end == 8:
             for file in step.files:
                 disk.live.pop(file.address)  # it was cleared meanwhile
 
-    run_at_once(lambda: world.cache.graft("", steps))
+    run_at_once(lambda: world.cache.graft("", imported))
     world.check()
 
     assert world.known(LONG) == 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from bough.cache.disk.errors import DiskError, DiskMiss
 from bough.cache.disk.folder import translate_errors
 from bough.cache.disk.ledger import Snapshot
 from bough.cache.disk.rows import PointRecord, clamp_time
-from bough.cache.graft import ImportedStep
+from bough.cache.graft import ImportedStep, ImportedTree
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.address import POINT, DiskFile
 from bough.cache.tree.tokens import num_tokens
@@ -153,7 +153,7 @@ def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
 
 
 def import_tree(
-    disk: Disk, file: Path, salt: str = "", graft: Callable[[Sequence[ImportedStep]], None] = lambda steps: None
+    disk: Disk, file: Path, salt: str = "", graft: Callable[[ImportedTree], None] = lambda imported: None
 ) -> Imported:
     """Add what an archive holds to a disk, under this salt, as far as there is room. Any thread may call it.
 
@@ -171,7 +171,7 @@ def import_tree(
     finally:
         if importing is not None:  # what was added before a failure stays
             disk.settle(disk.root(salt))
-            graft(importing.steps)
+            graft(ImportedTree(importing.steps))
     return importing.finish()
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from bough.cache.admin.manifest import Chain
-from bough.cache.graft import ImportedStep
+from bough.cache.graft import ImportedStep, ImportedTree
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -15,7 +15,7 @@ from tests.scenarios.world import World
 
 def bring(
     disk: FakeDisk, model: str, chats: Sequence[Sequence[int]], salt: str, chance: random.Random, loss: float = 0.1
-) -> list[ImportedStep]:
+) -> ImportedTree:
     """Serve chats in a world of their own, and put what its disk has then on this one; some of it is lost on the way."""
     donor = FakeDisk(disk.page_tokens)
     world = World(MODELS[model], disk.page_tokens, disk=donor)
@@ -36,4 +36,4 @@ def bring(
             disk.put_new_point(record)
             steps[step].points.append(record)
     disk.work()
-    return steps
+    return ImportedTree(steps)
