@@ -93,7 +93,11 @@ class FakeDisk:
 
     @property
     def keys(self) -> SimpleNamespace:
-        return SimpleNamespace(after=lambda digest, block: blake2b(digest + block, digest_size=16).digest())
+        return SimpleNamespace(
+            first=lambda root: blake2b(root, digest_size=16).digest(),
+            after=lambda digest, block: blake2b(digest + block, digest_size=16).digest(),
+            page_tokens=self.page_tokens,
+        )
 
     def files(self) -> list[DiskFile]:
         for address, (_, nbytes, last_used) in self.platter.files.items():
@@ -103,11 +107,23 @@ class FakeDisk:
     def points(self) -> list[PointRecord]:
         return list(self.platter.points.values())
 
-    def put(self, address: Address, read: Callable[[], Buffer | None], nbytes: int, *, last_used: float = 0.0) -> DiskFile:
+    def put(
+        self,
+        address: Address,
+        read: Callable[[], Buffer | None],
+        nbytes: int,
+        *,
+        last_used: float = 0.0,
+        has_user: bool = True,
+    ) -> DiskFile:
         if address in self.live:
-            self.live[address].num_users += 1
+            self.live[address].num_users += has_user
             return self.live[address]
-        disk_file = self.live[address] = DiskFile(address, nbytes, last_used)
+        disk_file = DiskFile(address, nbytes, last_used, num_users=int(has_user))
+        if self.claimed_bytes + nbytes > self.budget_bytes:
+            disk_file.has_failed = True
+            return disk_file
+        self.live[address] = disk_file
         self.pending[disk_file] = read
         return disk_file
 
@@ -165,6 +181,12 @@ class FakeDisk:
             if self.live.get(disk_file.address) is disk_file:
                 del self.live[disk_file.address]
                 self.platter.files.pop(disk_file.address, None)
+
+    def has(self, disk_file: DiskFile) -> bool:
+        return self.live.get(disk_file.address) is disk_file
+
+    def put_new_point(self, record: PointRecord) -> None:
+        self.platter.points.setdefault(record.address, record)
 
     def put_point(
         self, address: Address, *, reason: int, is_kept: bool, is_superseded: bool, last_used: float = 0.0

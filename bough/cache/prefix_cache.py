@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from bough.cache.adoption import Adopter
 from bough.cache.finish import Finisher
+from bough.cache.graft import Graft, ImportedTree
 from bough.cache.record import POINT_SPACING, CaptureCosts, Recorder
 from bough.cache.residency import Clock, Lanes, Memory, Rates, Residency, SaltForest, SaltTrie, Tiers
 from bough.cache.residency.policy import Policy
@@ -104,6 +105,10 @@ class PrefixCache:
     def restore(self) -> None:
         """Take up what an earlier run left on disk. Only at the start, while the cache is empty."""
         restore(self.forest, self.residency, self.clock)
+
+    def graft(self, salt: str, imported: ImportedTree) -> Steps[None]:
+        """Take up what an import has put on disk for a salt."""
+        return Graft(self.forest, self.residency, self.clock, salt, imported).run()
 
     def begin(
         self,

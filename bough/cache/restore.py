@@ -159,17 +159,9 @@ class _Edges:
 
     def _extend(self, pin: Pin, tokens: bytes) -> None:
         """Add what the trie lacks of these tokens below a pin, and move the pin to their end."""
-        node, at = pin.node, pin.offset
-        while tokens:
-            shared = common_prefix(cut(node.edge, at - node.start), tokens)
-            at, tokens = at + shared, cut(tokens, shared)
-            child = node.children.get(memoryview(tokens).cast("i")[0]) if tokens and at == node.end else None
-            if child is None:
-                break
-            node = child
-        if tokens:
-            node = self._add(node, at, tokens)
-        pin.move(node, at + num_tokens(tokens))
+        place = descend(pin.node, pin.offset, tokens)
+        node = self._add(place.node, place.offset, place.rest) if place.rest else place.node
+        pin.move(node, pin.offset + num_tokens(tokens))
 
     def _add(self, node: Node, at: int, tokens: bytes) -> Node:
         if at < node.end:
@@ -178,6 +170,27 @@ class _Edges:
             self._trie.grow(node, tokens)
             return node
         return self._trie.append(node, tokens)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where some tokens leave the tree: at an offset of a node, and what is left of them."""
+
+    node: Node
+    offset: int
+    rest: bytes
+
+
+def descend(node: Node, offset: int, tokens: bytes) -> Place:
+    """Follow tokens from an offset of a node down the tree."""
+    while tokens:
+        shared = common_prefix(cut(node.edge, offset - node.start), tokens)
+        offset, tokens = offset + shared, cut(tokens, shared)
+        child = node.children.get(memoryview(tokens).cast("i")[0]) if tokens and offset == node.end else None
+        if child is None:
+            break
+        node = child
+    return Place(node, offset, tokens)
 
 
 def _pin(node: Node, offset: int) -> Pin:
@@ -256,12 +269,12 @@ class _Contents:
             low = max(start, at.start)
             pages = at.pages.setdefault(group, [])
             if not pages or pages[-1].end <= low:
-                pages.append(_page(group, low, end, file))
+                pages.append(page_on_disk(group, low, end, file))
                 self._trie.count(pages=1)
                 file.num_users += 1
             else:
                 for first, last in list(at.missing_between(group, low, end, self._page_tokens)):
-                    insort(pages, _page(group, first, last, file), key=lambda page: page.start)
+                    insort(pages, page_on_disk(group, first, last, file), key=lambda page: page.start)
                     self._trie.count(pages=1)
                     file.num_users += 1
             if used > at.last_used:
@@ -304,7 +317,8 @@ class _Contents:
                         self._trie.drop_page(node, page)
 
 
-def _page(group: Group, start: int, end: int, file: DiskFile) -> Page:
+def page_on_disk(group: Group, start: int, end: int, file: DiskFile) -> Page:
+    """Rows [start, end) of a file, as a page of the tree; window rows have no user yet."""
     users: set[Point | Pin] = set() if group.kind is Kind.WINDOW else _NO_USERS
     return Page(group, start, end, None, 0, users, Tier.DISK, {file: (start, end)})
 

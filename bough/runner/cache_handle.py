@@ -2,8 +2,8 @@
 
 Every method that reads or changes the tree holds the engine's lock: it runs between two steps of the engine, never in the
 middle of one. Prompts are tokenized before, and what was found is put into words afterwards, without the lock. Work on the
-whole tree is done in slices: `clear`, `flush`, an export. What there is to wait for besides is waited for on the calling
-thread, without the lock; that must not be the thread that runs the engine for others.
+whole tree is done in slices: `clear`, `flush`, an export, an import. What there is to wait for besides is waited for on the
+calling thread, without the lock; that must not be the thread that runs the engine for others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bough.cache.admin.archive import Exported, Imported, check_archive, export_tree, import_tree
+from bough.cache.admin.archive import Exported, Imported, export_tree, import_tree
 from bough.cache.admin.stats import salt_stats, stats
-from bough.cache.admin.upkeep import change_disk, keep
+from bough.cache.admin.upkeep import keep
 from bough.cache.admin.view import Explanation, Finding, TreeRecords, TreeView, Viewer, look_up, take_records
 from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
@@ -136,22 +136,14 @@ class CacheHandle:
         return export_tree(disk, file, salt, run=self._run, is_wanted=is_wanted)
 
     def import_file(self, file: Path, salt: str = "") -> Imported:
-        """Add an archive to the tree of a salt. Raises LanesBusy while requests run, DiskError for a wrong file."""
-        self.check_archive(file)
-        return self.take_archive(file, salt)
+        """Add an archive to the tree of a salt, as far as the disk has room; requests go on meanwhile.
 
-    def check_archive(self, file: Path) -> None:
-        """Raise DiskError unless a file is an archive of a tree of this model. Any thread may call it.
-
-        Check a file before `take_archive`, which drops everything in memory first.
+        Raises RequestError without a disk tier, DiskError for a wrong file.
         """
-        check_archive(self._require_disk(), file)
-
-    def take_archive(self, file: Path, salt: str = "") -> Imported:
-        """Add the content of a checked archive to the tree of a salt. Raises LanesBusy while requests run."""
-        with self._engine_lock:
-            disk = self._require_disk()
-            return change_disk(self._cache, lambda: import_tree(disk, file, salt))
+        cache = self._cache
+        return import_tree(
+            self._require_disk(), file, salt, lambda imported: self._run(lambda: cache.graft(salt, imported))
+        )
 
     def _require_disk(self) -> Disk:
         disk = self._cache.memory.disk

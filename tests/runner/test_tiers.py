@@ -145,7 +145,10 @@ def test_an_export_comes_into_a_running_tree(folders: Path, tmp_path: Path) -> N
 
     with load("llama", folders, tmp_path / "other") as runner:
         ask(runner, [7] * 300)
+        running = runner.stream([9] * 40, max_tokens=8, ignore_eos=True)
+        next(running)
         assert runner.cache.import_file(tmp_path / "tree.tar", salt="guest").num_items > 0
+        assert len(list(running)) > 1  # it goes on
         again = ask(runner, PROMPT, salt="guest")
         assert (again.usage.cached_tokens, again.token_ids) == (len(PROMPT) - 1, first.token_ids)
         assert ask(runner, [7] * 300).usage.cached_tokens == 299

@@ -32,8 +32,10 @@ from bough.cache.disk.errors import DiskError, DiskMiss
 from bough.cache.disk.folder import translate_errors
 from bough.cache.disk.ledger import Snapshot
 from bough.cache.disk.rows import PointRecord, clamp_time
+from bough.cache.graft import ImportedStep, ImportedTree
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.address import POINT, DiskFile
+from bough.cache.tree.tokens import num_tokens
 
 MANIFEST = "manifest.json"
 CRC_BYTES = 4
@@ -143,11 +145,6 @@ def read_manifest(file: Path) -> Manifest:
         return _read_manifest(file, archive)
 
 
-def check_archive(disk: Disk, file: Path) -> None:
-    """Raise DiskError unless a file is an archive that this disk can take. Only the file is read: any thread may ask."""
-    _require_same_model(file, read_manifest(file), disk)
-
-
 def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
     for name in ("fingerprint", "page_tokens"):
         found, wanted = getattr(manifest, name), getattr(disk.identity, name)
@@ -155,17 +152,26 @@ def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
             raise DiskError(f"{file} is of another model: its {name} is {found!r}, and this tree's is {wanted!r}")
 
 
-def import_tree(disk: Disk, file: Path, salt: str = "") -> Imported:
-    """Add what an archive holds to a disk, under this salt, as far as there is room; no lane or page uses it yet.
+def import_tree(
+    disk: Disk, file: Path, salt: str = "", graft: Callable[[ImportedTree], None] = lambda imported: None
+) -> Imported:
+    """Add what an archive holds to a disk, under this salt, as far as there is room. Any thread may call it.
 
-    Raises DiskError if the archive is of another model, fingerprint, format or page size; then nothing was added.
+    What was added is given to `graft`, which takes it up into a tree; else it stays on disk for the next start. Raises
+    DiskError if the archive is of another model, fingerprint, format or page size; then nothing was added.
     """
-    with _opened(file) as archive:
-        manifest = _read_manifest(file, archive)
-        _require_same_model(file, manifest, disk)
-        importing = _Importing(disk, salt, manifest)
-        importing.take_items(archive)
-    importing.take_points()
+    importing: _Importing | None = None
+    try:
+        with _opened(file) as archive:
+            manifest = _read_manifest(file, archive)
+            _require_same_model(file, manifest, disk)
+            importing = _Importing(disk, salt, manifest)
+            importing.take_items(archive)
+        importing.take_points()
+    finally:
+        if importing is not None:  # what was added before a failure stays
+            disk.settle(disk.root(salt))
+            graft(ImportedTree(importing.steps))
     return importing.finish()
 
 
@@ -182,7 +188,12 @@ class _Importing:
     num_damaged: int = 0
 
     def __post_init__(self) -> None:
-        self._addresses = make_addresses(self.disk.keys, self.disk.root(self.salt), self.manifest.steps)
+        self._root = self.disk.root(self.salt)
+        self._addresses = make_addresses(self.disk.keys, self._root, self.manifest.steps)
+        self.steps = [
+            ImportedStep(step.parent, step.tokens, address.end)
+            for step, address in zip(self.manifest.steps, self._addresses, strict=True)
+        ]
         self._now = self.disk.now()  # nothing that is imported was used later than this
         self._missing = set(range(len(self.manifest.items)))
 
@@ -198,20 +209,13 @@ class _Importing:
 
     def take_points(self) -> None:
         """Note the restore points that this disk does not know yet."""
-        known = {record.address for record in self.disk.points()}
         for point in self.manifest.points:
-            address = replace(self._addresses[point.step], group=POINT)
-            if address not in known:
-                self.disk.put_point(
-                    address,
-                    reason=point.reason,
-                    is_kept=bool(point.is_kept),
-                    is_superseded=bool(point.is_superseded),
-                    last_used=clamp_time(point.last_used, self._now),
-                )
+            address, used = replace(self._addresses[point.step], group=POINT), clamp_time(point.last_used, self._now)
+            record = PointRecord(address, point.reason, point.is_kept, point.is_superseded, used)
+            self.disk.put_new_point(record)
+            self.steps[point.step].points.append(record)
 
     def finish(self) -> Imported:
-        self.disk.flush()
         saved = [disk_file for disk_file in self.files if disk_file.is_saved]
         if len(saved) < len(self.files):
             self.problems.append(f"{len(self.files) - len(saved)} items could not be written")
@@ -226,7 +230,7 @@ class _Importing:
 
     def _take(self, number: int, archive: _Reader, member: tarfile.TarInfo) -> None:
         item = self.manifest.items[number]
-        if not self.disk.has_room(item.nbytes):
+        if not self.disk.has_room(self.disk.file_bytes(item.nbytes, num_tokens(self.manifest.steps[item.step].tokens))):
             self.num_without_room += 1
             return
         content = archive.read(member, item.nbytes + CRC_BYTES)
@@ -240,12 +244,13 @@ class _Importing:
 
     def _put(self, item: Item, payload: memoryview) -> None:
         address = replace(self._addresses[item.step], group=item.group, start=item.start)
-        disk_file = self.disk.put(address, lambda: payload, item.nbytes, last_used=clamp_time(item.last_used, self._now))
+        used = clamp_time(item.last_used, self._now)
+        disk_file = self.disk.put(address, lambda: payload, item.nbytes, last_used=used, has_user=False)
+        self.steps[item.step].files.append(disk_file)
         if not disk_file.is_saved:  # otherwise this disk has it already
             self.files.append(disk_file)
-        disk_file.num_users -= 1  # ours: it stays on disk without users, as after a restart
         if self.disk.pending_bytes >= FLUSH_BYTES:
-            self.disk.flush()
+            self.disk.settle(self._root)
 
 
 def _make_item(disk: Disk, step: int, disk_file: DiskFile) -> Item:

@@ -168,15 +168,22 @@ class Disk:
         nbytes: int,
         *,
         last_used: float | None = None,
+        has_user: bool = True,
     ) -> DiskFile:
         """Queue a write of `nbytes` bytes of content and return at once.
 
         The writer calls `read` on its own thread; None means that the content is gone. Where a file of this address exists,
-        it gets one user more and is returned, and nothing is written.
+        it gets one user more and is returned, and nothing is written. A file that would exceed the budget has failed. Only
+        the engine's thread may put a file that has a user.
         """
         used = self._clock() if last_used is None else last_used
-        file = DiskFile(address, self._opened.files.size(address, nbytes), used)
-        return self._ledger.put(address, read, file)
+        file = DiskFile(address, self._opened.files.size(address, nbytes), used, num_users=int(has_user))
+        return self._ledger.put(address, read, file, self.budget_bytes)
+
+    def has(self, file: DiskFile) -> bool:
+        """Whether a file is live: neither dropped, lost nor cleared."""
+        with self._ledger.changed:
+            return self._ledger.is_live(file)
 
     def drop(self, file: DiskFile) -> None:
         """Count one user less. Without users a pending write is cancelled, and a saved file deleted soon."""
@@ -250,9 +257,17 @@ class Disk:
         self, address: Address, *, reason: int, is_kept: bool, is_superseded: bool, last_used: float | None = None
     ) -> None:
         """Note a restore point, or what has changed about it."""
-        assert address.group == POINT and address.start == address.end
         used = self._clock() if last_used is None else last_used
-        self._ledger.put_point(self.keys.name(address), PointRecord(address, reason, is_kept, is_superseded, used))
+        self._put_point(PointRecord(address, reason, is_kept, is_superseded, used))
+
+    def put_new_point(self, record: PointRecord) -> None:
+        """Note a restore point, unless the index has one at this address."""
+        self._put_point(record, is_known_better=True)
+
+    def _put_point(self, record: PointRecord, *, is_known_better: bool = False) -> None:
+        address = record.address
+        assert address.group == POINT and address.start == address.end
+        self._ledger.put_point(self.keys.name(address), record, is_known_better=is_known_better)
 
     def drop_point(self, address: Address) -> None:
         """Forget a restore point; one that is not known is no failure."""

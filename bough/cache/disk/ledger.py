@@ -118,16 +118,21 @@ class Ledger:
     def has_touched(self) -> bool:
         return bool(self._touched)
 
-    def put(self, address: Address, read: Callable[[], Buffer | None], file: DiskFile) -> DiskFile:
-        """Queue a write. A file of the same address that exists is used instead, also one that was about to be deleted."""
+    def put(self, address: Address, read: Callable[[], Buffer | None], file: DiskFile, budget_bytes: int) -> DiskFile:
+        """Queue a write. A file of the same address that exists is used instead, also one that was about to be deleted.
+
+        A file that has no room, or comes while no writes are taken, has failed.
+        """
         name = self._keys.name(address)
         with self.changed:
-            known = self.live.get(name) or self._revive(name)
+            has_room = self.claimed_bytes + file.nbytes <= budget_bytes
+            known = self.live.get(name) or (self._revive(name) if has_room else None)
             if known is not None:
-                known.num_users += file.num_users
+                if file.num_users:  # else this may not be the engine's thread, which alone changes the number
+                    known.num_users += file.num_users
                 known.last_used = max(known.last_used, file.last_used)
                 return known
-            if self.is_backing_off:
+            if self.is_backing_off or not has_room:
                 file.has_failed = True
                 return file
             write = Write(name, file, read)
@@ -190,8 +195,11 @@ class Ledger:
             for name in [name for name, record in self.points.items() if record.last_used < before]:
                 self.drop_point(name)
 
-    def put_point(self, name: bytes, record: PointRecord) -> None:
+    def put_point(self, name: bytes, record: PointRecord, *, is_known_better: bool = False) -> None:
+        """Note a restore point; with `is_known_better`, only if there is none of this name."""
         with self.changed:
+            if is_known_better and name in self.points:
+                return
             self.points[name] = self._changed_points[name] = record
             self.changed.notify_all()
 

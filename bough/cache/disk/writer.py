@@ -133,7 +133,7 @@ class Writer:
         left = deque(files)
 
         def is_done() -> bool:
-            while left and (left[0].is_saved or left[0].has_failed or not left[0].num_users):
+            while left and (left[0].is_saved or left[0].has_failed or not self._ledger.is_live(left[0])):
                 left.popleft()
             return not left
 

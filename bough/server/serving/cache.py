@@ -128,7 +128,7 @@ class CacheService:
     async def export(self, model: str | None, salt: str) -> FromModel[Path]:
         """What a salt has on disk as a new file, which the caller deletes. Raises Unavailable without room or disk."""
         async with self._using(model) as loaded:
-            require_room(self._settings, loaded.worker.snapshot().get("disk_bytes", 0))
+            await asyncio.to_thread(require_room, self._settings, loaded.worker.snapshot().get("disk_bytes", 0))
             try:
                 file = await asyncio.to_thread(make_file, self._settings)
             except OSError as error:
@@ -146,12 +146,10 @@ class CacheService:
             return FromModel(loaded.name, file)
 
     async def import_archive(self, model: str | None, file: Path, salt: str) -> FromModel[Imported]:
-        """Add an archive to the tree of a salt. Raises RequestError for a wrong one, LanesBusy while requests run."""
+        """Add an archive to the tree of a salt. Raises RequestError for a wrong one."""
         async with self._using(model) as loaded:
-            cache = loaded.runner.cache
             try:
-                await asyncio.to_thread(cache.check_archive, file)
-                return FromModel(loaded.name, await _call(loaded, lambda: cache.take_archive(file, salt)))
+                return FromModel(loaded.name, await run_in_thread(_import, loaded, file, salt))
             except DiskError as error:  # it says where the file lies, which the client need not know
                 raise RequestError(str(error).replace(str(file), "the archive")) from error
 
@@ -170,6 +168,12 @@ def _export(loaded: LoadedModel, file: Path, salt: str, is_unwanted: threading.E
     finally:
         if is_unwanted.is_set():
             file.unlink(missing_ok=True)
+
+
+def _import(loaded: LoadedModel, file: Path, salt: str) -> Imported:
+    """Import on a thread of its own, which yields to requests."""
+    lower_priority()
+    return loaded.runner.cache.import_file(file, salt)
 
 
 async def _encode(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encoded]) -> Encoded:

@@ -15,8 +15,8 @@ import pytest
 
 from bough.cache.admin.archive import MANIFEST, export_tree, import_tree
 from bough.cache.admin.trees import verify_tree
-from bough.cache.admin.upkeep import change_disk
 from bough.cache.disk import Disk, DiskError
+from bough.cache.steps import run_at_once
 from tests.fakes import MODELS
 from tests.scenarios.world import World
 
@@ -89,7 +89,9 @@ def fuzz(folder: Path, model: str, rounds: int) -> None:
         for number in range(rounds):
             write_archive(folder / "hostile.tar", mutate(manifest, chance), members)
             try:
-                change_disk(world.cache, lambda: import_tree(disk, folder / "hostile.tar"))
+                import_tree(
+                    disk, folder / "hostile.tar", graft=lambda steps: run_at_once(lambda: world.cache.graft("", steps))
+                )
                 num_taken += 1
             except DiskError:
                 num_refused += 1

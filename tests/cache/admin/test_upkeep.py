@@ -1,15 +1,17 @@
-"""Upkeep: a prefix is kept or no longer, a salt is forgotten, the disk is changed behind the tree's back."""
+"""Upkeep: a prefix is kept or no longer, a salt is cleared, and long works beside requests."""
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
-from bough.cache.admin.upkeep import change_disk, keep
-from bough.cache.disk import DiskError
-from bough.cache.tree.state import Tier
-from bough.errors import EngineError, LanesBusy
+from bough.cache.admin.upkeep import keep
+from bough.cache.steps import Steps
+from bough.errors import EngineError
+from tests.cache.admin.donor import bring
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.test_random_walks import prompts, walk, walk_long
@@ -162,68 +164,6 @@ def test_what_a_request_stands_on_is_not_forgotten_under_its_feet(model: str) ->
     assert session.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 4]
 
 
-# Changing the disk
-
-
-@every_model
-def test_after_a_change_of_the_disk_all_is_known_as_before(model: str) -> None:
-    world = make_world(model, FakeDisk(2))
-    tokens = world.run([1, 2, 3, 4, 5, 6], [7, 8]).tokens
-    before = world.cache.count_reusable([*tokens, 9])
-
-    assert change_disk(world.cache, lambda: "done") == "done"
-
-    assert world.cache.count_reusable([*tokens, 9]) == before > 0
-
-
-def test_bytes_on_disk_are_counted_once_however_often_the_disk_is_changed() -> None:
-    world = make_world(disk=FakeDisk(2))
-    world.run([1, 2, 3, 4, 5, 6], [7, 8])
-    world.cache.flush()
-    before = world.cache.memory.num_bytes[Tier.DISK]
-
-    for _ in range(3):
-        change_disk(world.cache, lambda: None)
-
-    assert world.cache.memory.num_bytes[Tier.DISK] == before
-    world.check()
-
-
-def test_what_came_to_the_disk_meanwhile_is_known_afterwards() -> None:
-    other = FakeDisk(2)
-    make_world(disk=other).run([7, 7, 7, 7], salt="mine")
-    other.work()
-    disk = FakeDisk(2)
-    world = make_world(disk=disk)
-    world.run([1, 2, 3, 4])
-
-    change_disk(world.cache, lambda: disk.platter.files.update(other.platter.files))
-
-    assert world.cache.count_reusable([7, 7, 7, 7, 7], "mine") == 4
-    assert world.cache.count_reusable([1, 2, 3, 4, 5]) == 4
-
-
-def test_a_change_that_fails_raises_its_error_and_loses_nothing() -> None:
-    world = make_world(disk=FakeDisk(2))
-    world.run([1, 2, 3, 4])
-
-    with pytest.raises(ZeroDivisionError):
-        change_disk(world.cache, lambda: 1 // 0)
-
-    assert world.cache.count_reusable([1, 2, 3, 4, 5]) == 4
-
-
-def test_the_disk_is_not_changed_while_a_lane_is_busy() -> None:
-    world = make_world(disk=FakeDisk(2))
-    session = world.begin([1, 2, 3])
-
-    with pytest.raises(LanesBusy):
-        change_disk(world.cache, lambda: pytest.fail("it was changed"))
-
-    world.check()
-    world.close(session)
-
-
 # Everything together
 
 
@@ -235,14 +175,40 @@ class UpkeepMachine(TierMachine):
         if keep(self.world.cache, prompt, kept, salt):
             assert self.world.cache.is_kept(prompt, salt) is kept
 
+    def _make_world(self) -> None:
+        super()._make_world()
+        self.works: list[Steps[object]] = []  # under way; the process that did them may have died
+
+    @rule(chats=st.lists(prompts, min_size=1, max_size=3), salt=salts, seed=st.integers(0, 9))
+    def bring_an_import(self, chats: list[list[int]], salt: str, seed: int) -> None:
+        """Somebody has put a part of another tree on disk, and begins to take it up."""
+        if self.disk is not None:
+            steps = bring(self.disk, self.model, chats, salt, random.Random(seed))
+            self.works.append(self.world.cache.graft(salt, steps))
+
+    @rule(salt=st.sampled_from([None, "", "other"]))
+    def begin_to_clear(self, salt: str | None) -> None:
+        self.works.append(self.world.cache._clear(salt))
+
     @rule()
-    def change_disk(self) -> None:
-        if self.open or self.world.cache.memory.disk is None:
-            return
-        try:
-            change_disk(self.world.cache, lambda: None)
-        except (DiskError, EngineError, MemoryError):
-            return
+    def begin_to_save(self) -> None:
+        self.works.append(self.world.cache._save_all(None))
+
+    @precondition(lambda self: self.works)
+    @rule(which=st.integers(0, 2), num_steps=st.integers(1, 30))
+    def go_on_with_a_work(self, which: int, num_steps: int) -> None:
+        work = self.works[which % len(self.works)]
+        for _ in range(num_steps):
+            try:
+                next(work)
+            except (StopIteration, EngineError, MemoryError):
+                self.works.remove(work)
+                return
+
+    @precondition(lambda self: self.works)
+    @rule(which=st.integers(0, 2))
+    def give_a_work_up(self, which: int) -> None:
+        self.works.pop(which % len(self.works)).close()
 
     @rule(salt=salts)
     def forget(self, salt: str) -> None:

@@ -181,9 +181,9 @@ class _SentOnce(FileResponse):
 
 @router.post("/import")
 async def import_archive(request: Request, service: ServiceOf, salt: SaltOf, model: ModelName = None) -> Response:
-    """Add the archive in the body to the tree of the client's salt. Only possible while no request runs."""
+    """Add the archive in the body to the tree of the client's salt. Requests go on meanwhile."""
     settings = service.settings
-    room_bytes = require_room(settings, int(request.headers.get("content-length", 0)))
+    room_bytes = await asyncio.to_thread(require_room, settings, int(request.headers.get("content-length", 0)))
     try:
         with temporary_file(settings) as file:
             await _spool(request.stream(), file, room_bytes)

@@ -1,5 +1,7 @@
 """JSON that is still being written: reads a value inside a text, and says whether more text may complete it.
 
+Reading costs as much as the text is long. For a text that grows piece by piece a `Scan` says when reading is worth it.
+
 Always true of a value that is given out: every client can read it. It is no deeper than `MAX_DEPTH`, its numbers are finite
 and its text is valid Unicode. Line breaks in strings are let through, because models write them.
 """
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_DEPTH = 64
+_MARKS = re.compile(r'["\[\]{}]')
+_STRING_MARKS = re.compile(r'["\\]')
 _CUT_OFF = re.compile(r"\s*(?:-|\.|[eE][+-]?|tr?u?|fa?l?s?|nu?l?)?")  # what a value may end with that is not complete
 
 
@@ -26,6 +30,53 @@ class Value:
 
     value: Any
     end: int
+
+
+class Scan:
+    """Looks for the end of the object or list that begins at `start` of a growing text; each character is looked at once.
+
+    It only counts brackets outside of strings, so that it finds the end of every valid value; what is no JSON may have any
+    end, or none. So the text has to be read when it `is_due`: at the end, and each time it is twice as long as the last
+    time, to find out early that it is no JSON. All readings together cost as much as the text is long, a few times.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self._at = start
+        self._depth = 0
+        self._is_in_string = False
+        self._is_over = False
+        self._next_length = 1
+
+    def is_due(self, text: str) -> bool:
+        """Whether the text, which has grown since the last time, should be read now."""
+        self._advance(text)
+        if self._is_over:
+            return True
+        length = len(text) - self.start
+        is_due = length >= self._next_length
+        if is_due:
+            self._next_length = 2 * length
+        return is_due
+
+    def _advance(self, text: str) -> None:
+        while not self._is_over:
+            mark = (_STRING_MARKS if self._is_in_string else _MARKS).search(text, self._at)
+            if mark is None:
+                self._at = len(text)
+                return
+            if mark[0] == "\\":
+                if mark.end() == len(text):  # what it escapes comes with the next piece
+                    self._at = mark.start()
+                    return
+                self._at = mark.end() + 1
+                continue
+            self._at = mark.end()
+            if mark[0] == '"':
+                self._is_in_string = not self._is_in_string
+            else:
+                self._depth += 1 if mark[0] in "[{" else -1
+                self._is_over = self._depth <= 0
 
 
 def read_value(text: str, start: int = 0) -> Value:

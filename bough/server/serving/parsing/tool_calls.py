@@ -4,6 +4,9 @@ Always true of a `ToolCallParser`:
 - however the text is cut into pieces, the same text and the same calls come out;
 - text without a call comes out unchanged;
 - a call has the name of a tool that was offered, and a JSON object as its arguments.
+
+What is held back is not read again with every piece: `_Progress` keeps how far each search has come, so that an answer
+costs as much as it is long, however many pieces it comes in.
 """
 
 from __future__ import annotations
@@ -11,17 +14,17 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from bough.server.serving.ask import ToolCall
-from bough.server.serving.parsing.partial_json import CutOff, read_all, read_value
+from bough.server.serving.parsing.partial_json import CutOff, Scan, read_all, read_value
 from bough.server.serving.parsing.thinking import len_undecided
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _CALLS = "[TOOL_CALLS]"
-_FUNCTION = "<function="
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PYTHON_TAG = "<|python_tag|>"
 _MARKER = re.compile("|".join(map(re.escape, (_CALL, _CALLS))))
 _OPENING = re.compile(r'\[?\s*(?:\{\s*(?:"(?P<key>[^"]*)(?P<closed>")?)?)?')
@@ -65,6 +68,17 @@ class _Incomplete(Exception):
     """This may become a call when more follows."""
 
 
+@dataclass
+class _Progress:
+    """How far reading has come in the text that is held; it begins anew when some of that is given out."""
+
+    whole_end: int = 0  # where the last value ends of an answer that is nothing but calls so far
+    whole_calls: list[RawCall] = field(default_factory=list)  # the calls up to there
+    scan: Scan | None = None
+    value: _Read | None = None  # what `scan` has found
+    closing_start: int = 0  # no closing tag of a function that ends its call begins before this
+
+
 class _Place(Enum):
     FORCED = "the answer is a call by its grammar"
     START = "the whole answer may be calls without markers"
@@ -92,6 +106,7 @@ class ToolCallParser:
         self._make_id = make_id
         self._place = _Place.FORCED if is_forced else _Place.START
         self._held = ""
+        self._progress = _Progress()
         self._blanks = ""
         self._has_text = False
         self._has_calls = False
@@ -109,11 +124,15 @@ class ToolCallParser:
     def _find(self, text: str, is_end: bool) -> Found:
         if not self._names:
             return Found(text)
-        self._held += text
+        held, self._held = self._held, ""
+        held += text  # in place, because nothing else refers to it
+        self._held = held
+        del held
         texts: list[str] = []
         calls: list[ToolCall] = []
         while self._held and (read := self._read(is_end)) is not None:
             taken, self._held = self._held[: read.length], self._held[read.length :]
+            self._progress = _Progress()
             calls += [ToolCall(self._make_id(), call.name, call.arguments) for call in read.calls]
             self._has_calls = bool(calls) or self._has_calls
             texts += [] if read.calls else [self._give(taken)]
@@ -144,17 +163,19 @@ class ToolCallParser:
 
     def _read_whole(self, is_end: bool) -> _Read:
         """All that is held, as nothing but calls; of a forced answer its one call."""
-        end = self._skip_start()
-        calls: list[RawCall] = []
+        progress = self._progress
         while True:
+            end = progress.whole_end or self._skip_start()
+            if progress.whole_calls:
+                end = progress.whole_end = _skip(_SEPARATORS, self._held, end)
+                if is_end and end == len(self._held):
+                    return _Read(end, tuple(progress.whole_calls))
             value = self._read_json(end)
             if self._place is _Place.FORCED:
                 self._place = _Place.TEXT
                 return value
-            calls += value.calls
-            end = _skip(_SEPARATORS, self._held, value.length)
-            if is_end and end == len(self._held):
-                return _Read(end, tuple(calls))
+            progress.whole_calls += value.calls
+            progress.whole_end = value.length
 
     def _skip_start(self) -> int:
         """Where the first value begins: after blanks and the tag that Llama may write."""
@@ -203,11 +224,19 @@ class ToolCallParser:
 
     def _read_json(self, start: int) -> _Read:
         """The calls in the JSON value that begins here, and where it ends."""
+        progress = self._progress
+        if progress.scan is None or progress.scan.start != start:
+            progress.scan, progress.value = Scan(start), None
+        if progress.value is not None:
+            return progress.value
         if not self._may_open(start):
             raise _NotACall
+        if not progress.scan.is_due(self._held):
+            raise _Incomplete
         try:
             found = read_value(self._held, start)
-            return _Read(found.end, tuple(self._calls_in(found.value)))
+            progress.value = _Read(found.end, tuple(self._calls_in(found.value)))
+            return progress.value
         except CutOff as error:
             raise _Incomplete from error
         except ValueError as error:
@@ -245,11 +274,15 @@ class ToolCallParser:
             raise _Incomplete if _FUNCTION.startswith(self._held[start:]) else _NotACall
         if not _may_be(opening, "name", self._names):
             raise _NotACall
-        for closing in re.finditer("</function>", self._held[opening.end() :]):
-            end = self._find_end(opening.end() + closing.end(), is_end)
+        closing = self._held.find(_FUNCTION_END, max(opening.end(), self._progress.closing_start))
+        while closing >= 0:
+            self._progress.closing_start = closing
+            end = self._find_end(closing + len(_FUNCTION_END), is_end)
             if end is not None:
-                body = self._held[opening.end() :][: closing.start()]
+                body = self._held[opening.end() : closing]
                 return _Read(end, (RawCall(opening["name"], self._read_parameters(opening["name"], body)),))
+            closing = self._held.find(_FUNCTION_END, closing + 1)
+        self._progress.closing_start = max(opening.end(), len(self._held) - len(_FUNCTION_END) + 1)
         raise _Incomplete
 
     def _read_parameters(self, name: str, body: str) -> dict[str, Any]:
