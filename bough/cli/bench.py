@@ -375,18 +375,20 @@ def gaps(
             progress.update(task, description=f"{case.part}: {case.name}", advance=1)
 
         report = measure_gaps(model or load_settings().model, parts, note)
-    columns = ("while", "longest alone", "longest", "ratio", "99 % alone", "99 %", "what happened")
-    table = _table("gaps between two tokens of eight streams", columns, map(_gap_row, found))
-    table.columns[0].justify = table.columns[-1].justify = "left"
+    columns = ("while", "longest", "alone", "ratio", "99 %", "alone")
+    table = _table("gaps between two tokens of eight streams, ms", columns, map(_gap_row, found))
+    table.columns[0].justify = "left"
     console.print(table)
+    for case in found:
+        console.print(f"{case.name}: {case.note}", soft_wrap=True)
     if as_json:
         print(json.dumps(report))
 
 
 def _gap_row(case: Case) -> tuple[str, ...]:
     quiet, disturbed = case.quiet, case.disturbed
-    longest = (f"{quiet.longest_ms:,.0f} ms", f"{disturbed.longest_ms:,.0f} ms", f"{case.ratio:.2f}")
-    return (case.name, *longest, f"{quiet.p99_ms:,.0f} ms", f"{disturbed.p99_ms:,.0f} ms", case.note)
+    longest = (f"{disturbed.longest_ms:,.0f}", f"{quiet.longest_ms:,.0f}", f"{case.ratio:.2f}")
+    return (case.name, *longest, f"{disturbed.p99_ms:,.0f}", f"{quiet.p99_ms:,.0f}")
 
 
 def _numbers(text: str) -> list[int]:

@@ -37,7 +37,8 @@ def measure_loading(model: str, folder: Path) -> Iterator[Case]:
                 server.warm(_conversation(name))
     for mb_s, names in _ON_DISK.items():
         with running_server(model, folder, speed=DiskSpeed(read_bytes_s=1e6 * mb_s)) as server:
-            rate = server.ask(_question(_conversation("rate")[:6], "rate"))  # the server learns how quickly it computes
+            # What is computed under another salt reads nothing: the server learns how quickly it computes, not the disk.
+            rate = server.ask(_question(_conversation("rate")[:6], "rate"), salt=f"rate-{mb_s}")
             with Streams(server.url, model) as streams:
                 yield from _Loading(server, streams, mb_s, rate).run(names)
 

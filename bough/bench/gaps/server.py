@@ -63,21 +63,23 @@ class Server:
         found: dict[str, Any] = answer.json()["models"][0]
         return found
 
-    def ask(self, messages: list[Message], max_tokens: int = 4) -> Asked:
+    def ask(self, messages: list[Message], max_tokens: int = 4, salt: str = "") -> Asked:
         """Ask for a streamed answer. The counts hold if no other request ends meanwhile."""
         request_id = f"gaps-{time.monotonic_ns()}"
+        headers = {"X-Request-Id": request_id} | ({"X-Bough-Salt": salt} if salt else {})
         before = self._read_counts()
-        first_token_s = self._time_first_token(messages, max_tokens, request_id)
+        first_token_s = self._time_first_token(messages, max_tokens, headers)
         line = self._read_log(request_id)  # a request is counted before it is logged
         after = self._read_counts()
         changed = {name: int(value - before.get(name, 0)) for name, value in after.items() if value != before.get(name, 0)}
         return Asked(first_token_s, changed, line)
 
-    def _time_first_token(self, messages: list[Message], max_tokens: int, request_id: str) -> float:
+    def _time_first_token(self, messages: list[Message], max_tokens: int, headers: dict[str, str]) -> float:
         body = {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         started_s, first_s = time.monotonic(), 0.0
-        address, headers = f"{self.url}/v1/chat/completions", {"X-Request-Id": request_id}
-        with httpx.stream("POST", address, json=body, headers=headers, timeout=TIMEOUT_S) as answer:
+        with httpx.stream(
+            "POST", f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=TIMEOUT_S
+        ) as answer:
             answer.raise_for_status()
             for line in answer.iter_lines():
                 if not first_s and '"delta":{"content":"' in line:
