@@ -131,7 +131,7 @@ class Saver:
             if not _unsaved(node.items()) and not self._unindexed(node, last_used):
                 continue  # its addresses would cost as much as its whole path
             self._make_room(trie, list(node.items()))
-            if _is_attached(trie, node):  # making room may have merged it with another, which is saved later
+            if trie.holds(node):  # making room may have merged it with another, which is saved later
                 addresses = PathAddresses.of(disk, trie, node)
                 self._save_items(disk, trie, node.items(), addresses, last_used)
                 self._index_points(disk, node, addresses, last_used)
@@ -223,7 +223,7 @@ class Expiry:
         """Remove a leaf that was last used before then, and its parents if they are such leaves then; returns how many."""
         num_removed = 0
         for each in reversed(node.path()) if node.is_leaf and node.last_used < before else ():
-            if not _is_attached(trie, each):
+            if not trie.holds(each):
                 continue  # it was merged, or has gone with what was below it
             if each.children or each.pins or each.last_used >= before:
                 break
@@ -244,12 +244,6 @@ def forget_disk(trie: SaltTrie) -> None:
             trie.memory.drop_files(item)
         for point in node.points.values():
             point.indexed = None
-
-
-def _is_attached(trie: SaltTrie, node: Node) -> bool:
-    if node.parent is None:
-        return node is trie.root
-    return node.parent.children.get(node.first_token) is node
 
 
 def _unsaved(items: Iterable[Item]) -> list[Item]:
