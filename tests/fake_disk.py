@@ -40,7 +40,7 @@ class FakeReader(Reader):
         self.taken: list[Read] = []
 
     def _start_threads(self) -> None:
-        """Take what is wanted, when the lists are whole."""
+        """There are none: `take_all` takes what is wanted."""
 
     def wait(self, timeout_s: float) -> None:
         if not self.finish(0):

@@ -141,10 +141,7 @@ class Adoption:
     @property
     def loaded_tokens(self) -> int:
         """How many tokens a lane could stand on with what has been read so far."""
-        if not self.is_loading:
-            return self.offset
-        missing = self._adopter.loader.on_disk(self._pin.node.path(), self._live, self.offset)
-        return min((each.start for each in missing), default=self.offset)
+        return self._load.reached(self._pin, self._live, self.offset) if self.is_loading else self.offset
 
     @property
     def _pin(self) -> Pin:

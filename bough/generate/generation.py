@@ -261,7 +261,7 @@ class Generation:
         return self.is_done
 
     def _report_progress(self) -> None:
-        if (done := self.done_tokens) != self._reported:
+        if (done := self.done_tokens) > self._reported:  # less, if a load was given up
             self._reported = done
             self.request.on_progress(done, len(self.request.ids))
 

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency.loading import TAKE_S
 from bough.cache.tree.tokens import common_prefix
 from bough.engines.contract import Engine
 from bough.errors import BoughError, DoesNotFit, EngineError, LanesBusy, TimedOut
@@ -52,6 +53,7 @@ class Scheduler:
         self._size = size
         self._clock = clock
         self._verifier = verifier
+        self._next_loading = 0
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self._num_ended = 0  # requests that were dropped so far
@@ -169,7 +171,8 @@ class Scheduler:
     def _leads(self, other: Job, job: Job) -> bool:
         """Whether `other` will publish a prefix of `job` that is long enough to wait for."""
         shared = min(self._shared(job, other), job.num_tokens - 1)
-        if not other.is_loading and other.generation.lane.offset >= shared:
+        will_stand = other.generation.session.cached if other.is_loading else other.generation.lane.offset
+        if will_stand >= shared:
             return False
         is_worth_it = job.leader is other or shared - self._known(job) >= MIN_SHARED_TOKENS
         if is_worth_it:
@@ -221,16 +224,24 @@ class Scheduler:
         """Whether a request has to read from disk while half of the lanes do so already."""
         most = max(1, len(self._cache.lanes.slots) // 2)
         if sum(other.is_loading for other in self.running) < most:
-            return False
-        return self._cache.needs_loading(job.packed, job.generation.request.salt)
+            job.waits_to_load = False
+        elif not job.waits_to_load:  # what it needs is not looked up again before a load has ended
+            job.waits_to_load = self._cache.needs_loading(job.packed, job.generation.request.salt)
+        return job.waits_to_load
 
     def _load(self) -> None:
-        """Take what has been read from disk for the requests that wait for it."""
-        for job in [job for job in self.running if job.is_loading]:
+        """Take what has been read from disk for the requests that wait for it, for a limited time, in turn."""
+        loading = [job for job in self.running if job.is_loading]
+        until_s = self._clock() + TAKE_S
+        for number in range(len(loading)):
+            job = loading[(self._next_loading + number) % len(loading)]
             try:
                 job.generation.advance_loading()
             except (BoughError, MemoryError) as error:
                 self._fail(job, _translated(error))
+            if self._clock() > until_s:
+                break
+        self._next_loading += 1
 
     # Prefill
 

@@ -15,11 +15,11 @@ KNOWN = prompt(7, 200)
 every_model = pytest.mark.parametrize("model", MODELS)
 
 
-def on_disk(model: str = "full", **options: object) -> Concert:
-    """A concert that has KNOWN on a slow disk, and nowhere else."""
+def on_disk(model: str = "full", known: list[int] = KNOWN, **options: object) -> Concert:
+    """A concert that has a prompt on a slow disk, and nowhere else."""
     concert = Concert(model, has_disk=True, **options)  # type: ignore[arg-type]
     assert concert.disk is not None
-    concert.ask(KNOWN)
+    concert.ask(known)
     concert.play()
     concert.disk.work()
     concert.cache.lanes.clear_idle()
@@ -153,3 +153,35 @@ def test_a_lane_that_cannot_adopt_what_was_read_fails_that_request_alone() -> No
     concert.play()
     assert client.error is not None and talker.completion is not None
     assert not any(concert.cache.memory.reserved_bytes.values())
+
+
+def test_nobody_waits_for_a_leader_that_will_stand_beyond_what_they_share() -> None:
+    """The leader is planned to stand at its own restore point: it computes nothing that the other could use."""
+    concert = on_disk("full+recurrent", known=prompt(7, 900))
+    leader = concert.ask([*prompt(7, 900), 1])
+    concert.turn()
+    follower = concert.ask([*prompt(7, 600), 2])
+    for _ in range(3):
+        concert.turn()
+    assert leader.started is not None and loading(concert) == 1
+    assert follower.started is not None  # it computes for itself
+
+
+def test_requests_that_must_wait_to_load_are_looked_up_once() -> None:
+    concert = on_disk(lanes=4)
+    for token in range(12):
+        concert.ask([*KNOWN, token])
+    concert.turn()
+    calls, needs_loading = [], concert.cache.needs_loading
+
+    def counted(ids: bytes, salt: str = "") -> bool:
+        calls.append(salt)
+        return needs_loading(ids, salt)
+
+    concert.cache.needs_loading = counted  # type: ignore[method-assign, assignment]
+    for _ in range(5):
+        concert.turn()
+    assert loading(concert) == 2 and not calls
+    read(concert)
+    concert.play()
+    assert all(client.completion for client in concert.clients)

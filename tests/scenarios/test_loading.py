@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from bough.cache.disk.page_files import KeepReading
+from bough.cache.residency import loading
 from bough.cache.residency.loading import STALLED_S
 from bough.cache.session import Session
 from bough.cache.tree.address import DiskFile
@@ -319,3 +320,73 @@ def test_a_request_that_is_refused_takes_nothing_from_others() -> None:
     assert [(slot.tokens, slot.salt, slot.lane.nbytes) for slot in w.cache.lanes.slots] == before
     assert tiers(w) == held
     w.check()
+
+
+def test_loads_that_share_reads_do_not_give_each_other_up() -> None:
+    """What one of them has put into the tree counts as arrived for all: a page a second, and 4 s of computing each."""
+    w = on_disk(num_lanes=3, rates=FixedRates(token_s=1.0))
+    sessions = [w.begin([*LONG, 90 + number]) for number in range(3)]
+    for _ in range(8):
+        w.wait(1.0)
+        assert w.disk.reader.finish(0)
+        for session in sessions:
+            session.advance_loading()
+            w.check()
+    assert [session.cached for session in sessions] == [len(LONG)] * 3
+    assert w.cache.residency.loader.counts.slow_loads == 0
+
+
+def test_what_has_been_read_is_never_given_up_however_long_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = on_disk(rates=FixedRates(token_s=0.001))
+    monkeypatch.setattr(loading, "TAKE_S", -1.0)  # one page at a time
+    session = w.begin(LONG)
+    while w.disk.reader.finish(0):
+        pass
+    while session.is_loading:
+        w.wait(10.0)  # steps of other requests
+        session.advance_loading()
+        w.check()
+    assert session.cached == len(LONG) - 1
+
+
+def test_a_load_that_is_given_up_at_once_says_nothing_of_the_disk() -> None:
+    w = on_disk()
+    rates = w.cache.residency.loader.rates
+    rates.note_load(Tier.DISK, 10**9, 1.0)
+    rates.note_prefill(0, 100, 0.0001)
+    session = w.begin(LONG)
+    w.now_s += 1.0  # the disk itself has worked for no time at all
+    session.advance_loading()
+    assert not session.is_loading and session.cached == 0
+    assert rates.byte_s(Tier.DISK) == 1e-9
+
+
+@pytest.mark.parametrize("model", ["full+recurrent", "window+recurrent+full"])
+def test_a_disk_that_delivers_nothing_is_waited_for_once_not_at_every_restore_point(model: str) -> None:
+    w = SlowWorld(model, point_spacing=4)
+    w.run(LONG, [1])
+    w.disk.work()
+    demote_all(w)
+    session = w.begin(LONG)
+    waited = 0
+    while session.advance_loading():
+        w.wait(1.0)
+        waited += 1
+    assert session.cached == 0 and waited <= STALLED_S + 2
+
+
+def test_what_is_promised_to_loads_counts_in_a_salts_share_of_the_device() -> None:
+    row = 8
+    w = SlowWorld("full", num_lanes=2, budget_bytes=400 * row, salt_share=0.25)
+    w.run(LONG)
+    w.disk.work()
+    demote_all(w)
+    w.run([200 + at for at in range(40)])
+    room, trie = w.cache.residency.room, w.cache.forest.tries[""]
+    session = w.begin(LONG)
+    assert session.is_loading and trie.memory.reserved_bytes[Tier.DEVICE] == 32 * row
+    held = trie.memory.num_bytes[Tier.DEVICE]
+
+    assert not room.make_room(75 * row, trie=trie)
+
+    assert trie.memory.num_bytes[Tier.DEVICE] == held and room.affordable(trie) <= 68 * row

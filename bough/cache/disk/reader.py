@@ -2,9 +2,11 @@
 
 A load has a `ReadList` with the files that it wants, in the order in which it wants them. Loads that want the same file
 share one `Read`. The threads take one file from each list in turn, so that a long load does not hold up a short one. A file
-that no list wants any more is not read, or given up in the middle.
+that no list wants any more is not read, or given up in the middle. What has been read is held until nobody wants it; beyond
+`MAX_HELD_BYTES` nothing more is read.
 
-Always true between calls (`check` asserts it): a read is known while some list wants it, and no longer.
+Always true between calls (`check` asserts it): a read is known while some list wants it, and no longer; what these hold is
+counted.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 NUM_THREADS = 2
 """One reads while the other checks; and one may hang without stopping all."""
+
+MAX_HELD_BYTES = 256 * 2**20
+"""So much content may wait to be taken: memory that no budget counts, beside what is reserved for it."""
 
 ReadFile = Callable[[DiskFile, KeepReading], bytearray]
 
@@ -47,6 +52,10 @@ class Read:
     def is_done(self) -> bool:
         return self.content is not None or self.error is not None
 
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self.content is None else len(self.content)
+
 
 @dataclass(frozen=True)
 class ReadProgress:
@@ -67,6 +76,7 @@ class Reader:
         self._lists: deque[ReadList] = deque()  # those with something left to read, the next one first
         self._threads: list[threading.Thread] = []
         self._is_closed = False
+        self._held_bytes = 0
         self._num_bytes = 0
         self._busy_s = 0.0
         self._num_active = 0
@@ -77,7 +87,7 @@ class Reader:
         return ReadList(self)
 
     def progress(self) -> ReadProgress:
-        """How much was read so far, and how long at least one thread was at it."""
+        """How much was read so far, and how long at least one thread was at it for somebody who wanted it."""
         with self.changed:
             active_s = self._clock() - self._active_since if self._num_active else 0.0
             return ReadProgress(self._num_bytes, self._busy_s + active_s)
@@ -97,6 +107,7 @@ class Reader:
         """Assert what the module's docstring says."""
         with self.changed:
             assert all(read.num_users > 0 for read in self._reads.values())
+            assert self._held_bytes == sum(read.held_bytes for read in self._reads.values())
 
     @property
     def num_reads(self) -> int:
@@ -109,21 +120,34 @@ class Reader:
         read.num_users += 1
         if not read.is_taken and read_list not in self._lists:
             self._lists.append(read_list)
+        return read
+
+    def start(self) -> None:
+        """Let the threads go on, after lists have changed. For `ReadList` only."""
         self._start_threads()
         self.changed.notify_all()
-        return read
 
     def drop(self, read: Read) -> None:
         """One list wants this no more. For `ReadList` only."""
         read.num_users -= 1
         if not read.num_users:
             del self._reads[read.file]
+            self._held_bytes -= read.held_bytes
+            if read.is_taken and not read.is_done:
+                self._note_active(-1)  # a thread may hang in it for long
 
     def _start_threads(self) -> None:
-        while len(self._threads) < NUM_THREADS and not self._is_closed:
+        while self._lists and len(self._threads) < NUM_THREADS and not self._is_closed:
             thread = threading.Thread(target=self._run, name="bough disk reader", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many threads
+                log.warning("the disk is read by %d threads only: %s", len(self._threads), error)
+                break
             self._threads.append(thread)
-            thread.start()
+        if not self._threads:
+            while (read := self.take_next()) is not None:
+                self._end(read, None, EngineError("no thread could be started to read from disk"))
 
     def _run(self) -> None:
         while True:
@@ -135,8 +159,8 @@ class Reader:
             self.carry_out(read)
 
     def take_next(self) -> Read | None:
-        """The next file to read, of the list whose turn it is. Needs the lock."""
-        while self._lists:
+        """The next file to read, of the list whose turn it is; none while enough is held. Needs the lock."""
+        while self._lists and self._held_bytes < MAX_HELD_BYTES:
             read_list = self._lists.popleft()
             read = read_list.next_untaken()
             if read is not None:
@@ -160,9 +184,14 @@ class Reader:
             log.exception("the disk reader made a mistake")
             failure = EngineError(f"reading a page failed by a mistake of ours: {error!r}")
         with self.changed:
+            self._end(read, content, failure)
+
+    def _end(self, read: Read, content: bytearray | None, failure: Exception | None) -> None:
+        if read.num_users:
             self._note_active(-1)
             read.content, read.error = content, failure
-            self.changed.notify_all()
+            self._held_bytes += read.held_bytes
+        self.changed.notify_all()
 
     def _watch(self, read: Read) -> KeepReading:
         seen = 0
@@ -190,6 +219,7 @@ class ReadList:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._reads: dict[DiskFile, Read] = {}
+        self._untaken: deque[Read] = deque()
 
     def want(self, files: Sequence[DiskFile]) -> None:
         """Want these files, in this order, and no others any more."""
@@ -200,6 +230,8 @@ class ReadList:
             for file in wanted:
                 if file not in self._reads:
                     self._reads[file] = self._reader.want(self, file)
+            self._untaken = deque(read for read in self._reads.values() if not read.is_taken)
+            self._reader.start()
 
     def find(self, file: DiskFile) -> Read | None:
         """The read of a file, if it has ended."""
@@ -213,7 +245,9 @@ class ReadList:
 
     def next_untaken(self) -> Read | None:
         """The first file that no thread has taken yet. For `Reader` only, with its lock."""
-        return next((read for read in self._reads.values() if not read.is_taken), None)
+        while self._untaken and self._untaken[0].is_taken:
+            self._untaken.popleft()
+        return self._untaken.popleft() if self._untaken else None
 
     def close(self) -> None:
         """Want nothing any more."""

@@ -156,15 +156,18 @@ class Loader:
                 return each.start
         return None
 
-    def note_reading(self, *, is_given_up: bool = False) -> None:
-        """Learn the disk's rate from what it has read since the last time; giving up counts also if that is nothing."""
-        if self.memory.disk is None:
-            return
-        now, before = self.memory.disk.reader.progress(), self._measured
-        nbytes = now.num_bytes - before.num_bytes
-        if nbytes or is_given_up:
+    def note_reading(self, now: ReadProgress) -> None:
+        """Learn the disk's rate from what it has read since the last time."""
+        nbytes, seconds = now.num_bytes - self._measured.num_bytes, now.busy_s - self._measured.busy_s
+        if nbytes:
             self._measured = now
-            self.rates.note_load(Tier.DISK, max(1, nbytes), now.busy_s - before.busy_s)
+            self.rates.note_load(Tier.DISK, nbytes, seconds)
+
+    def note_slow(self, before: ReadProgress, now: ReadProgress) -> None:
+        """Learn the disk's rate from a load that was given up: also if nothing came, when that was long enough to tell."""
+        self._measured = now
+        if (seconds := now.busy_s - before.busy_s) >= LEAST_WAIT_S:
+            self.rates.note_load(Tier.DISK, max(1, now.num_bytes - before.num_bytes), seconds)
 
     def check(self) -> None:
         """Assert what the module's docstring says."""
@@ -197,9 +200,11 @@ class Load:
         disk = loader.memory.disk
         self._reads = disk.reader.open_list() if disk is not None else None
         self._without: int | None = None  # the offset that could be reached without reading anything
+        self._wanted_bytes = 0  # since the last start
+        self._arrived_bytes = 0  # up to the last start
         self._started_s = 0.0
-        self._alive_s = 0.0  # when the disk was last seen to deliver something
-        self._seen_bytes = 0
+        self._before = self._seen = ReadProgress()  # of the reader: at the first start, and when something came last
+        self._alive_s = 0.0  # when that was
 
     def reserve_host(self, items: Sequence[Needed]) -> int | None:
         """Reserve room on the host, if what is read goes there; returns None, or where the first item starts that has none.
@@ -218,13 +223,21 @@ class Load:
         """Want these items, for which there is room; `without` them a lane can stand at that offset. Reserves the room."""
         self._loader.loads.add(self)
         self._reserve(total_bytes(items))
-        self._without = without if self._without is None else self._without
-        now = self._loader.clock()
-        self._started_s, self._alive_s = now - self.loading.load_s, now
+        self._wanted_bytes = total_bytes(items)
+        if self._without is None:
+            self._without = without
+            self._started_s = self._alive_s = self._loader.clock()
+            self._before = self._seen = self._progress()
         self._want(items)
+
+    def _progress(self) -> ReadProgress:
+        disk = self._loader.memory.disk
+        return disk.reader.progress() if disk is not None else ReadProgress()
 
     def release_room(self) -> None:
         """Give back what is reserved, before it is planned again."""
+        self._arrived_bytes += self._wanted_bytes - self.reserved_bytes
+        self._wanted_bytes = 0
         self._reserve(0)
 
     def close(self) -> None:
@@ -251,7 +264,7 @@ class Load:
             items = self._loader.on_disk(path, live, offset)
             self._want(items)
         if items and not self._is_worth_waiting(items, pin, live, offset):
-            return self._give_up(items)
+            return min(self._give_up(items, pin, live), offset - 1)  # what it needs may lie on disk as well
         return None if items else offset
 
     def _want(self, items: Sequence[Needed]) -> None:
@@ -269,7 +282,7 @@ class Load:
     def _take(self, disk: Disk, items: Sequence[Needed]) -> int | None:
         """Put what has arrived into the tree, for a limited time; returns where the first item starts that failed."""
         assert self._reads is not None
-        self._loader.note_reading()
+        self._loader.note_reading(self._progress())
         until_s = self._loader.clock() + TAKE_S
         for each in items:
             file = saved_file(each.item)
@@ -309,11 +322,14 @@ class Load:
             self._trie.drop_point(each.node, each.node.points[each.item.offset])
 
     def _is_worth_waiting(self, items: Sequence[Needed], pin: Pin, live: Live, offset: int) -> bool:
-        """Whether what is left should still be waited for, as it goes now."""
+        """Whether what has not arrived should still be waited for, as it goes now."""
+        items = [each for each in items if not self._has_arrived(each)]
+        if not items:
+            return True
         if not self._is_alive():
             return False
         without = self._without or 0
-        at = self._reached(items, pin, live, without)
+        at = self._reached(items, pin, live)
         rates, elapsed_s = self._loader.rates, self._loader.clock() - self._started_s
         compute_s, won_s = rates.prefill_s(without, self._total), rates.prefill_s(without, at)
         left_s = rates.prefill_s(at, offset)
@@ -321,29 +337,41 @@ class Load:
             return True
         if elapsed_s > WASTE * compute_s + won_s:
             return False
-        done_bytes = self.loading.disk_bytes
-        return not done_bytes or total_bytes(items) * elapsed_s / done_bytes <= left_s
+        left_bytes = total_bytes(items)
+        arrived_bytes = self._arrived_bytes + self._wanted_bytes - left_bytes  # whoever has put it into the tree
+        return not arrived_bytes or left_bytes * elapsed_s / arrived_bytes <= left_s
+
+    def _has_arrived(self, each: Needed) -> bool:
+        file = saved_file(each.item)
+        return file is None or (self._reads is not None and self._reads.find(file) is not None)
 
     def _is_alive(self) -> bool:
         """Whether the disk has delivered something lately."""
-        assert self._loader.memory.disk is not None
-        now, seen = self._loader.clock(), self._loader.memory.disk.reader.progress().num_bytes
-        if seen != self._seen_bytes:
-            self._seen_bytes, self._alive_s = seen, now
+        now, progress = self._loader.clock(), self._progress()
+        if progress.num_bytes != self._seen.num_bytes:
+            self._seen, self._alive_s = progress, now
         return now - self._alive_s <= STALLED_S
 
-    def _reached(self, items: Sequence[Needed], pin: Pin, live: Live, without: int) -> int:
-        """How deep a lane could stand with what is there now."""
-        first = items[0]
-        if first.item.group.kind is not Kind.FULL:
-            return without
-        return plan(self._loader.groups, pin.node.path(), pin.offset, live, first.start)
+    def reached(self, pin: Pin, live: Live, offset: int) -> int:
+        """How deep a lane could stand with what is in the tree now, of a load to `offset`."""
+        path = pin.node.path()
+        if (at := plan(self._loader.groups, path, pin.offset, live, offset)) < offset:
+            return at  # something was cleared meanwhile
+        items = self._loader.on_disk(path, live, offset)
+        return self._reached(items, pin, live) if items else offset
 
-    def _give_up(self, items: Sequence[Needed]) -> int:
+    def _reached(self, items: Sequence[Needed], pin: Pin, live: Live) -> int:
+        """How deep a lane could stand without these items: where states or windows are missing, as deep as before."""
+        if items[0].item.group.kind is not Kind.FULL:
+            return self._without or 0
+        return plan(self._loader.groups, pin.node.path(), pin.offset, live, items[0].start)
+
+    def _give_up(self, items: Sequence[Needed], pin: Pin, live: Live) -> int:
+        """Wait no longer; returns how deep the lane can stand with what has arrived."""
         self._loader.counts.slow_loads += 1
-        self._loader.note_reading(is_given_up=True)
+        self._loader.note_slow(self._before, self._progress())
         self._note(0)
-        return items[0].start
+        return self._reached([each for each in items if not self._has_arrived(each)], pin, live)
 
     def note_host(self, path: Sequence[Node], live: Live, offset: int) -> None:
         """Count what the lane takes from the host."""

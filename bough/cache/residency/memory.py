@@ -177,7 +177,7 @@ class Account:
 
     def cancel_writes(self, page: Page) -> None:
         """Cancel the writes of a page that is about to be consumed; what it becomes is saved again."""
-        for file in [file for file in page.files if not file.is_saved]:
+        for file in [file for file in page.files if is_pending(file)]:
             del page.files[file]
             self._drop(file)
 

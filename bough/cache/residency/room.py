@@ -39,7 +39,9 @@ class Room:
         assert self.budget_bytes is not None
         fits = self.budget_bytes - self._fixed_bytes(None)
         share = self.evictor.share_of(self.budget_bytes)
-        return min(fits, share - self._pinned_bytes(trie)) if share < self.budget_bytes else fits
+        if share >= self.budget_bytes:
+            return fits
+        return min(fits, share - self._pinned_bytes(trie) - trie.memory.reserved_bytes[Tier.DEVICE])
 
     def shortage(self, needed_bytes: int, spare: Slot | None = None) -> int:
         """How many bytes are missing even if everything evictable were evicted; `spare` is an idle lane that stays.
@@ -74,7 +76,7 @@ class Room:
         share = self.evictor.share_of(self.budget_bytes)
         if share >= self.budget_bytes:
             return True
-        if not self._fits_pinned(trie, share - needed_bytes):
+        if not self._fits_pinned(trie, share - needed_bytes - trie.memory.reserved_bytes[Tier.DEVICE]):
             return False
         return self.evictor.make_share(Tier.DEVICE, trie, needed_bytes, self.budget_bytes)
 

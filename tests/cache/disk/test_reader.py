@@ -183,3 +183,57 @@ def test_a_large_file_that_nobody_wants_any_more_is_given_up_in_the_middle(
     reads.want([file])
     wait_until(lambda: num_reads >= 5 and disk.reader.progress() == disk.reader.progress())  # no time passes: it rests
     assert num_reads == 5 and file.is_saved
+
+
+def test_time_in_which_a_read_hangs_that_nobody_wants_does_not_count() -> None:
+    now, files = [0.0], files_of(2)
+    reader = Reader(Hanging(), lambda: now[0])
+    reader._start_threads = lambda: None  # type: ignore[method-assign]
+    reads = reader.open_list()
+    reads.want(files)
+    with reader.changed:
+        hung = reader.take_next()
+    now[0] += 3.0
+    reads.want(files[1:])
+    now[0] += 60.0
+    assert reader.progress().busy_s == 3.0
+    with reader.changed:
+        other = reader.take_next()
+    now[0] += 1.0
+    for read in (other, hung):
+        assert read is not None
+        reader.carry_out(read)
+    assert reader.progress().busy_s == 4.0
+    reads.close()
+    reader.check()
+
+
+def test_no_more_is_read_while_enough_waits_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.cache.disk.reader.MAX_HELD_BYTES", 8)  # two files of four bytes
+    reader, files = Reader(Hanging()), files_of(6)
+    reads = reader.open_list()
+    reads.want(files)
+    wait_until(lambda: reads.num_done >= 2)
+    time.sleep(0.05)
+    assert 2 <= reads.num_done <= 2 + NUM_THREADS
+
+    reads.want(files[4:])
+    wait_until(lambda: reads.num_done == 2)
+    reads.close()
+    reader.check()
+    reader.close()
+
+
+def test_without_threads_reads_fail_and_the_next_time_they_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, files = Reader(Hanging()), files_of(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no more threads")))
+        reads = reader.open_list()
+        reads.want(files)
+        assert all(isinstance((read := reads.find(file)) and read.error, EngineError) for file in files)
+        reads.close()
+    reader.check()
+    reads.want(files)
+    wait_until(lambda: reads.num_done == 2)
+    reads.close()
+    reader.close()
