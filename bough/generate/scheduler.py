@@ -231,6 +231,9 @@ class Scheduler:
                 job.generation.advance_loading()
             except (BoughError, MemoryError) as error:
                 self._fail(job, _translated(error))
+            else:
+                if not job.generation.is_loading:
+                    job.loaded()
 
     # Prefill
 
