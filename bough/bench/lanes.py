@@ -41,6 +41,9 @@ class _TokenListener:
     def on_start(self, usage: Usage, waited_s: float) -> None:
         pass
 
+    def on_loaded(self, usage: Usage) -> None:
+        pass
+
     def on_chunk(self, chunk: Chunk) -> None:
         self.tokens += chunk.token_ids
 

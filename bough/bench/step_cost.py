@@ -36,6 +36,9 @@ class _QueueListener:
     def on_start(self, usage: Usage, waited_s: float) -> None:
         pass
 
+    def on_loaded(self, usage: Usage) -> None:
+        pass
+
     def on_chunk(self, chunk: Chunk) -> None:
         self._pieces.put((self._number, chunk))
 

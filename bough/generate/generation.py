@@ -284,16 +284,17 @@ class Generation:
     def usage(self) -> Usage:
         """How many tokens were found, reused, evaluated and generated so far. Zero before `begin`.
 
-        While the request loads, the tokens that are planned to be reused count as such.
+        While the request loads, the tokens that are planned to be reused count as such. If it ends meanwhile, none was.
         """
         prompt_tokens, session = len(self.request.ids), self._session
         if session is None:
             return Usage(prompt_tokens=prompt_tokens)
-        evaluated = 0 if self.is_loading else min(self.lane.offset, prompt_tokens) - session.cached
+        cached = 0 if self.is_loading and self.is_done else session.cached
+        evaluated = 0 if self.is_loading else min(self.lane.offset, prompt_tokens) - cached
         return Usage(
             prompt_tokens=prompt_tokens,
             matched_tokens=session.matched,
-            cached_tokens=session.cached,
+            cached_tokens=cached,
             computed_tokens=evaluated,
             completion_tokens=len(self._token_ids),
         )

@@ -27,7 +27,11 @@ class Listener(Protocol):
     """
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
-        """The request has a lane; `usage` says how much of its prompt is cached."""
+        """The request has a lane; `usage` says how much of its prompt is cached, or planned to be read from disk."""
+        ...
+
+    def on_loaded(self, usage: Usage) -> None:
+        """A request that had to read from disk does so no longer; `usage` says how much of its prompt is cached."""
         ...
 
     def on_chunk(self, chunk: Chunk) -> None: ...
@@ -110,6 +114,11 @@ class Job:
             self.has_started = True
             if not self.is_over:
                 self._tell(self.listener.on_start, self.generation.usage, waited_s)
+
+    def loaded(self) -> None:
+        with self._ending:
+            if not self.is_over:
+                self._tell(self.listener.on_loaded, self.generation.usage)
 
     def deliver(self, chunk: Chunk) -> None:
         with self._ending:

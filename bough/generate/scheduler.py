@@ -235,13 +235,19 @@ class Scheduler:
         until_s = self._clock() + TAKE_S
         for number in range(len(loading)):
             job = loading[(self._next_loading + number) % len(loading)]
-            try:
-                job.generation.advance_loading()
-            except (BoughError, MemoryError) as error:
-                self._fail(job, _translated(error))
+            self._advance_loading(job)
             if self._clock() > until_s:
                 break
         self._next_loading += 1
+
+    def _advance_loading(self, job: Job) -> None:
+        try:
+            job.generation.advance_loading()
+        except (BoughError, MemoryError) as error:
+            self._fail(job, _translated(error))
+            return
+        if not job.generation.is_loading:
+            job.loaded()
 
     # Prefill
 

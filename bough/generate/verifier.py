@@ -134,6 +134,9 @@ class _Check:
     def on_start(self, usage: Usage, waited_s: float) -> None:
         assert usage.cached_tokens == 0, "a check computes everything"
 
+    def on_loaded(self, usage: Usage) -> None:
+        raise AssertionError("a check loads nothing")
+
     def on_chunk(self, chunk: Chunk) -> None:
         raise AssertionError("a check generates nothing")
 

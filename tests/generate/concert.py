@@ -36,6 +36,7 @@ class Client:
     def __init__(self) -> None:
         self.mistakes: list[str] = []
         self.started: Usage | None = None
+        self.loaded: Usage | None = None
         self.tokens: list[int] = []
         self.completion: Completion | None = None
         self.error: BoughError | None = None
@@ -48,6 +49,10 @@ class Client:
     def on_start(self, usage: Usage, waited_s: float) -> None:
         self._note("a start", is_wrong=self.started is not None or self.is_done)
         self.started = usage
+
+    def on_loaded(self, usage: Usage) -> None:
+        self._note("the end of loading", is_wrong=self.loaded is not None or self.is_done)
+        self.loaded = usage
 
     def on_chunk(self, chunk: Chunk) -> None:
         self._note("a chunk", is_wrong=self.is_done)

@@ -70,6 +70,34 @@ def test_a_request_that_loads_has_begun_and_tells_how_far_it_has_come() -> None:
         read(concert, 1)
         concert.turn()
     assert seen == [(0, 201), (16, 201), (32, 201), (48, 201)]
+    assert client.loaded is None
+
+
+@every_model
+def test_when_a_request_has_loaded_its_listener_hears_how_much_it_really_reuses(model: str) -> None:
+    concert = on_disk(model)
+    given_up, whole = concert.ask([*KNOWN, 1]), concert.ask([*KNOWN, 2])
+    concert.turn()
+    planned = given_up.started
+    assert planned is not None and given_up.loaded is None
+
+    concert.cache.residency.loader.clock = lambda: 100.0  # the disk is too slow by now
+    concert.turn()
+    assert given_up.loaded is not None and given_up.loaded.cached_tokens < planned.cached_tokens
+    concert.play()
+
+    for client in (given_up, whole):
+        assert client.loaded is not None and client.completion is not None
+        usage = client.completion.usage
+        assert (usage.cached_tokens, usage.matched_tokens) == (client.loaded.cached_tokens, client.loaded.matched_tokens)
+        assert usage.cached_tokens + usage.computed_tokens == usage.prompt_tokens
+
+
+def test_a_request_that_reads_nothing_from_disk_does_not_hear_of_loading() -> None:
+    concert = Concert()
+    client = concert.ask(KNOWN)
+    concert.play()
+    assert client.loaded is None
 
 
 def test_at_most_half_of_the_lanes_load_and_others_pass_those_who_wait_for_it() -> None:
@@ -131,7 +159,9 @@ def test_a_request_that_loads_ends_like_any_other(model: str, ending: str) -> No
             break
         concert.turn()
 
-    assert _is_ended(client, ending)
+    assert _is_ended(client, ending) and client.loaded is None
+    if client.completion is not None:  # what was planned did not happen
+        assert (client.completion.usage.cached_tokens, client.completion.usage.computed_tokens) == (0, 0)
     assert not concert.scheduler.running and not concert.cache.forest.pins
     assert not any(concert.cache.memory.reserved_bytes.values())
     assert concert.disk is not None and concert.disk.reader.num_reads == 0

@@ -390,3 +390,20 @@ def test_what_is_promised_to_loads_counts_in_a_salts_share_of_the_device() -> No
     assert not room.make_room(75 * row, trie=trie)
 
     assert trie.memory.num_bytes[Tier.DEVICE] == held and room.affordable(trie) <= 68 * row
+
+
+def test_what_has_come_of_large_pages_counts_before_they_are_whole() -> None:
+    """After a small page two large ones are half read: the pace of the disk is theirs, not that of the small one."""
+    w = SlowWorld("full", num_lanes=2, rates=FixedRates(token_s=0.1))
+    w.run([*LONG[:1], 99])
+    w.run(LONG)
+    w.disk.work()
+    demote_all(w)
+    session = w.begin(LONG)
+    w.read(session, 1)  # the first token alone
+    for read in w.disk.reader.taken[:2]:
+        read.done_bytes = 16
+    w.wait(0.3)
+    assert session.advance_loading()
+    w.read(session)
+    assert session.cached == len(LONG) - 1

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Event, Finished, Started, ToolCall
 from bough.types import Completion, Usage
 
-USAGE = Usage(prompt_tokens=10, matched_tokens=7, cached_tokens=6, computed_tokens=4)
+PLANNED = Usage(prompt_tokens=10, matched_tokens=7, cached_tokens=7)
+USAGE = replace(PLANNED, cached_tokens=6, computed_tokens=4, completion_tokens=3)
+"""What came of it: one token that was known could not be read from disk."""
 
 
 class ScriptedAnswer:
@@ -19,7 +22,7 @@ class ScriptedAnswer:
 
     def __init__(self, events: Sequence[Event], *, num_choices: int = 1, failure: Exception | None = None) -> None:
         self.ask = Ask(model="scripted", num_choices=num_choices)
-        self.started = Started(USAGE, digest="0123456789abcdef")
+        self.started = Started(PLANNED, digest="0123456789abcdef")
         self._events = events
         self._failure = failure
 
@@ -36,8 +39,9 @@ def script(events: Sequence[Event], **options: Any) -> Answer:
 
 
 def finish(choice: int = 0, text: str = "", thinking: str = "", calls: tuple[ToolCall, ...] = (), **more: Any) -> Finished:
-    """The end of a choice of three tokens."""
-    completion = Completion(text, (1, 2, 3), "stop", Usage(completion_tokens=3))
+    """The end of a choice of three tokens. Choices after the first reuse the whole prompt but a token."""
+    usage = USAGE if choice == 0 else replace(USAGE, cached_tokens=9, computed_tokens=1)
+    completion = Completion(text, (1, 2, 3), "stop", usage)
     reason = more.get("reason", "tool_calls" if calls else "stop")
     return Finished(choice, text, thinking, calls, reason, completion)
 

@@ -44,6 +44,7 @@ class Read:
     file: DiskFile
     num_users: int = 0
     is_taken: bool = False
+    done_bytes: int = 0  # of the content, while it is being read
     content: bytearray | None = None
     error: Exception | None = None
     is_counted: bool = False  # by the disk, whose counts are those of its own thread
@@ -200,7 +201,7 @@ class Reader:
             nonlocal seen
             with self.changed:
                 self._num_bytes += done_bytes - seen
-            seen = done_bytes
+            seen = read.done_bytes = done_bytes
             return read.num_users > 0 and not self._is_closed
 
         return keep_reading
@@ -242,6 +243,11 @@ class ReadList:
     def num_done(self) -> int:
         """How many of the files have been read, or found missing."""
         return sum(read.is_done for read in self._reads.values())
+
+    @property
+    def partial_bytes(self) -> int:
+        """How much has been read of files that are not done."""
+        return sum(read.done_bytes for read in self._reads.values() if not read.is_done)
 
     def next_untaken(self) -> Read | None:
         """The first file that no thread has taken yet. For `Reader` only, with its lock."""

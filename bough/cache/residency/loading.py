@@ -337,7 +337,7 @@ class Load:
             return True
         if elapsed_s > WASTE * compute_s + won_s:
             return False
-        left_bytes = total_bytes(items)
+        left_bytes = max(0, total_bytes(items) - (self._reads.partial_bytes if self._reads is not None else 0))
         arrived_bytes = self._arrived_bytes + self._wanted_bytes - left_bytes  # whoever has put it into the tree
         return not arrived_bytes or left_bytes * elapsed_s / arrived_bytes <= left_s
 

@@ -29,7 +29,12 @@ class _Begin:
     waited_s: float
 
 
-_Message = _Begin | Progress | Chunk | Completion | BoughError
+@dataclass(frozen=True)
+class _Loaded:
+    usage: Usage
+
+
+_Message = _Begin | _Loaded | Progress | Chunk | Completion | BoughError
 ChoiceMessage = tuple[int, _Message]
 
 
@@ -43,6 +48,9 @@ class AnswerListener:
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
         self._put(_Begin(usage, waited_s))
+
+    def on_loaded(self, usage: Usage) -> None:
+        self._put(_Loaded(usage))
 
     def on_progress(self, done_tokens: int, total_tokens: int) -> None:
         self._put(Progress(done_tokens, total_tokens))
@@ -91,7 +99,7 @@ class Answer:
         self._first_s = 0.0
         self._done_tokens = 0  # of the prompt
         self._num_generated = 0
-        self._completions: list[Completion] = []
+        self._completions: dict[int, Completion] = {}  # by choice
         self._error: str | None = None
         self._is_closed = False
 
@@ -108,7 +116,9 @@ class Answer:
             if isinstance(message, BoughError):
                 self._error = str(message)
                 raise message
-            if isinstance(message, _Begin):
+            if isinstance(message, Progress):
+                self._done_tokens = message.done_tokens
+            elif isinstance(message, _Begin):
                 self.started = replace(self.started, usage=message.usage)
                 self._waited_s = message.waited_s
                 return
@@ -123,13 +133,15 @@ class Answer:
             if isinstance(message, Progress):
                 self._done_tokens = message.done_tokens
                 yield message
+            elif isinstance(message, _Loaded) and choice == 0:
+                self.started = replace(self.started, usage=message.usage)
             elif isinstance(message, Chunk):
                 self._first_s = self._first_s or self._clock() - self._opened_s
                 self._num_generated += len(message.token_ids)
                 yield self._parsers[choice].add(message)
             elif isinstance(message, Completion):
                 missing -= 1
-                self._completions.append(message)
+                self._completions[choice] = message
                 last, finished = self._parsers[choice].finish(message)
                 if last.text or last.thinking or last.tool_calls:
                     yield last
@@ -147,19 +159,26 @@ class Answer:
 
     def _record(self) -> RequestRecord:
         """The record of the answer; if it was cancelled, of the part that was computed."""
-        usage = self.started.usage
-        usage = replace(usage, computed_tokens=max(0, self._done_tokens - usage.cached_tokens))
-        usage = self._completions[0].usage if self._completions else usage
+        usage, completions = self._usage(), self._completions.values()
         return RequestRecord(
             model=self._loaded.name,
             usage=usage if usage.prompt_tokens else None,
             completion_tokens=self._num_generated,
             queue_s=self._waited_s,
             first_token_s=max(0.0, self._first_s - self._waited_s),
-            decode_s=max((each.timings.decode_s for each in self._completions), default=0.0),
+            decode_s=max((each.timings.decode_s for each in completions), default=0.0),
             total_s=self._clock() - self._opened_s,
-            host_bytes=sum(each.timings.loading.host_bytes for each in self._completions),
-            disk_bytes=sum(each.timings.loading.disk_bytes for each in self._completions),
-            recomputed_tokens=sum(each.timings.loading.recomputed_tokens for each in self._completions),
+            host_bytes=sum(each.timings.loading.host_bytes for each in completions),
+            disk_bytes=sum(each.timings.loading.disk_bytes for each in completions),
+            recomputed_tokens=sum(each.timings.loading.recomputed_tokens for each in completions),
             error=self._error,
         )
+
+    def _usage(self) -> Usage:
+        """That of the first choice. If it was cancelled while it loaded, it has reused and computed nothing."""
+        if 0 in self._completions:
+            return self._completions[0].usage
+        usage, done_tokens = self.started.usage, self._done_tokens
+        if done_tokens < usage.cached_tokens:  # what is to be reused is not there yet
+            return replace(usage, cached_tokens=0)
+        return replace(usage, computed_tokens=done_tokens - usage.cached_tokens)

@@ -91,7 +91,8 @@ class ScoredToken:
 class Started:
     """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
 
-    Tokens that are still being read from disk count as cached; at the end it is known how many were.
+    Tokens that are still being read from disk count as cached, until it is known how many were. The final figures are those
+    of the completions.
     `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse.
     """
 

@@ -220,6 +220,9 @@ class _EndListener:
     def on_start(self, usage: object, waited_s: float) -> None:
         pass
 
+    def on_loaded(self, usage: object) -> None:
+        pass
+
     def on_chunk(self, chunk: object) -> None:
         pass
 

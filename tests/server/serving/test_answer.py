@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ CALLS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 
 def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]], **ask: Any) -> list[RequestRecord]:
-    """Play a scene with an answer of one choice; returns what was recorded of it."""
+    """Play a scene with an answer and the listener of its first choice; returns what was recorded of it."""
     records: list[RequestRecord] = []
 
     async def play() -> None:
@@ -40,7 +41,8 @@ def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]],
         answer = Answer(Ask("m", **ask), LOADED, 0.0, models, metrics, Inbox(asyncio.get_running_loop()), lambda: 0.0)
         tools: dict[str, Any] = {"add": None} if "tool_choice" in ask else {}
         answer.set_prompt(PreparedPrompt(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
-        (listener,) = answer.listeners
+        listener = answer.listeners[0]
+        listener.on_progress(STARTED.cached_tokens, STARTED.prompt_tokens)
         listener.on_start(STARTED, 0.5)
         await answer.start()
         try:
@@ -65,6 +67,50 @@ def test_what_was_heard_of_an_answer_that_is_broken_off_is_recorded_once() -> No
 
     assert record.usage is not None
     assert (record.usage.cached_tokens, record.usage.computed_tokens, record.completion_tokens) == (6, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("done_tokens", "is_loaded", "expected"),
+    [
+        ([], False, (6, 0)),
+        ([0, 4], False, (0, 0)),  # while it loads, nothing is reused yet
+        ([0, 4, 2], True, (2, 0)),  # loading was given up, and less is reused than was planned
+        ([0, 4, 2, 9], True, (2, 7)),
+    ],
+)
+def test_of_an_answer_that_is_broken_off_no_token_counts_as_cached_that_was_not(
+    done_tokens: list[int], is_loaded: bool, expected: tuple[int, int]
+) -> None:
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        for done in done_tokens:
+            listener.on_progress(done, 10)
+        if is_loaded:
+            listener.on_loaded(replace(STARTED, cached_tokens=2))
+        listener.on_chunk(Chunk("", ()))
+        async for event in answer:
+            if isinstance(event, Delta):
+                break
+
+    (record,) = listen(scene)
+
+    assert record.usage is not None
+    assert (record.usage.cached_tokens, record.usage.computed_tokens) == expected
+
+
+def test_the_prompt_of_several_choices_is_recorded_as_the_first_one_found_it() -> None:
+    found, found_by_other = replace(STARTED, cached_tokens=2), replace(STARTED, cached_tokens=9)
+
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        listener.on_loaded(found)
+        answer.listeners[1].on_loaded(found_by_other)
+        answer.listeners[1].on_end(Completion("", (), "stop", found_by_other))
+        listener.on_end(Completion("", (), "stop", found))
+        assert [event.choice async for event in answer if isinstance(event, Finished)] == [1, 0]
+        assert answer.started.usage == found
+
+    (record,) = listen(scene, num_choices=2)
+
+    assert record.usage == found
 
 
 def test_thinking_text_and_calls_are_told_apart_and_of_several_calls_one_is_taken_if_asked() -> None:

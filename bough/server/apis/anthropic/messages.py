@@ -85,7 +85,7 @@ def write_whole(answered: Answered, body: MessagesRequest) -> Json:
     finished = answered.choices[0]
     return _write_message(
         body.model,
-        write_usage(answered.started.usage, finished.completion.usage.completion_tokens),
+        write_usage(finished.completion.usage),
         content=list(_write_blocks(finished, body.shows_thinking)),
         **_write_end(finished),
     )
@@ -97,13 +97,13 @@ def _write_message(model: str, usage: Json, **more: Any) -> Json:
     return {**head, **empty, **more, "usage": usage}
 
 
-def write_usage(usage: Usage, output_tokens: int) -> Json:
+def write_usage(usage: Usage) -> Json:
     """Token counts. Cached tokens are not part of the input; there is no separate count of stored tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": output_tokens,
+        "output_tokens": usage.completion_tokens,
     }
 
 
@@ -133,15 +133,14 @@ def _write_end(finished: Finished) -> Json:
 async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[str]:
     """The answer as server-sent events, in the order in which its pieces come."""
     stream = MessageStream(shows_thinking=body.shows_thinking)
-    usage = answer.started.usage
-    yield _event("message_start", message=_write_message(body.model, write_usage(usage, 0)))
+    yield _event("message_start", message=_write_message(body.model, write_usage(answer.started.usage)))
     try:
         async for event in answer:
             if isinstance(event, Progress):
                 if event.done_tokens < event.total_tokens:  # at the end of the prompt the answer itself begins
                     yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
             else:
-                for piece in stream.add(event) if isinstance(event, Delta) else stream.finish(event, usage):
+                for piece in stream.add(event) if isinstance(event, Delta) else stream.finish(event):
                     yield piece
     except Exception as error:  # the status is sent already: the error becomes an event
         yield sse(format_error(to_http_error(error)), "error")
@@ -169,13 +168,12 @@ class MessageStream:
             yield self._fill({"type": "input_json_delta", "partial_json": to_json(call.arguments)})
             yield from self._leave()
 
-    def finish(self, finished: Finished, usage: Usage) -> Iterator[str]:
+    def finish(self, finished: Finished) -> Iterator[str]:
         """The last events. A message without any content has one empty text."""
         if not self._num_blocks:
             yield from self._enter({"type": "text", "text": ""})
         yield from self._leave()
-        output_tokens = finished.completion.usage.completion_tokens
-        yield _event("message_delta", delta=_write_end(finished), usage=write_usage(usage, output_tokens))
+        yield _event("message_delta", delta=_write_end(finished), usage=write_usage(finished.completion.usage))
         yield _event("message_stop")
 
     def _enter(self, block: Json) -> Iterator[str]:

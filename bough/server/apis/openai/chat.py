@@ -178,7 +178,7 @@ def write_whole(answered: Answered, body: ChatRequest) -> dict[str, Any]:
     """The whole answer as one object."""
     head = ResponseHead.make("chatcmpl-", body.model, answered.started.digest)
     choices = [_write_choice(each, body) for each in answered.choices]
-    return head.write(WHOLE, choices, usage=count(answered.started, answered.choices).write())
+    return head.write(WHOLE, choices, usage=count(answered.choices).write())
 
 
 def _write_choice(finished: Finished, body: ChatRequest) -> dict[str, Any]:
@@ -225,7 +225,6 @@ class ChatStream:
     """Writes the chunks of one streamed answer, and collects the usage for its end."""
 
     def __init__(self, answer: Answer, body: ChatRequest) -> None:
-        self._answer = answer
         self._body = body
         self._head = ResponseHead.make("chatcmpl-", body.model, answer.started.digest)
         self._usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
@@ -261,8 +260,7 @@ class ChatStream:
 
     def usage(self) -> str:
         """The chunk without choices that has the usage of all of them."""
-        counts = count(self._answer.started, self._finished)
-        return sse(self._head.write(CHUNK, [], usage=counts.write()))
+        return sse(self._head.write(CHUNK, [], usage=count(self._finished).write()))
 
     def chunk(
         self,

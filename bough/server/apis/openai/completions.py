@@ -146,7 +146,7 @@ async def _complete_all(asks: Sequence[Ask], service: Service) -> list[Answered]
 
 def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[str, Any]:
     """All answers as one object."""
-    first, *others = (count(each.started, each.choices) for each in answers)
+    first, *others = (count(each.choices) for each in answers)
     choices = [
         _write_choice(number * (body.n or 1) + finished.choice, finished, body)
         for number, each in enumerate(answers)
@@ -235,7 +235,7 @@ async def _write_pieces(
         elif (text := event.thinking + event.text) or event.logprobs:
             written = logprobs[event.choice].write(event.logprobs) if event.logprobs else None
             yield _write_piece(first_index + event.choice, text, written)
-    counts.append(count(answer.started, finished))
+    counts.append(count(finished))
 
 
 def _write_piece(

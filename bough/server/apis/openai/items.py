@@ -149,7 +149,7 @@ class ResponseWriter:
         return event
 
     def _usage(self, finished: Finished) -> dict[str, Any]:
-        counts = count(self._started, [finished])
+        counts = count([finished])
         is_stored = self._started.is_stored
         written = counts.prompt.prompt_tokens - counts.prompt.matched_tokens if is_stored else 0
         return {

@@ -30,7 +30,7 @@ from bough.server.http.bounds import (
 from bough.server.http.errors import HttpError, to_http_error
 from bough.server.http.streaming import sse, sse_comment
 from bough.server.http.wire import Wire, read_json
-from bough.server.serving.ask import Finished, Progress, ScoredToken, Started, ToolChoice, ToolMode
+from bough.server.serving.ask import Finished, Progress, ScoredToken, ToolChoice, ToolMode
 from bough.types import SamplingParams, Usage
 
 DONE = sse("[DONE]")
@@ -254,11 +254,12 @@ class Counts:
         }
 
 
-def count(started: Started, choices: Sequence[Finished]) -> Counts:
-    """The counts of an answer with these choices."""
+def count(choices: Sequence[Finished]) -> Counts:
+    """The counts of an answer with these choices. The prompt counts as the first found it: others reuse its work."""
+    first = min(choices, key=lambda each: each.choice)
     completion_tokens = sum(each.completion.usage.completion_tokens for each in choices)
     thinking_tokens = sum(each.thinking_tokens for each in choices)
-    return Counts(started.usage, completion_tokens, min(completion_tokens, thinking_tokens))
+    return Counts(first.completion.usage, completion_tokens, min(completion_tokens, thinking_tokens))
 
 
 def write_logprobs(logprobs: Sequence[ScoredToken]) -> list[dict[str, Any]]:

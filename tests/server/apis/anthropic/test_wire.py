@@ -10,11 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from bough.errors import EngineError, RequestError
-from bough.server.apis.anthropic.messages import MessageStream, format_error, write_events, write_usage
+from bough.server.apis.anthropic.messages import MessageStream, format_error, write_events, write_usage, write_whole
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, drop_accounting, read_messages, to_ask
 from bough.server.http.errors import HttpError
-from bough.server.serving.ask import Delta, Finished, Progress, Started, ToolCall, ToolChoice
+from bough.server.serving.ask import Answered, Delta, Finished, Progress, Started, ToolCall, ToolChoice
 from bough.types import Completion, Usage
+from tests.server.scripted_answer import collect, finish, script
 
 BASE = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
 ACCOUNTING = "x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;"
@@ -204,7 +205,7 @@ def test_every_choice_of_tools_is_known(wanted, choice):
 
 
 def test_input_and_cache_together_are_the_prompt():
-    assert write_usage(Usage(prompt_tokens=10, matched_tokens=9, cached_tokens=7), 3) == {
+    assert write_usage(Usage(prompt_tokens=10, matched_tokens=9, cached_tokens=7, completion_tokens=3)) == {
         "input_tokens": 3,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 7,
@@ -258,7 +259,7 @@ def events_of(pieces):
 def stream(*deltas, shows_thinking=True, end=None):
     writer = MessageStream(shows_thinking=shows_thinking)
     pieces = [piece for delta in deltas for piece in writer.add(delta)]
-    return events_of([*pieces, *writer.finish(end or finished(), Usage(prompt_tokens=2))])
+    return events_of([*pieces, *writer.finish(end or finished())])
 
 
 def test_a_stream_starts_fills_and_stops_a_block_for_each_kind_of_content():
@@ -296,6 +297,17 @@ def test_an_answer_of_nothing_has_an_empty_text():
 
     assert [each["type"] for each in events[:2]] == ["content_block_start", "content_block_stop"]
     assert events[2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "x"}
+
+
+def test_only_the_start_tells_of_tokens_that_could_not_be_read_from_disk():
+    answer, body = script([finish()]), SimpleNamespace(model="m", shows_thinking=False)
+
+    events = events_of(collect(write_events(answer, body)))
+
+    start, end = events[0]["message"]["usage"], events[-2]["usage"]
+    assert (start["cache_read_input_tokens"], start["input_tokens"], start["output_tokens"]) == (7, 3, 0)
+    assert (end["cache_read_input_tokens"], end["input_tokens"], end["output_tokens"]) == (6, 4, 3)
+    assert write_whole(Answered(answer.started, (finish(),)), body)["usage"] == end
 
 
 class FailingAnswer:

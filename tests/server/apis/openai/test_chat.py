@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from bough.errors import EngineError, PromptTooLong, RequestError
-from bough.server.apis.openai.chat import ChatRequest, to_ask, write_events
+from bough.server.apis.openai.chat import ChatRequest, to_ask, write_events, write_whole
 from bough.server.apis.openai.wire import format_error
 from bough.server.http.errors import to_http_error
-from bough.server.serving.ask import Delta, Progress, ToolChoice
+from bough.server.serving.ask import Answered, Delta, Progress, ToolChoice
 from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
 
@@ -125,6 +125,16 @@ def test_a_stream_of_a_short_prompt_has_nothing_but_data() -> None:
     pieces = collect(write_events(script([Progress(30, 30), Delta(text="Hi"), finish(text="Hi")]), body(stream=True)))
 
     assert all(piece.startswith("data: ") for piece in pieces)
+
+
+def test_usage_tells_what_was_really_reused_of_the_prompt_by_the_first_choice() -> None:
+    answer, asked = script([finish(1), finish(0)], num_choices=2), body(stream=True, stream_options={"include_usage": True})
+
+    streamed = parse(collect(write_events(answer, asked)))[-1]["usage"]
+
+    assert streamed["prompt_tokens_details"]["cached_tokens"] == 6
+    assert (streamed["prompt_tokens"], streamed["completion_tokens"]) == (10, 6)
+    assert write_whole(Answered(answer.started, (finish(0), finish(1))), asked)["usage"] == streamed
 
 
 def test_a_stream_that_fails_half_way_ends_with_the_error() -> None:

@@ -8,8 +8,9 @@ import openai
 import pytest
 
 from bough.errors import RequestError
-from bough.server.apis.openai.completions import CompletionRequest, LogprobList, read_prompts, to_asks
-from bough.server.serving.ask import ScoredToken
+from bough.server.apis.openai.completions import CompletionRequest, LogprobList, read_prompts, to_asks, write_whole
+from bough.server.serving.ask import Answered, ScoredToken
+from tests.server.scripted_answer import finish, script
 from tests.server.servers import Server
 
 
@@ -54,6 +55,16 @@ def test_every_token_of_a_character_begins_where_the_character_does() -> None:
     written = LogprobList().write([ScoredToken(each, -0.5) for each in tokens])
 
     assert written["text_offset"] == [0, 0, 1, 2, 2]
+
+
+def test_usage_is_the_sum_of_what_the_first_choice_of_each_prompt_really_reused() -> None:
+    body = CompletionRequest(model="m", prompt=["a", "b"], n=2)
+    answered = Answered(script([]).started, (finish(0), finish(1)))
+
+    usage = write_whole([answered, answered], body)["usage"]
+
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 12
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (20, 12)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from bough.errors import EngineError, RequestError
-from bough.server.apis.openai.responses import ResponseRequest, read_input, to_ask, write_events
+from bough.server.apis.openai.responses import ResponseRequest, read_input, to_ask, write_events, write_whole
 from bough.server.serving.ask import Delta, ScoredToken
 from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
@@ -126,10 +126,13 @@ def test_the_items_of_a_stream_are_those_of_its_response() -> None:
 
 
 def test_usage_tells_what_was_read_from_the_cache_and_written_to_it() -> None:
-    usage = parse(collect(write_events(script([finish()]), body(stream=True))))[-1]["response"]["usage"]
+    answer = script([finish()])
+
+    usage = parse(collect(write_events(answer, body(stream=True))))[-1]["response"]["usage"]
 
     assert usage["input_tokens_details"] == {"cached_tokens": 6, "cache_write_tokens": 3}
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (10, 3, 13)
+    assert write_whole(answer.started, finish(), body())["usage"] == usage
 
 
 def test_only_a_complete_response_tells_when_it_was_completed() -> None:
