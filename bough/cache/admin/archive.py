@@ -47,7 +47,9 @@ _NAMED_ITEMS = 20  # damaged ones that are named one by one
 
 @dataclass(frozen=True)
 class Exported:
-    """How many items were written and the bytes of their content; `num_skipped` could not be read or traced to the root."""
+    """How many items were written and the bytes of their content; `num_skipped` could not be read or traced to the root, or
+    the disk has no room for them.
+    """
 
     num_items: int
     nbytes: int
