@@ -198,6 +198,15 @@ class FakeDisk:
                 if disk_file.is_saved:
                     self.deleting[disk_file.address] = disk_file
 
+    def use(self, disk_file: DiskFile) -> None:
+        disk_file.num_users += 1
+
+    def drop_unused(self, files: Iterable[DiskFile]) -> None:
+        for disk_file in files:
+            if disk_file.num_users == 0 and self.has(disk_file):
+                self.use(disk_file)
+                self.drop(disk_file)
+
     def has(self, disk_file: DiskFile) -> bool:
         return self.live.get(disk_file.address) is disk_file
 

@@ -159,8 +159,9 @@ def import_tree(
 ) -> Imported:
     """Add what an archive holds to a disk, under this salt, as far as there is room. Any thread may call it.
 
-    What was added is given to `graft`, which takes it up into a tree; else it stays on disk for the next start. Raises
-    DiskError if the archive is of another model, fingerprint, format or page size; then nothing was added.
+    What was added is given to `graft`, which takes it up into a tree; else it stays on disk for the next start. If `graft`
+    raises before it has begun, what was added is dropped. Raises DiskError if the archive is of another model, fingerprint,
+    format or page size; then nothing was added.
     """
     importing: _Importing | None = None
     try:
@@ -172,8 +173,7 @@ def import_tree(
         importing.take_points()
     finally:
         if importing is not None:  # what was added before a failure stays
-            disk.settle(disk.root(salt))
-            graft(ImportedTree(importing.steps))
+            importing.hand_over(graft)
     return importing.finish()
 
 
@@ -216,6 +216,17 @@ class _Importing:
             record = PointRecord(address, point.reason, point.is_kept, point.is_superseded, used)
             self.disk.put_new_point(record)
             self.steps[point.step].points.append(record)
+
+    def hand_over(self, graft: Callable[[ImportedTree], None]) -> None:
+        """Let what was added be taken up. Nothing could ever evict it if it stayed without a user."""
+        imported = ImportedTree(self.steps)
+        try:
+            self.disk.settle(self._root)
+            graft(imported)
+        except BaseException:
+            if imported.claim():
+                self.disk.drop_unused(imported.files)
+            raise
 
     def finish(self) -> Imported:
         saved = [disk_file for disk_file in self.files if disk_file.is_saved]

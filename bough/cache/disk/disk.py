@@ -189,6 +189,14 @@ class Disk:
         """Count one user less. Without users a pending write is cancelled, and a saved file deleted soon."""
         self._ledger.drop(file)
 
+    def use(self, file: DiskFile) -> None:
+        """Count one user more of a file that an import has put. Only the engine's thread may."""
+        self._ledger.use(file)
+
+    def drop_unused(self, files: Iterable[DiskFile]) -> None:
+        """Drop those files that nothing uses, as `drop` would. Any thread may."""
+        self._ledger.drop_unused(files)
+
     def prioritize(self, file: DiskFile) -> None:
         """Let a pending file be written ahead of all else."""
         self._ledger.prioritize(file)

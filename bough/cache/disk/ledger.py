@@ -152,6 +152,22 @@ class Ledger:
                 self.counts.dropped += 1
                 self.changed.notify_all()
 
+    def use(self, file: DiskFile) -> None:
+        """Count one user more; a file that was about to be deleted is live again."""
+        with self.changed:
+            name = self._keys.name(file.address)
+            if name not in self.live and file in (self.retired.get(name), self.deleting.get(name)):
+                self._revive(name)
+            file.num_users += 1
+
+    def drop_unused(self, files: Iterable[DiskFile]) -> None:
+        """Drop those files that nothing uses."""
+        with self.changed:
+            for file in files:
+                if file.num_users == 0 and self._forget(file):
+                    self.counts.dropped += 1
+            self.changed.notify_all()
+
     def mark_lost(self, file: DiskFile, reason: str) -> None:
         """Drop a file that is not what it should be, whatever uses it."""
         with self.changed:
