@@ -244,13 +244,16 @@ class Disk:
 
     @contextmanager
     def hold(self, root: bytes) -> Iterator[Snapshot]:
-        """What a root has now. Inside the context none of its files is deleted, except by `clear`."""
+        """What a root has now. Inside the context none of these files is deleted, except by `clear`.
+
+        Those that are dropped meanwhile take space beyond the budget.
+        """
         snapshot = self._ledger.hold(root)
         try:
             self._sort(snapshot.files)
             yield snapshot
         finally:
-            self._ledger.release(root)
+            self._ledger.release(snapshot)
 
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         """What a file with so much content and an address of so many tokens takes."""
