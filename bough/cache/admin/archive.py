@@ -8,6 +8,7 @@ extracted, so that an archive cannot write anywhere but into the store.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,9 @@ from bough.cache.graft import ImportedStep, ImportedTree
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.address import POINT, DiskFile
 from bough.cache.tree.tokens import num_tokens
+from bough.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 CRC_BYTES = 4
@@ -77,14 +81,19 @@ def export_tree(
     """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError if it cannot be.
 
     What is queued is waited for. Requests may go on meanwhile: what they drop stays on disk until it is read. Files that
-    turn out to be damaged are dropped at the end, where `run` runs what touches the tree.
+    turn out to be damaged are dropped at the end, where `run` runs what touches the tree; if it refuses, they stay until
+    they are found damaged again.
     """
     root = disk.root(salt)
     disk.settle(root)
     with disk.hold(root) as snapshot:
         exporting = _Exporting(disk, root, snapshot)
         exporting.write(file, lambda: is_wanted() and not disk.is_closed)
-    run(exporting.drop_lost)
+    if exporting.has_lost:
+        try:
+            run(exporting.drop_lost)
+        except Unavailable as error:
+            log.warning("damaged files that an export has found stay for now: %s", error)
     return exporting.finish()
 
 
@@ -129,6 +138,10 @@ class _Exporting:
             return
         self._num_items += 1
         self._nbytes += payload.nbytes
+
+    @property
+    def has_lost(self) -> bool:
+        return bool(self._lost)
 
     def drop_lost(self) -> Steps[None]:
         """Drop the files that could not be read, but for those that were cleared meanwhile."""
