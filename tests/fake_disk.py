@@ -1,8 +1,8 @@
 """A disk in memory, for walks of many steps: the same promises as `bough.cache.disk.Disk`, and faults on demand.
 
-Nothing is written until `work` is called: as with the real one, content is read from the item only then, and what was
-prioritized comes first. Reads end at once, or with `is_slow` when `finish` says so, in any order. A restart keeps what was
-written.
+Nothing is written or deleted until `work` is called. As with the real one, content is read from the item only then, what
+was prioritized comes first, and a file that was to be deleted is used again if it is wanted before. Reads end at once, or
+with `is_slow` when `finish` says so, in any order. A restart keeps what was written.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class FakeDisk:
         self.live: dict[Address, DiskFile] = {}
         self.pending: dict[DiskFile, Callable[[], Buffer | None]] = {}
         self.urgent: list[DiskFile] = []
+        self.deleting: dict[Address, DiskFile] = {}
+        self.num_revived = 0  # since `work`
         self.is_full = False
         self.fail_next: str | None = None  # "read" or "write"
         self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, bad_rows=0, misses=Counter[str]())
@@ -123,12 +125,24 @@ class FakeDisk:
         if self.claimed_bytes + nbytes > self.budget_bytes:
             disk_file.has_failed = True
             return disk_file
+        if address in self.deleting:
+            return self._revive(address, has_user)
         self.live[address] = disk_file
         self.pending[disk_file] = read
         return disk_file
 
+    def _revive(self, address: Address, has_user: bool) -> DiskFile:
+        self.num_revived += 1
+        assert self.num_revived < 10_000, "files are dropped and used again without end"
+        disk_file = self.live[address] = self.deleting.pop(address)
+        disk_file.num_users += has_user
+        return disk_file
+
     def work(self) -> None:
-        """Write all that waits."""
+        """Write all that waits, and delete what was dropped."""
+        for address in self.deleting:
+            del self.platter.files[address]
+        self.deleting, self.num_revived = {}, 0
         for disk_file in [*self.urgent, *self.pending]:
             if disk_file in self.pending:
                 self._write(disk_file)
@@ -166,6 +180,7 @@ class FakeDisk:
             read.file.is_saved, read.file.has_failed = False, True
             if self.live.get(read.file.address) is read.file:
                 del self.live[read.file.address]
+            self.deleting.pop(read.file.address, None)
             self.platter.files.pop(read.file.address, None)
         if read.error is not None:
             raise read.error
@@ -180,7 +195,17 @@ class FakeDisk:
             self.pending.pop(disk_file, None)
             if self.live.get(disk_file.address) is disk_file:
                 del self.live[disk_file.address]
-                self.platter.files.pop(disk_file.address, None)
+                if disk_file.is_saved:
+                    self.deleting[disk_file.address] = disk_file
+
+    def use(self, disk_file: DiskFile) -> None:
+        disk_file.num_users += 1
+
+    def drop_unused(self, files: Iterable[DiskFile]) -> None:
+        for disk_file in files:
+            if disk_file.num_users == 0 and self.has(disk_file):
+                self.use(disk_file)
+                self.drop(disk_file)
 
     def has(self, disk_file: DiskFile) -> bool:
         return self.live.get(disk_file.address) is disk_file
@@ -212,7 +237,7 @@ class FakeDisk:
             disk_file = self.live.pop(address)
             self.pending.pop(disk_file, None)
             disk_file.is_saved, disk_file.has_failed = False, True
-        for kept in (self.platter.files, self.platter.points):
+        for kept in (self.deleting, self.platter.files, self.platter.points):
             for address in [each for each in kept if root is None or each.root == root]:
                 del kept[address]  # type: ignore[attr-defined]
         return lambda: None

@@ -3,11 +3,13 @@
 No page is read. Prefixes come before what follows them, and the tree is whole after each of them: rows of full attention
 come together with their edge, window rows and states together with the restore point that needs them. What the tree holds
 already stays as it is: imported files fill what is missing. Until it has a place in the tree an imported file has no user;
-those that find none are dropped at the end.
+those that find none are dropped at the end. Either the graft or, if that never begins, the import sees to this: whoever
+claims the imported tree first.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +51,14 @@ class ImportedTree:
         self.steps = steps
         self.order = sorted(range(len(steps)), key=lambda index: steps[index].end)
         self.files = [file for step in steps for file in step.files]
+        self._claimed = threading.Lock()  # taken by the first claim, and never released
         self._alike: dict[tuple[int, bytes], list[ImportedStep]] = defaultdict(list)
         for step in steps:
             self._alike[step.parent, step.tokens[:TOKEN_BYTES]].append(step)
+
+    def claim(self) -> bool:
+        """Whether the caller is the first to ask: it alone takes the files up, or drops them. Any thread may ask."""
+        return self._claimed.acquire(blocking=False)
 
     def alike(self, step: ImportedStep) -> Sequence[ImportedStep]:
         """The steps that may begin as this one does, itself included."""
@@ -81,7 +88,9 @@ class Graft:
         self._own: set[Node] = set()
 
     def run(self) -> Steps[None]:
-        """Take up everything that has a place in the tree, and drop the rest."""
+        """Take up everything that has a place in the tree, and drop the rest; nothing, if the import has been given up."""
+        if not self._imported.claim():
+            return
         files = iter(self._imported.files)
         try:
             for index in self._imported.order:
@@ -93,16 +102,10 @@ class Graft:
                     self._take_point(index, record)
                     yield
             for file in files:
-                self._drop_unused(file)
+                self._disk.drop_unused([file])
                 yield
         finally:
-            for file in files:  # it was given up
-                self._drop_unused(file)
-
-    def _drop_unused(self, file: DiskFile) -> None:
-        if file.num_users == 0 and self._disk.has(file):
-            file.num_users = 1
-            self._disk.drop(file)
+            self._disk.drop_unused(files)  # if it was given up, there are some left
 
     def _find(self, trie: SaltTrie, index: int) -> Node | None:
         """The node in which a step ends, if the tree has its path."""
@@ -208,7 +211,7 @@ class Graft:
     def _count_use(self, trie: SaltTrie, file: DiskFile) -> None:
         if file.num_users == 0:
             trie.memory.count_file(file)
-        file.num_users += 1
+        self._disk.use(file)
 
     def _has_holes(self, node: Node, page_tokens: int) -> bool:
         full = (group for group in self._groups.values() if group.kind is Kind.FULL)

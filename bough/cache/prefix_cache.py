@@ -24,7 +24,7 @@ from bough.cache.graft import Graft, ImportedTree
 from bough.cache.record import POINT_SPACING, CaptureCosts, Recorder
 from bough.cache.residency import Clock, Lanes, Memory, Rates, Residency, SaltForest, SaltTrie, Tiers
 from bough.cache.residency.policy import Policy
-from bough.cache.residency.saving import forget_disk
+from bough.cache.residency.saving import SavePass, forget_disk
 from bough.cache.restore import restore
 from bough.cache.session import Session, SessionContext
 from bough.cache.steps import RunSteps, Steps, run_at_once
@@ -45,6 +45,14 @@ class ReuseVersion:
     trie: SaltTrie | None
     trie_version: int
     lanes_version: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Whether the disk took and wrote what it had room for, and how many items in memory it has no room for."""
+
+    is_written: bool
+    num_without_room: int = 0
 
 
 class PrefixCache:
@@ -207,13 +215,13 @@ class PrefixCache:
         disk = self.memory.disk
         if disk is None:
             return True
-        run(lambda: self._save_all(salt))
-        is_safe = disk.flush()
+        is_taken = not run(lambda: self._save_all(salt)).num_refused
+        is_safe = disk.flush() and is_taken
         run(lambda: self._drop_replaced(salt))
         return disk.flush() and is_safe  # the second time without files that newer ones replaced
 
-    def save(self, salt: str, run: RunSteps) -> bool:
-        """Write all of a salt that the disk lacks, while requests go on; False if something could not be written.
+    def save(self, salt: str, run: RunSteps) -> Saved:
+        """Write all of a salt that the disk lacks, while requests go on.
 
         Repeated a few times, because requests may cut a page that is not written yet: without its parts, what follows them
         could not be found from the root.
@@ -221,25 +229,30 @@ class PrefixCache:
         disk = self.memory.disk
         assert disk is not None
         for _ in range(SAVE_PASSES):
-            num_items = run(lambda: self._save_all(salt))
+            done = run(lambda: self._save_all(salt))
             if not disk.settle(disk.root(salt)):
-                return False
-            if not num_items:
+                return Saved(is_written=False)
+            if not done.num_items:
                 break
-        run(lambda: self._drop_replaced(salt))
-        return True
+        num_without_room = run(lambda: self._drop_replaced(salt))
+        return Saved(not done.num_refused, num_without_room)
 
-    def _save_all(self, salt: str | None) -> Steps[int]:
-        """Hand over what the disk lacks; returns how many items that were."""
-        num_items = 0
+    def _save_all(self, salt: str | None) -> Steps[SavePass]:
+        """Hand over what the disk lacks."""
+        num_items = num_refused = 0
         for trie in self._tries(salt):
-            num_items += yield from self.residency.saver.save_all(trie)
-        return num_items
+            done = yield from self.residency.saver.save_all(trie)
+            num_items += done.num_items
+            num_refused += done.num_refused
+        return SavePass(num_items, num_refused)
 
-    def _drop_replaced(self, salt: str | None) -> Steps[None]:
+    def _drop_replaced(self, salt: str | None) -> Steps[int]:
+        """Drop files that newer ones have replaced; returns how many items the disk has no room for."""
+        num_without_room = 0
         for trie in self._tries(salt):
             trie.memory.drop_replaced()
-            yield
+            num_without_room += yield from self.residency.saver.count_without_room(trie)
+        return num_without_room
 
     def detach_disk(self) -> None:
         """Release all memory, and forget the disk; what was written there stays there."""

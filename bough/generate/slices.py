@@ -1,4 +1,4 @@
-"""Long work in slices, of which the engine's thread does one between two turns of the scheduler.
+"""Long work in slices, of which the engine's thread does some between two turns of the scheduler.
 
 The work is a generator: at each `yield` it may be interrupted, and the requests go on before its next slice. The tree may
 have changed by then. What it returns is the result.
@@ -90,11 +90,18 @@ class Slices:
                 raise QueueFull(len(self._waiting))
             self._waiting.append(work)
 
-    def run_one(self, clock: Callable[[], float]) -> None:
+    def run(self, clock: Callable[[], float], seconds: float) -> None:
+        """Run slices of all that waits, in turn, for so long; at least one."""
+        end_s = clock() + seconds
+        self._run_one(clock, end_s)
+        while self._waiting and clock() < end_s:
+            self._run_one(clock, end_s)
+
+    def _run_one(self, clock: Callable[[], float], end_s: float) -> None:
         """Run the next slice; its work then waits behind the others."""
         with self._changes:
             work = self._next_wanted()
-        if work is not None and not work.advance(clock() + SLICE_S, clock):
+        if work is not None and not work.advance(min(clock() + SLICE_S, end_s), clock):
             with self._changes:
                 self._waiting.append(work)
 

@@ -24,7 +24,7 @@ from bough.cache.steps import Steps
 from bough.errors import EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.job import Job
 from bough.generate.scheduler import Scheduler
-from bough.generate.slices import SlicedWork, Slices
+from bough.generate.slices import SLICE_S, SlicedWork, Slices
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -34,6 +34,7 @@ IDLE_S = 60.0
 
 _SNAPSHOT_S = 0.5  # how often statistics are taken while requests run
 _SLICE_SHARE = 5  # slices take at most 1/5 of the time while requests run
+_SLICES_S = 0.01  # and at most about so long between two turns, so that tokens are not delayed noticeably
 _WATCH_S = 1.0  # how often the watchdog checks
 _LOADING_S = 0.002  # how often it is looked what has been read, while there is nothing to compute
 
@@ -100,7 +101,8 @@ class Worker:
         self._clock = clock
         self._inbox: deque[Job | _Call[Any]] = deque()  # changed only with `_wakes` held
         self._slices = Slices()
-        self._slice_from_s = 0.0  # while requests run, the next slice starts no earlier
+        self._slices_may_take_s = SLICE_S  # while requests run; negative after a long step
+        self._slices_ended_s = 0.0
         self._wakes = threading.Condition()
         self._is_closing = False
         self._busy_since: float | None = None
@@ -168,7 +170,7 @@ class Worker:
         return waiting.future
 
     def run_in_slices(self, work: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Run long work a slice at a time, one between two turns, and at most 1/5 of the time while requests run.
+        """Run long work in slices between turns, in up to 1/5 of the time while requests run.
 
         The generator may be interrupted at each `yield`; what it returns is the result. Several take turns. Cancelling the
         future closes the generator. An idle or closing worker runs it to the end. Raises ShuttingDown, EngineStuck, or
@@ -209,12 +211,11 @@ class Worker:
                 is_closing = self._is_closing  # then nothing new is queued, and the queue is emptied below
             with self._engine_lock:
                 self._take_queued()
-                if not self.scheduler.has_work or self._clock() >= self._slice_from_s:
-                    self._run_slice()
+                self._run_slices(is_alone=not self.scheduler.has_work)
                 self._busy_since = self._clock()
                 self._turn(is_closing)
                 while is_closing and self._slices:
-                    self._run_slice()
+                    self._run_slices(is_alone=True)
                 self._busy_since = None
             if is_closing:
                 return
@@ -237,12 +238,19 @@ class Worker:
                 self._busy_since = self._clock()
                 each.run()
 
-    def _run_slice(self) -> None:
-        """Run one slice of long work, if there is any. The watchdog times it as a step of its own."""
-        started_s = self._busy_since = self._clock()
-        self._slices.run_one(self._clock)
-        now = self._clock()
-        self._slice_from_s = now + (_SLICE_SHARE - 1) * (now - started_s)
+    def _run_slices(self, *, is_alone: bool) -> None:
+        """Run slices of long work, if there is any, for the share of the time that they have not had yet; without requests
+        in any case one. The watchdog times this as a step of its own.
+        """
+        now = self._busy_since = self._clock()
+        gained_s = (now - self._slices_ended_s) / (_SLICE_SHARE - 1)
+        may_take_s = min(_SLICES_S, self._slices_may_take_s + gained_s)
+        if is_alone:
+            may_take_s = max(may_take_s, SLICE_S)
+        if may_take_s > 0:
+            self._slices.run(self._clock, may_take_s)
+        self._slices_ended_s = self._clock()
+        self._slices_may_take_s = may_take_s - (self._slices_ended_s - now)
 
     def _turn(self, is_closing: bool) -> None:
         """Run one turn of the scheduler. A bug in it ends the requests, but never the thread."""

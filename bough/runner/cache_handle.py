@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,12 +129,15 @@ class CacheHandle:
     def export_file(self, file: Path, salt: str = "", is_wanted: Callable[[], bool] = lambda: True) -> Exported:
         """Write the tree of one salt, as it is now, into one file; requests go on meanwhile.
 
-        Raises RequestError without a disk tier, DiskError if it fails or is no longer wanted: then there is no file.
+        What is in memory alone, because the disk has no room for it, is counted as skipped. Raises RequestError without a
+        disk tier, DiskError if it fails or is no longer wanted: then there is no file.
         """
         disk = self._require_disk()
-        if not self._cache.save(salt, self._run):
+        saved = self._cache.save(salt, self._run)
+        if not saved.is_written:
             raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
-        return export_tree(disk, file, salt, run=self._run, is_wanted=is_wanted)
+        done = export_tree(disk, file, salt, run=self._run, is_wanted=is_wanted)
+        return replace(done, num_skipped=done.num_skipped + saved.num_without_room)
 
     def import_file(self, file: Path, salt: str = "") -> Imported:
         """Add an archive to the tree of a salt, as far as the disk has room; requests go on meanwhile.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bough.cache.admin.archive import Imported, export_tree, import_tree
 from bough.cache.disk import Disk
-from bough.cache.steps import RunSteps, run_at_once
+from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.state import Tier
+from bough.errors import QueueFull
 from bough.types import Boundary, Mark
 from tests.cache.admin.donor import bring
 from tests.fake_disk import FakeDisk
@@ -115,6 +117,32 @@ def test_an_import_that_is_given_up_leaves_a_whole_tree_and_no_file_without_a_us
     world.check()
     assert all(file.num_users for file in disk.live.values())
     assert 0 < world.cache.memory.num_bytes[Tier.DISK] == disk.claimed_bytes or "full" not in model
+
+
+@pytest.mark.parametrize("model", ["full", "window+recurrent+full"])
+def test_an_import_that_is_refused_before_its_first_step_leaves_no_file(model: str, tmp_path: Path) -> None:
+    with open_disk(tmp_path / "one") as source, open_disk(tmp_path / "other") as disk:
+        origin, world = World(MODELS[model], 4, disk=source), World(MODELS[model], 4, disk=disk)
+        origin.run(LONG)
+        assert origin.cache.flush()
+        world.run(LONG[:8])
+        assert world.cache.flush()
+        used_bytes, works = disk.claimed_bytes, []
+
+        def refuse(start: Callable[[], Steps[None]]) -> None:
+            works.append(start())
+            raise QueueFull(64)
+
+        with pytest.raises(QueueFull):
+            carry(source, tmp_path / "archive.tar", world, disk, refuse)  # type: ignore[arg-type]
+
+        assert disk.claimed_bytes == used_bytes == world.cache.memory.num_bytes[Tier.DISK] > 0
+        assert list(works[0]) == []  # if it is begun after all, it does nothing
+        disk.check()
+        assert world.known(LONG) == 8
+        world.check()
+        origin.cache.close()
+        world.cache.close()
 
 
 @every_model

@@ -44,9 +44,11 @@ class Stage:
             on_idle=self.concert.cache.residency.expiry.expire,
         )
 
-    def submit(self, first: int, tenant: str = "", **params: object) -> Client:
+    def submit(self, first: int, tenant: str = "", max_tokens: int = 4, **params: object) -> Client:
         client = Client()
-        request = Request([first, 2, 3], SamplingParams(max_tokens=4, **params), is_cancelled=lambda: client.is_gone)  # type: ignore[arg-type]
+        request = Request(
+            [first, 2, 3], SamplingParams(max_tokens=max_tokens, **params), is_cancelled=lambda: client.is_gone
+        )  # type: ignore[arg-type]
         self.worker.submit(Job(self.concert.prepare(request), client, tenant=tenant))
         self.concert.clients.append(client)
         return client
@@ -352,34 +354,41 @@ def test_long_work_runs_in_slices_in_turn_with_others_and_seldom_while_requests_
     stage.worker.close()
 
 
-def test_a_slice_comes_with_every_turn_that_takes_long() -> None:
+@pytest.mark.parametrize("turn_s", [0.0004, 0.02, 0.25])
+@pytest.mark.parametrize("step_s", [SLICE_S, SLICE_S / 100])
+def test_slices_get_their_share_beside_turns_of_any_length(turn_s: float, step_s: float) -> None:
     stage = Stage()
     now, order = [0.0], []
     stage.worker._clock = lambda: now[0]
 
     def work() -> Steps[None]:
         while True:
-            now[0] += SLICE_S
-            order.append("slice")
+            now[0] += step_s
+            order.append("step")
             yield
 
     turn = stage.concert.scheduler.turn
 
     def slow_turn() -> None:
-        now[0] += 10 * SLICE_S
+        now[0] += turn_s
         order.append("turn")
         turn()
 
     stage.concert.scheduler.turn = slow_turn  # type: ignore[method-assign]
     with stage.worker._engine_lock:
-        client = stage.submit(1)
-        endless = stage.worker.run_in_slices(work)
+        client = stage.submit(1, max_tokens=40)
+        endless = [stage.worker.run_in_slices(work) for _ in range(3)]
     wait_until(lambda: client.is_done)
-    assert endless.cancel()
+    for each in endless:
+        assert each.cancel()
     stage.worker.close()
 
     while_it_ran = order[order.index("turn") : len(order) - order[::-1].index("turn")]
-    assert while_it_ran.count("turn") >= 4 and while_it_ran == ["turn", "slice"] * (len(while_it_ran) // 2) + ["turn"]
+    num_turns = while_it_ran.count("turn")
+    fair_s, slices_s = min(turn_s / 4, 0.01) * num_turns, while_it_ran.count("step") * step_s
+    assert num_turns >= 40 and fair_s - 0.01 - step_s < slices_s < 1.2 * fair_s + 0.01 + step_s
+    longest = max(map(len, "".join("." if each == "step" else " " for each in while_it_ran).split()), default=0)
+    assert longest * step_s < 0.01 + 2 * step_s
 
 
 def test_cancelling_long_work_closes_it_where_it_stands(stage: Stage) -> None:

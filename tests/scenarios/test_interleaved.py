@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bough.cache.admin.archive import export_tree, import_tree
-from bough.cache.disk import Disk
+from bough.cache.disk import Disk, DiskError, page_files
+from bough.cache.prefix_cache import Saved
 from bough.cache.steps import Result, Steps
+from bough.runner.cache_handle import CacheHandle
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World
@@ -68,7 +72,7 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
         traffic.serve()
     chats = {tuple(chat): world.cache.count_reusable([*chat, 61]) for chat in traffic.chats}
 
-    assert world.cache.save("", traffic)
+    assert world.cache.save("", traffic) == Saved(is_written=True)
     exported = export_tree(disk, tmp_path / "archive.tar", run=traffic)
 
     assert traffic.num_interruptions > 5 and exported.num_skipped == 0
@@ -82,6 +86,45 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
                 assert again.cache.count_reusable([*chat, 61], "guest") == chats[chat]
         again.cache.close()
     world.cache.close()
+
+
+def test_an_export_beside_a_disk_that_backs_off_fails_in_place_of_leaving_something_out(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bough.cache.disk.writer.FIRST_BACK_OFF_S", 60.0)
+    world = World(MODELS["full"], 4, disk=disk)
+    handle = handle_of(world)
+    world.run([1, 2, 3, 4, 5])
+    assert handle.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(page_files, "write_some", fail)
+        world.run([6, 7, 8, 9, 10])
+        assert not handle.flush() and not disk.can_write
+
+    assert not handle.flush()
+    with pytest.raises(DiskError, match="could not be saved"):
+        handle.export_file(tmp_path / "archive.tar")
+
+
+def handle_of(world: World) -> CacheHandle:
+    return CacheHandle(world.cache, nullcontext(), SimpleNamespace(decode=str))  # type: ignore[arg-type]
+
+
+def fail(*given: object) -> int:
+    raise OSError(28, "no space")
+
+
+def test_an_export_counts_what_the_disk_has_no_room_for(tmp_path: Path) -> None:
+    with Disk.open(tmp_path / "tree", fingerprint="f", page_tokens=4, budget_bytes=700, floor_bytes=0) as disk:
+        world = World(MODELS["full"], 4, disk=disk)
+        for first in range(6):
+            world.run([100 + first, *range(1, 17)])
+        handle = handle_of(world)
+
+        done = handle.export_file(tmp_path / "archive.tar")
+
+        num_items = len(list(world.cache.forest.items()))
+        assert 0 < done.num_items < num_items == done.num_items + done.num_skipped
 
 
 @every_model

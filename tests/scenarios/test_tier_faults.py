@@ -145,6 +145,7 @@ def test_a_page_cut_in_two_gets_a_file_for_each_half_and_the_old_file_goes() -> 
     disk.work()
     assert spans(disk) == [(0, 2), (0, 4), (2, 4), (2, 4)]  # the old one stays until the new ones are safe
     w.run([1, 2, 30, 31])
+    disk.work()
 
     assert spans(disk) == [(0, 2), (2, 4), (2, 4)]
 

@@ -132,6 +132,28 @@ def test_a_full_disk_keeps_the_writes_that_are_queued() -> None:
     assert set(disk.pending) == queued
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_files_that_were_to_be_deleted_and_are_used_again_are_left_to_the_disk_at_once(model: str) -> None:
+    """Two chats of which only one fits: dropping a file for the other's would only let it be used again, without end."""
+    disk = FakeDisk(4)
+    w = World(MODELS[model], 4, disk=disk)
+    w.run(OLD)
+    w.run(NEW)
+    disk.work()
+    disk.budget_bytes = disk.claimed_bytes // 2
+    evictor = evictor_of(w)
+    while disk.claimed_bytes > disk.budget_bytes:
+        assert evictor.evict_one(Tier.DISK)
+
+    num_evictions = 0
+    while w.cache.memory.tree_bytes:  # the disk deletes nothing meanwhile
+        assert evictor.evict_one()
+        w.check()
+        num_evictions += 1
+
+    assert disk.num_revived and num_evictions < 50
+
+
 class Hanging:
     """A file system on which every write, and every look at the free space, hangs until it may go on."""
 

@@ -8,6 +8,7 @@ extracted, so that an archive cannot write anywhere but into the store.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,9 @@ from bough.cache.graft import ImportedStep, ImportedTree
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.address import POINT, DiskFile
 from bough.cache.tree.tokens import num_tokens
+from bough.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 CRC_BYTES = 4
@@ -47,7 +51,9 @@ _NAMED_ITEMS = 20  # damaged ones that are named one by one
 
 @dataclass(frozen=True)
 class Exported:
-    """How many items were written and the bytes of their content; `num_skipped` could not be read or traced to the root."""
+    """How many items were written and the bytes of their content; `num_skipped` could not be read or traced to the root, or
+    the disk has no room for them.
+    """
 
     num_items: int
     nbytes: int
@@ -75,14 +81,19 @@ def export_tree(
     """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError if it cannot be.
 
     What is queued is waited for. Requests may go on meanwhile: what they drop stays on disk until it is read. Files that
-    turn out to be damaged are dropped at the end, where `run` runs what touches the tree.
+    turn out to be damaged are dropped at the end, where `run` runs what touches the tree; if it refuses, they stay until
+    they are found damaged again.
     """
     root = disk.root(salt)
     disk.settle(root)
     with disk.hold(root) as snapshot:
         exporting = _Exporting(disk, root, snapshot)
         exporting.write(file, lambda: is_wanted() and not disk.is_closed)
-    run(exporting.drop_lost)
+    if exporting.has_lost:
+        try:
+            run(exporting.drop_lost)
+        except Unavailable as error:
+            log.warning("damaged files that an export has found stay for now: %s", error)
     return exporting.finish()
 
 
@@ -128,6 +139,10 @@ class _Exporting:
         self._num_items += 1
         self._nbytes += payload.nbytes
 
+    @property
+    def has_lost(self) -> bool:
+        return bool(self._lost)
+
     def drop_lost(self) -> Steps[None]:
         """Drop the files that could not be read, but for those that were cleared meanwhile."""
         for disk_file, miss in self._lost:
@@ -157,8 +172,9 @@ def import_tree(
 ) -> Imported:
     """Add what an archive holds to a disk, under this salt, as far as there is room. Any thread may call it.
 
-    What was added is given to `graft`, which takes it up into a tree; else it stays on disk for the next start. Raises
-    DiskError if the archive is of another model, fingerprint, format or page size; then nothing was added.
+    What was added is given to `graft`, which takes it up into a tree; else it stays on disk for the next start. If `graft`
+    raises before it has begun, what was added is dropped. Raises DiskError if the archive is of another model, fingerprint,
+    format or page size; then nothing was added.
     """
     importing: _Importing | None = None
     try:
@@ -170,8 +186,7 @@ def import_tree(
         importing.take_points()
     finally:
         if importing is not None:  # what was added before a failure stays
-            disk.settle(disk.root(salt))
-            graft(ImportedTree(importing.steps))
+            importing.hand_over(graft)
     return importing.finish()
 
 
@@ -214,6 +229,17 @@ class _Importing:
             record = PointRecord(address, point.reason, point.is_kept, point.is_superseded, used)
             self.disk.put_new_point(record)
             self.steps[point.step].points.append(record)
+
+    def hand_over(self, graft: Callable[[ImportedTree], None]) -> None:
+        """Let what was added be taken up. Nothing could ever evict it if it stayed without a user."""
+        imported = ImportedTree(self.steps)
+        try:
+            self.disk.settle(self._root)
+            graft(imported)
+        except BaseException:
+            if imported.claim():
+                self.disk.drop_unused(imported.files)
+            raise
 
     def finish(self) -> Imported:
         saved = [disk_file for disk_file in self.files if disk_file.is_saved]

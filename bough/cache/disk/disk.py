@@ -189,6 +189,14 @@ class Disk:
         """Count one user less. Without users a pending write is cancelled, and a saved file deleted soon."""
         self._ledger.drop(file)
 
+    def use(self, file: DiskFile) -> None:
+        """Count one user more of a file that an import has put. Only the engine's thread may."""
+        self._ledger.use(file)
+
+    def drop_unused(self, files: Iterable[DiskFile]) -> None:
+        """Drop those files that nothing uses, as `drop` would. Any thread may."""
+        self._ledger.drop_unused(files)
+
     def prioritize(self, file: DiskFile) -> None:
         """Let a pending file be written ahead of all else."""
         self._ledger.prioritize(file)
@@ -236,13 +244,16 @@ class Disk:
 
     @contextmanager
     def hold(self, root: bytes) -> Iterator[Snapshot]:
-        """What a root has now. Inside the context none of its files is deleted, except by `clear`."""
+        """What a root has now. Inside the context none of these files is deleted, except by `clear`.
+
+        Those that are dropped meanwhile take space beyond the budget.
+        """
         snapshot = self._ledger.hold(root)
         try:
             self._sort(snapshot.files)
             yield snapshot
         finally:
-            self._ledger.release(root)
+            self._ledger.release(snapshot)
 
     def file_bytes(self, content_bytes: int, num_tokens: int) -> int:
         """What a file with so much content and an address of so many tokens takes."""

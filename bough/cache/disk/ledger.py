@@ -1,13 +1,15 @@
 """The ledger: which files are live, which of them wait to be written, and which wait to be deleted.
 
 The engine's thread, the writer, and those who export and import use it, each under `changed`. A file is live from `put`
-(or from the start, for those that the index knew) until it has no user, or is found to be lost. While a root is held, its
-files that are no longer live are retired: they stay on disk, and in the index, until the hold ends.
+(or from the start, for those that the index knew) until it has no user, or is found to be lost. A file of a snapshot that
+is held, and that is no longer live, is retired: it stays on disk, and in the index, until the hold ends. Retired files do
+not count against the budget, or evictions would empty the disk in vain; so for the time of a hold the disk may take as much
+more as its snapshot takes, and no more than leaves the file system its floor.
 
 Always true between calls (`check` asserts it):
 - every pending write is of a live file, and a live file that is neither saved nor pending is being indexed just now;
 - a name that is both live and deleting is of a lost file and of one that is to be written in its place;
-- what is retired is neither live nor deleting, and its root is held;
+- what is retired is neither live nor deleting, and belongs to a snapshot that is held;
 - `claimed_bytes` is what all live files take, `pending_bytes` what the pending ones among them will take.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -65,12 +67,24 @@ class Batch:
     touched: dict[DiskFile, None]
 
 
+@dataclass(eq=False)
+class _Hold:
+    """The files that are held: until the snapshot is made all of the root."""
+
+    root: bytes
+    files: set[DiskFile] | None = None
+
+    def has(self, file: DiskFile) -> bool:
+        return file.address.root == self.root if self.files is None else file in self.files
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """What one root has at one moment: its saved files, and its restore points."""
+    """What one root has at one moment: its saved files, and its restore points. The files are held."""
 
     files: list[DiskFile]
     points: list[PointRecord]
+    hold: _Hold
 
 
 class Ledger:
@@ -84,7 +98,7 @@ class Ledger:
         self.pending: dict[bytes, Write] = {}
         self.deleting: dict[bytes, DiskFile] = {}
         self.retired: dict[bytes, DiskFile] = {}
-        self._holds: Counter[bytes] = Counter()
+        self._holds: list[_Hold] = []
         self._indexing: Sequence[DiskFile] = ()  # of the batch that is being committed
         self.claimed_bytes = sum(file.nbytes for file in files.values())
         self.pending_bytes = 0
@@ -152,6 +166,22 @@ class Ledger:
                 self.counts.dropped += 1
                 self.changed.notify_all()
 
+    def use(self, file: DiskFile) -> None:
+        """Count one user more; a file that was about to be deleted is live again."""
+        with self.changed:
+            name = self._keys.name(file.address)
+            if name not in self.live and file in (self.retired.get(name), self.deleting.get(name)):
+                self._revive(name)
+            file.num_users += 1
+
+    def drop_unused(self, files: Iterable[DiskFile]) -> None:
+        """Drop those files that nothing uses."""
+        with self.changed:
+            for file in files:
+                if file.num_users == 0 and self._forget(file):
+                    self.counts.dropped += 1
+            self.changed.notify_all()
+
     def mark_lost(self, file: DiskFile, reason: str) -> None:
         """Drop a file that is not what it should be, whatever uses it."""
         with self.changed:
@@ -162,23 +192,23 @@ class Ledger:
             self.changed.notify_all()
 
     def hold(self, root: bytes) -> Snapshot:
-        """What a root has now; none of its files is deleted before `release`, except by `clear`."""
+        """What a root has now; none of these files is deleted before `release`, except by `clear`."""
+        hold = _Hold(root)
         with self.changed:
-            self._holds[root] += 1
+            self._holds.append(hold)
             files, points = list(self.live.values()), list(self.points.values())
-        return Snapshot(
-            [file for file in files if file.is_saved and file.address.root == root],
-            [record for record in points if record.address.root == root],
-        )
-
-    def release(self, root: bytes) -> None:
-        """End a hold; after the last one, what was retired meanwhile is deleted."""
+        files = [file for file in files if file.is_saved and file.address.root == root]  # takes a while
+        held = set(files)
         with self.changed:
-            self._holds[root] -= 1
-            if not self._holds[root]:
-                del self._holds[root]
-                self._delete_retired(lambda file: file.address.root == root)
-                self.changed.notify_all()
+            hold.files = held
+            self._delete_unheld()
+        return Snapshot(files, [record for record in points if record.address.root == root], hold)
+
+    def release(self, snapshot: Snapshot) -> None:
+        """End a hold; what was retired meanwhile is deleted, unless another snapshot has it too."""
+        with self.changed:
+            self._holds.remove(snapshot.hold)
+            self._delete_unheld()
 
     def unsettled(self, root: bytes | None) -> list[DiskFile]:
         """The files of a root, or all, that are to be written or indexed."""
@@ -371,7 +401,7 @@ class Ledger:
             assert self.claimed_bytes == sum(file.nbytes for file in self.live.values())
             assert self.pending_bytes == sum(write.file.nbytes for write in self.pending.values())
             assert not self.retired.keys() & (self.live.keys() | self.deleting.keys())
-            assert all(self._holds[file.address.root] for file in self.retired.values())
+            assert all(self._is_held(file) for file in self.retired.values())
             assert self.leaving_bytes >= sum(file.nbytes for file in self.deleting.values())
 
     def _forget(self, file: DiskFile) -> bool:
@@ -383,7 +413,7 @@ class Ledger:
         self.claimed_bytes -= file.nbytes
         if self.pending.pop(name, None) is not None:
             self.pending_bytes -= file.nbytes
-        elif file.is_saved and self._holds[file.address.root]:
+        elif file.is_saved and self._is_held(file):
             self.retired[name] = file
         else:
             self._delete(name, file)
@@ -392,6 +422,13 @@ class Ledger:
     def _delete(self, name: bytes, file: DiskFile) -> None:
         self.deleting[name] = file
         self.leaving_bytes += file.nbytes
+
+    def _is_held(self, file: DiskFile) -> bool:
+        return any(hold.has(file) for hold in self._holds)
+
+    def _delete_unheld(self) -> None:
+        self._delete_retired(lambda file: not self._is_held(file))
+        self.changed.notify_all()
 
     def _delete_retired(self, is_meant: Callable[[DiskFile], bool]) -> None:
         for name, file in [(name, file) for name, file in self.retired.items() if is_meant(file)]:

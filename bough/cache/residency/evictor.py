@@ -372,17 +372,23 @@ class Evictor:
         items = self._demotable(tier, candidate)
         saved = [item for item in items if saved_file(item) is not None] or self._tail(tier, candidate, is_saved=True)
         if saved:
-            self.counts.disk_bytes += sum(item.nbytes for item in saved)
-            for item in saved:
-                trie.memory.demote_to_disk(item)
-            self.offer(trie, node)
-            return _Outcome.EVICTED
+            return self._demote_saved(candidate, saved)
         files = []
         for item in items:
             files.append(self._queue_write(trie, node, item))
             if node.stamp != stamp:  # making room on disk has changed the node
                 return _Outcome.EVICTED
+            if saved_file(item) is not None:  # its file was about to be deleted; if it waited, that could be dropped again
+                return self._demote_saved(candidate, [item])
         return self._wait(tier, candidate, [file for file in files if file is not None])
+
+    def _demote_saved(self, candidate: Candidate, saved: Sequence[Item]) -> _Outcome:
+        """Leave these items of a node to the disk, which has them."""
+        self.counts.disk_bytes += sum(item.nbytes for item in saved)
+        for item in saved:
+            candidate.trie.memory.demote_to_disk(item)
+        self.offer(candidate.trie, candidate.node)
+        return _Outcome.EVICTED
 
     def _wait(self, tier: Tier, candidate: Candidate, files: Sequence[DiskFile]) -> _Outcome:
         """Set a candidate aside until its files are written; refused if there are none."""

@@ -6,12 +6,13 @@ Nothing waits for a write. What was not used for the time to live expires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from bough.cache.disk import Disk
 from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.lanes import LiveSequence
-from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, own_file
+from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, own_file
 from bough.cache.residency.rates import Clock
 from bough.cache.steps import Steps
 from bough.cache.tree.address import PageBorder
@@ -25,6 +26,14 @@ EXPIRE_NODES = 1024
 
 EXPIRE_REMOVALS = 32
 """And so many are removed in one go, each with its parents."""
+
+
+@dataclass(frozen=True)
+class SavePass:
+    """One pass over a trie: how many items had no file of their own, and how many of them a disk that backs off refused."""
+
+    num_items: int
+    num_refused: int
 
 
 class Saver:
@@ -99,17 +108,32 @@ class Saver:
             self._evictor.offer(trie, node)
         disk.touch([file for node in path for item in node.items() for file in item.files], now)
 
-    def save_all(self, trie: SaltTrie) -> Steps[int]:
+    def save_all(self, trie: SaltTrie) -> Steps[SavePass]:
         """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used.
 
-        Returns how many items there were. What requests change meanwhile may be missed.
+        What requests change meanwhile may be missed.
         """
-        num_items = 0
+        disk = self._memory.disk
+        num_items = num_refused = 0
         for node in trie.walk():
             num_items += len(_unsaved(node.items()))
+            could_write = disk is not None and disk.can_write
             self._save_nodes(trie, [node])
+            if disk is not None and not (could_write and disk.can_write):
+                num_refused += len(_unsaved(node.items()))
             yield
-        return num_items
+        return SavePass(num_items, num_refused)
+
+    def count_without_room(self, trie: SaltTrie) -> Steps[int]:
+        """How many items of a trie have no file, if the disk has no room for all of them."""
+        disk = self._memory.disk
+        num_items = nbytes = 0
+        for node in trie.walk():
+            unsaved = [item for item in _unsaved(node.items()) if covering_file(item) is None]
+            num_items += len(unsaved)
+            nbytes += self._memory.file_bytes(unsaved) if unsaved else 0
+            yield
+        return 0 if disk is None or disk.has_room(nbytes) else num_items
 
     def note_split(self, trie: SaltTrie, tail: Node) -> None:
         """An edge was split above `tail`: the page across the cut became two, and neither may be on disk yet."""

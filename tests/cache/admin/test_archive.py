@@ -7,12 +7,13 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
 from bough.cache.admin.archive import MANIFEST, export_tree, import_tree, read_manifest
 from bough.cache.disk import Disk, DiskError, page_files
+from bough.errors import QueueFull
 from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
 
 TOKENS = list(range(100, 110))
@@ -107,6 +108,27 @@ def test_a_damaged_copy_is_left_out(disk: Disk, shelf: Shelf, other: Disk, tmp_p
     assert (done.num_items, done.num_skipped) == (2, 1)
     back = import_tree(other, tmp_path / "archive.tar")
     assert (back.num_items, back.num_skipped, back.problems) == (2, 1, ("1 items are missing in the archive",))
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_archive_that_is_written_stays_if_damaged_files_cannot_be_dropped_just_then(
+    disk: Disk, shelf: Shelf, tmp_path: Path, is_damaged: bool
+) -> None:
+    put_path(disk, TOKENS)
+    assert disk.flush(10)
+    if is_damaged:
+        damaged = shelf.page_files()[0]
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    refused = []
+
+    def refuse(start: object) -> Never:
+        refused.append(start)
+        raise QueueFull(64)
+
+    done = export_tree(disk, tmp_path / "archive.tar", run=refuse)
+
+    assert (done.num_items, len(refused)) == ((2, 1) if is_damaged else (3, 0))
+    assert (tmp_path / "archive.tar").exists()
 
 
 def test_a_copy_that_turns_out_damaged_at_its_end_leaves_the_archive_whole(

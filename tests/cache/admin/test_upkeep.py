@@ -6,9 +6,10 @@ import random
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from bough.cache.admin.upkeep import keep
+from bough.cache.graft import ImportedTree
 from bough.cache.steps import Steps
 from bough.errors import EngineError
 from tests.cache.admin.donor import bring
@@ -178,13 +179,15 @@ class UpkeepMachine(TierMachine):
     def _make_world(self) -> None:
         super()._make_world()
         self.works: list[Steps[object]] = []  # under way; the process that did them may have died
+        self.imports: dict[Steps[object], ImportedTree] = {}
 
     @rule(chats=st.lists(prompts, min_size=1, max_size=3), salt=salts, seed=st.integers(0, 9))
     def bring_an_import(self, chats: list[list[int]], salt: str, seed: int) -> None:
         """Somebody has put a part of another tree on disk, and begins to take it up."""
         if self.disk is not None:
-            steps = bring(self.disk, self.model, chats, salt, random.Random(seed))
-            self.works.append(self.world.cache.graft(salt, steps))
+            imported = bring(self.disk, self.model, chats, salt, random.Random(seed))
+            self.works.append(self.world.cache.graft(salt, imported))
+            self.imports[self.works[-1]] = imported
 
     @rule(salt=st.sampled_from([None, "", "other"]))
     def begin_to_clear(self, salt: str | None) -> None:
@@ -208,7 +211,18 @@ class UpkeepMachine(TierMachine):
     @precondition(lambda self: self.works)
     @rule(which=st.integers(0, 2))
     def give_a_work_up(self, which: int) -> None:
-        self.works.pop(which % len(self.works)).close()
+        """Also one that has not begun: then the import itself drops its files."""
+        work = self.works.pop(which % len(self.works))
+        work.close()
+        if self.disk is not None and work in self.imports and self.imports[work].claim():
+            self.disk.drop_unused(self.imports[work].files)
+
+    @invariant()
+    def files_without_a_user_belong_to_an_import_under_way(self) -> None:
+        if hasattr(self, "world") and self.disk is not None:
+            imports = [self.imports[work] for work in self.works if work in self.imports]
+            unused = {file for file in self.disk.live.values() if file.num_users == 0}
+            assert unused <= {file for imported in imports for file in imported.files}
 
     @rule(salt=salts)
     def forget(self, salt: str) -> None:

@@ -49,6 +49,25 @@ def test_a_held_file_that_is_put_again_is_live_without_a_write(disk: Disk) -> No
     assert disk.counts.saved == 1 and get(disk, file) == content_of(file.address)
 
 
+def test_what_is_written_after_a_snapshot_is_not_held(disk: Disk, shelf: Shelf) -> None:
+    held = put(disk, address_of(disk, [1], 0))
+    assert disk.flush(10)
+
+    with disk.hold(disk.root("")):
+        disk.drop(held)
+        for number in range(2, 5):
+            later = put(disk, address_of(disk, [number], 0))
+            assert save(disk, later)
+            disk.drop(later)
+            assert disk.flush(10) and disk.used_bytes == held.nbytes
+        disk.check()
+        with disk.hold(disk.root("")) as second:
+            assert second.files == []
+        assert read(disk, [1]) == content_of(held.address)  # the end of another hold changes nothing
+
+    assert disk.flush(10) and shelf.page_files() == []
+
+
 def test_a_held_file_that_is_found_lost_goes_at_once(disk: Disk, shelf: Shelf) -> None:
     file = put(disk, address_of(disk, [1], 0))
     assert disk.flush(10)

@@ -52,7 +52,17 @@ def count_read(monkeypatch: pytest.MonkeyPatch, answer: str) -> int:
 def test_what_is_read_grows_with_the_answer_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     answer = FORMS[form](4_000)
 
-    assert len(answer) < count_read(monkeypatch, answer) + len(long_call(10)) + 2 < 6 * len(answer)
+    assert len(answer) < count_read(monkeypatch, answer) + len(long_call(10)) + 2 < 11 * len(answer)
+
+
+@pytest.mark.parametrize("length", [5, 100, 2_000])
+def test_text_that_turns_out_to_be_no_call_is_held_back_for_an_eighth_of_its_length(length: int) -> None:
+    wrong = '{"name": "write", "arguments": {"text": "' + "x" * length + '" it'
+    parser = ToolCallParser(["write"])
+
+    held = next(end for end, character in enumerate(wrong + " goes on" * length) if parser.add(character).text)
+
+    assert len(wrong) - 2 <= held <= len(wrong) * 9 / 8
 
 
 def test_the_end_of_a_function_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,4 +107,3 @@ def test_a_scan_is_due_when_the_value_is_complete(value: str) -> None:
 
     complete = len(value) + 2
     assert [end for end in due if end >= complete][:1] == [complete]
-    assert len([end for end in due if end < complete]) <= len(value).bit_length()
