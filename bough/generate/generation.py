@@ -23,13 +23,14 @@ RESERVE_TOKENS = 1024
 """Tokens that are reserved beyond the prompt at the start. A longer answer reserves more as it grows."""
 
 CHUNK_S = 0.25
+CHUNK_BESIDE_OTHERS_S = 0.1  # every token of other requests waits so long
 MIN_CHUNK = 128
 MIN_CHUNK_BESIDE_OTHERS = 32  # on a slow device a third slower, but the tokens of other requests keep coming
 _RATE_WEIGHT = 0.5  # weight of the newest measurement
 
 
 class ChunkSize:
-    """How many tokens the next prefill chunk may have: what the device evaluates in about `CHUNK_S`, or a fixed number.
+    """How many tokens the next prefill chunk may have: what the device evaluates in a certain time, or a fixed number.
 
     Short chunks keep the tokens of other requests coming, and a cancellation is seen soon. Long ones use the device better.
     """
@@ -47,7 +48,7 @@ class ChunkSize:
         smallest = MIN_CHUNK_BESIDE_OTHERS if beside_others else MIN_CHUNK
         if self._rate is None:
             return min(self._first, MIN_CHUNK) if beside_others else self._first
-        wanted = int(self._rate * CHUNK_S)
+        wanted = int(self._rate * (CHUNK_BESIDE_OTHERS_S if beside_others else CHUNK_S))
         return min(self._largest, max(smallest, 1 << max(0, wanted.bit_length() - 1)))  # a power of two
 
     def measure(self, num_tokens: int, seconds: float) -> None:
