@@ -36,6 +36,9 @@ MIN_SHARED_TOKENS = 256
 
 MAX_PASSED = 8
 
+SPREAD_S = 0.03
+"""When copying state to lanes took so long, the tokens of other requests are not held up by a prefill chunk as well."""
+
 
 class Scheduler:
     """Waiting and running requests. Only one thread calls it; others may read the two lists."""
@@ -54,6 +57,7 @@ class Scheduler:
         self._clock = clock
         self._verifier = verifier
         self._next_loading = 0
+        self._has_spread = False  # whether the last turn had no prefill
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self._num_ended = 0  # requests that were dropped so far
@@ -78,12 +82,20 @@ class Scheduler:
     def turn(self) -> None:
         """Admit and load requests, then run one prefill chunk and one decode step, if there are any to run."""
         self._sweep()
+        started_s = self._clock()
         self._admit()
         self._load()
-        self._prefill()
+        if not self._must_spread(self._clock() - started_s):
+            self._prefill()
         self._decode()
         for job in [job for job in self.running if job.generation.is_done]:
             self._finish(job)
+
+    def _must_spread(self, adopting_s: float) -> bool:
+        """Whether the prefill waits for the next turn, because lanes have just taken long to adopt and others decode."""
+        is_long = adopting_s > SPREAD_S and any(job.is_decoding for job in self.running)
+        self._has_spread = is_long and not self._has_spread  # never twice in a row
+        return self._has_spread
 
     def fail_all(self, error: BoughError) -> None:
         """End every request with this error. What they have computed is kept, unless recording it fails too."""

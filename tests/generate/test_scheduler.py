@@ -516,3 +516,26 @@ def test_a_tenant_with_fewer_requests_running_gets_the_next_lane() -> None:
     assert sum(client.started is not None for client in greedy) <= 4
     concert.play()
     assert all(client.completion for client in [modest, *greedy])
+
+
+def test_a_request_whose_lane_took_long_to_adopt_gets_its_first_chunk_in_the_next_turn() -> None:
+    concert = Concert()
+    talker = concert.ask(prompt(1, 8), max_tokens=100)
+    while not talker.tokens:
+        concert.turn()
+    begin = concert.cache.begin
+
+    def slowly(*args, **options):  # type: ignore[no-untyped-def]
+        for _ in range(100):
+            concert.clock()
+        return begin(*args, **options)
+
+    concert.cache.begin = slowly  # type: ignore[method-assign]
+    concert.ask(prompt(2, 40))
+    evaluated = concert.engine.evaluated
+    before = len(evaluated)
+    concert.turn()
+    assert evaluated[before:] == [1]  # the talker's token alone
+    concert.ask(prompt(3, 40))
+    concert.turn()
+    assert evaluated[before + 1 :] == [16, 1]  # not twice in a row

@@ -36,6 +36,11 @@ AROUND = 12
 MOST_DESCRIBED = 2**14
 """The JSON of so many nodes is remembered, so that looking at a tree again and again decodes only what has changed."""
 
+RECENT_S = 1.0
+"""The JSON of a root that has not changed is used again for so long; only how long its nodes are idle is out of date."""
+
+MOST_RECENT = 16  # roots
+
 _NOT_PLAIN = ("edge", "decode", "children")
 
 
@@ -121,6 +126,7 @@ class TreeView:
     records: TreeRecords
     decode: Decode
     describe: Callable[[NodeRecord], str]
+    recent: RecentJson
 
     @cached_property
     def roots(self) -> dict[str, list[NodeView]]:
@@ -147,11 +153,16 @@ class TreeView:
 
     def to_json(self, *, has_ids: bool = True) -> str:
         """What `as_dict` gives as JSON, for any depth. It is put together node by node, so that other threads can go on."""
-        roots = (
-            f"{json.dumps(salt)}:[{''.join(self._json_pieces(records, has_ids))}]"
-            for salt, records in self.records.roots.items()
-        )
+        roots = [f"{json.dumps(salt)}:[{self._root_json(salt, has_ids)}]" for salt in self.records.roots]
         return f"{{{','.join(roots)}}}"
+
+    def _root_json(self, salt: str, has_ids: bool) -> str:
+        records, now = self.records.roots[salt], self.records.taken_s
+        text = self.recent.find(salt, has_ids, records, now)
+        if text is None:
+            text = "".join(self._json_pieces(records, has_ids))
+            self.recent.keep(salt, has_ids, RootJson(records, now, text))
+        return text
 
     def _json_pieces(self, records: Sequence[NodeRecord], has_ids: bool) -> Iterator[str]:
         """The nodes of one root, each with its children. Where a node's children end, the stack has None."""
@@ -178,16 +189,43 @@ class TreeView:
         return "\n".join(lines) or "(empty)"
 
 
+@dataclass(frozen=True)
+class RootJson:
+    """The JSON of one root, written from these records, which were taken at that time."""
+
+    records: Sequence[NodeRecord]
+    taken_s: float
+    text: str
+
+
+class RecentJson:
+    """The JSON of roots that was written a moment ago, for who looks again and again. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._roots: dict[tuple[str, bool], RootJson] = {}
+
+    def find(self, salt: str, has_ids: bool, records: Sequence[NodeRecord], now: float) -> str | None:
+        known = self._roots.get((salt, has_ids))
+        is_recent = known is not None and known.records is records and now - known.taken_s < RECENT_S
+        return known.text if known is not None and is_recent else None
+
+    def keep(self, salt: str, has_ids: bool, written: RootJson) -> None:
+        if len(self._roots) >= MOST_RECENT:
+            self._roots = {}
+        self._roots[salt, has_ids] = written
+
+
 class Viewer:
-    """Puts records into words, in any thread. It remembers the JSON of nodes that stay as they are."""
+    """Puts records into words, in any thread. It remembers the JSON of nodes and roots that stay as they are."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._describe = lru_cache(MOST_DESCRIBED)(partial(_describe, decode))
+        self._recent = RecentJson()
 
     def view(self, records: TreeRecords) -> TreeView:
         """A view of these records; what it shows is worked out when it is read."""
-        return TreeView(records, self._decode, self._describe)
+        return TreeView(records, self._decode, self._describe, self._recent)
 
 
 def _by_parent(records: Sequence[NodeRecord]) -> dict[int | None, list[NodeRecord]]:

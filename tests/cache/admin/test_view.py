@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from bough.cache.admin.stats import salt_stats, stats
-from bough.cache.admin.view import Viewer, explain, look_up, take_records, view_tree
+from bough.cache.admin.view import RECENT_S, Viewer, explain, look_up, take_records, view_tree
 from bough.cache.steps import run_at_once
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import pack
@@ -113,6 +114,24 @@ def test_looking_again_decodes_only_what_has_changed() -> None:
     assert look() == 80
     world.run([30, 31])
     assert look() == 2
+
+
+def test_the_json_of_a_root_that_has_not_changed_is_used_again_for_a_moment() -> None:
+    world, viewer = World(MODELS["full"], 2), Viewer(Decoder())
+    world.run([1, 2, 3], salt="still")
+
+    def look(now: float) -> dict[str, list[dict[str, Any]]]:
+        found = run_at_once(lambda: take_records(world.cache.forest, lambda: now))
+        return json.loads(viewer.view(found).to_json())  # type: ignore[no-any-return]
+
+    now = world.cache.clock.now() + 100
+    first = look(now)
+    world.run([4, 5], salt="other")
+    soon, later = look(now + RECENT_S / 2), look(now + 2 * RECENT_S)
+    assert soon["still"] == first["still"] and "other" not in first and soon["other"]
+    assert later["still"][0]["idle_s"] > first["still"][0]["idle_s"]
+    world.run([1, 2, 3, 4], salt="still")
+    assert look(now + 2 * RECENT_S)["still"] != later["still"]
 
 
 def test_a_view_of_a_very_deep_tree_can_be_written_as_json() -> None:
