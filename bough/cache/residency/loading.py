@@ -263,8 +263,9 @@ class Load:
                 return lost
             items = self._loader.on_disk(path, live, offset)
             self._want(items)
-        if items and not self._is_worth_waiting(items, pin, live, offset):
-            return min(self._give_up(items, pin, live), offset - 1)  # what it needs may lie on disk as well
+        missing = [each for each in items if not self._has_arrived(each)]  # once: more may arrive at any moment
+        if missing and not self._is_worth_waiting(missing, pin, live, offset):
+            return min(self._give_up(missing, pin, live), offset - 1)  # what it needs may lie on disk as well
         return None if items else offset
 
     def _want(self, items: Sequence[Needed]) -> None:
@@ -322,10 +323,7 @@ class Load:
             self._trie.drop_point(each.node, each.node.points[each.item.offset])
 
     def _is_worth_waiting(self, items: Sequence[Needed], pin: Pin, live: Live, offset: int) -> bool:
-        """Whether what has not arrived should still be waited for, as it goes now."""
-        items = [each for each in items if not self._has_arrived(each)]
-        if not items:
-            return True
+        """Whether these items, which have not arrived, should still be waited for, as it goes now."""
         if not self._is_alive():
             return False
         without = self._without or 0
@@ -367,11 +365,11 @@ class Load:
         return plan(self._loader.groups, pin.node.path(), pin.offset, live, items[0].start)
 
     def _give_up(self, items: Sequence[Needed], pin: Pin, live: Live) -> int:
-        """Wait no longer; returns how deep the lane can stand with what has arrived."""
+        """Wait for these items no longer; returns how deep the lane can stand without them."""
         self._loader.counts.slow_loads += 1
         self._loader.note_slow(self._before, self._progress())
         self._note(0)
-        return self._reached([each for each in items if not self._has_arrived(each)], pin, live)
+        return self._reached(items, pin, live)
 
     def note_host(self, path: Sequence[Node], live: Live, offset: int) -> None:
         """Count what the lane takes from the host."""
