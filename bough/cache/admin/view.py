@@ -8,6 +8,7 @@ read, because decoding a whole tree takes seconds. An explanation is made in the
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -40,6 +41,9 @@ RECENT_S = 1.0
 """The JSON of a root that has not changed is used again for so long; only how long its nodes are idle is out of date."""
 
 MOST_RECENT = 16  # roots
+
+PAUSE_NODES, PAUSE_S = 8, 0.0002
+"""After so many nodes, writing JSON pauses so long: else the interpreter lets another thread wait 5 ms at each of its calls."""
 
 _NOT_PLAIN = ("edge", "decode", "children")
 
@@ -168,7 +172,7 @@ class TreeView:
         """The nodes of one root, each with its children. Where a node's children end, the stack has None."""
         below, now = _by_parent(records), self.records.taken_s
         stack: list[NodeRecord | None] = [*reversed(below[None])]
-        depth, comma = 0, ""
+        depth, comma, num_written = 0, "", 0
         while stack:
             record = stack.pop()
             if record is None:
@@ -179,7 +183,9 @@ class TreeView:
             idle_s = max(0.0, now - record.last_used)
             yield f'{comma}{{{self.describe(record)},{ids}"idle_s":{idle_s},"depth":{depth},"children":['
             stack += [None, *reversed(below[record.key])]
-            depth, comma = depth + 1, ""
+            depth, comma, num_written = depth + 1, "", num_written + 1
+            if num_written % PAUSE_NODES == 0:
+                time.sleep(PAUSE_S)
 
     def __str__(self) -> str:
         lines = []
