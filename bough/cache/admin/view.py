@@ -8,6 +8,7 @@ read, because decoding a whole tree takes seconds. An explanation is made in the
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,7 @@ RECENT_S = 1.0
 MOST_RECENT = 16  # roots
 
 PAUSE_NODES, PAUSE_S = 8, 0.0002
-"""After so many nodes, writing JSON pauses so long: else the interpreter lets another thread wait 5 ms at each of its calls."""
+"""After so many nodes, writing JSON pauses so long: else another thread waits 5 ms for the interpreter at each of its calls."""
 
 _NOT_PLAIN = ("edge", "decode", "children")
 
@@ -162,11 +163,12 @@ class TreeView:
 
     def _root_json(self, salt: str, has_ids: bool) -> str:
         records, now = self.records.roots[salt], self.records.taken_s
-        text = self.recent.find(salt, has_ids, records, now)
-        if text is None:
-            text = "".join(self._json_pieces(records, has_ids))
-            self.recent.keep(salt, has_ids, RootJson(records, now, text))
-        return text
+        with self.recent.writes:  # who asks for the same meanwhile waits for it
+            text = self.recent.find(salt, has_ids, records, now)
+            if text is None:
+                text = "".join(self._json_pieces(records, has_ids))
+                self.recent.keep(salt, has_ids, RootJson(records, now, text))
+            return text
 
     def _json_pieces(self, records: Sequence[NodeRecord], has_ids: bool) -> Iterator[str]:
         """The nodes of one root, each with its children. Where a node's children end, the stack has None."""
@@ -205,9 +207,10 @@ class RootJson:
 
 
 class RecentJson:
-    """The JSON of roots that was written a moment ago, for who looks again and again. Any thread may use it."""
+    """The JSON of roots that was written a moment ago, for who looks again and again. Use it with `writes` held."""
 
     def __init__(self) -> None:
+        self.writes = threading.Lock()  # one thread at a time writes
         self._roots: dict[tuple[str, bool], RootJson] = {}
 
     def find(self, salt: str, has_ids: bool, records: Sequence[NodeRecord], now: float) -> str | None:
