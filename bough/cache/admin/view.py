@@ -44,7 +44,7 @@ RECENT_S = 1.0
 MOST_RECENT = 16  # roots
 
 PAUSE_NODES, PAUSE_S = 8, 0.0002
-"""After so many nodes, writing JSON pauses so long: else another thread waits 5 ms for the interpreter at each of its calls."""
+"""After so many nodes, writing JSON pauses so long: else others wait 5 ms for the interpreter at each of their calls."""
 
 _NOT_PLAIN = ("edge", "decode", "children")
 
