@@ -97,7 +97,7 @@ class Adopter:
 
 
 class Adoption:
-    """One request's way onto its lane. `start` takes the lane; then `advance` until the lane stands, or `cancel`.
+    """One request's way onto its lane, which is busy from now on: `start`, then `advance` until it stands, or `cancel`.
 
     `matched` tokens of the prompt were found, and the lane stands, or is to stand, at `offset`. `is_branch`: the tree
     continues after the matched tokens with others than the prompt.

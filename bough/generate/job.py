@@ -74,7 +74,7 @@ class Job:
     reusable: Reusable | None = None  # what was last counted, while it waits
     refused_at: MemoryState | None = None  # the state of lanes and tree in which there was no memory for it
     has_started: bool = False
-    waits_to_load: bool = False  # because half of the lanes load already
+    is_waiting_to_load: bool = False  # because half of the lanes load already
     is_over: bool = False
     packed: bytes = field(init=False)
     shared: WeakKeyDictionary[Job, int] = field(default_factory=WeakKeyDictionary, init=False)  # tokens, by other request

@@ -71,7 +71,7 @@ class Scheduler:
         return sum(not slot.is_busy for slot in self._cache.lanes.slots)
 
     @property
-    def only_loads(self) -> bool:
+    def is_only_loading(self) -> bool:
         """Whether every running request waits for the disk: there is nothing to compute now."""
         return bool(self.running) and all(job.is_loading for job in self.running)
 
@@ -236,10 +236,10 @@ class Scheduler:
         """Whether a request has to read from disk while half of the lanes do so already."""
         most = max(1, len(self._cache.lanes.slots) // 2)
         if sum(other.is_loading for other in self.running) < most:
-            job.waits_to_load = False
-        elif not job.waits_to_load:  # what it needs is not looked up again before a load has ended
-            job.waits_to_load = self._cache.needs_loading(job.packed, job.generation.request.salt)
-        return job.waits_to_load
+            job.is_waiting_to_load = False
+        elif not job.is_waiting_to_load:  # what it needs is not looked up again before a load has ended
+            job.is_waiting_to_load = self._cache.needs_loading(job.packed, job.generation.request.salt)
+        return job.is_waiting_to_load
 
     def _load(self) -> None:
         """Take what has been read from disk for the requests that wait for it, for a limited time, in turn."""

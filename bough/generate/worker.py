@@ -222,7 +222,7 @@ class Worker:
 
     def _wait(self) -> None:
         """Wait for work if there is none, and a moment if all requests wait for the disk. Needs the lock."""
-        if self.scheduler.only_loads:
+        if self.scheduler.is_only_loading:
             self._wakes.wait(_LOADING_S)
         elif not (self._slices or self.scheduler.has_work):
             self._wakes.wait(0 if self._has_more_to_tidy else IDLE_S)

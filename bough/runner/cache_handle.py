@@ -87,14 +87,14 @@ class CacheHandle:
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why no more than that."""
         packed = pack(self._prompts.encode(prompt, **_flat(template)).ids)
-        return self.put_into_words(self.look_up(packed, salt), packed)
+        return self.describe(self.look_up(packed, salt), packed)
 
     def look_up(self, prompt: bytes, salt: str) -> Finding:
         """What the tree knows of the packed tokens of a prompt."""
         with self._engine_lock:
             return look_up(self._cache, prompt, salt)
 
-    def put_into_words(self, found: Finding, prompt: bytes) -> Explanation:
+    def describe(self, found: Finding, prompt: bytes) -> Explanation:
         """An explanation of what was found of these packed tokens. Any thread may call it."""
         return found.explain(prompt, self._prompts.decode)
 
@@ -104,7 +104,7 @@ class CacheHandle:
         A prefix that is not in the tree as a whole is left as it is. The result says how much of it is known.
         """
         packed = pack(self._prompts.encode_prefix(prompt, **_flat(template)).ids)
-        return self.put_into_words(self.keep(packed, kept, salt), packed)
+        return self.describe(self.keep(packed, kept, salt), packed)
 
     def keep(self, prefix: bytes, kept: bool, salt: str) -> Finding:
         """As `pin`, for packed tokens: returns what the tree knows of them then."""

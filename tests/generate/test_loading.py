@@ -121,7 +121,7 @@ def test_with_one_lane_a_request_may_load_too() -> None:
     concert = on_disk(lanes=1)
     client = concert.ask([*KNOWN, 1])
     concert.turn()
-    assert loading(concert) == 1 and concert.scheduler.only_loads
+    assert loading(concert) == 1 and concert.scheduler.is_only_loading
     read(concert)
     concert.play()
     assert client.tokens == concert.alone([*KNOWN, 1])

@@ -88,7 +88,7 @@ class CacheService:
             cache = loaded.runner.cache
             packed = await _encode_packed(prefix, loaded, loaded.runner.prompts.encode)
             found = await _call(loaded, lambda: cache.look_up(packed, prefix.salt))
-            return FromModel(loaded.name, await asyncio.to_thread(cache.put_into_words, found, packed))
+            return FromModel(loaded.name, await asyncio.to_thread(cache.describe, found, packed))
 
     async def pin(self, prefix: Ask, kept: bool) -> FromModel[Pinned]:
         """Keep a prefix that is known longer than others, or keep it no longer. What is not known whole stays as it is."""
@@ -96,7 +96,7 @@ class CacheService:
             cache = loaded.runner.cache
             packed = await _encode_packed(prefix, loaded, loaded.runner.prompts.encode_prefix)
             found = await _call(loaded, lambda: cache.keep(packed, kept, prefix.salt))
-            explanation = await asyncio.to_thread(cache.put_into_words, found, packed)
+            explanation = await asyncio.to_thread(cache.describe, found, packed)
             return FromModel(loaded.name, Pinned(explanation, found.is_kept))
 
     async def warm(self, prefix: Ask) -> FromModel[Completion]:

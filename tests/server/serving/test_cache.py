@@ -35,7 +35,7 @@ class OneModel(Service):
     def __init__(self) -> None:
         self.steps: list[str] = []
         prompts = SimpleNamespace(encode=self._encode, encode_prefix=self._encode)
-        cache = SimpleNamespace(look_up=self._look_up, keep=self._look_up, put_into_words=self._put_into_words)
+        cache = SimpleNamespace(look_up=self._look_up, keep=self._look_up, describe=self._describe)
         engine = SimpleNamespace(context_tokens=100)
         self.loaded: Any = SimpleNamespace(
             name="m",
@@ -60,7 +60,7 @@ class OneModel(Service):
         self.steps.append(f"asked for {num_tokens(prompt)} ids")
         return Finding(3, 3, (), is_kept=True, is_enabled=True)
 
-    def _put_into_words(self, found: Finding, prompt: bytes) -> Explanation:
+    def _describe(self, found: Finding, prompt: bytes) -> Explanation:
         self.steps.append(f"put into words by {_thread()}")
         return found.explain(prompt, lambda ids: "")
 
