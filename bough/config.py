@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -37,22 +37,36 @@ _AT_LEAST_0 = (
     "context",
     "lanes",
     "chunk",
-    "device_bytes",
-    "host_bytes",
-    "disk_bytes",
-    "disk_free_bytes",
+    "device_memory",
+    "host_memory",
+    "disk",
+    "disk_free",
     "port",
     "max_models",
     "queue",
-    "max_body_bytes",
+    "max_body",
     "rate_limit",
 )
-_TIMES_ABOVE_0 = ("disk_ttl_s", "request_timeout_s", "watchdog_s")
+_TIMES_ABOVE_0 = ("disk_ttl", "request_timeout", "watchdog")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+SIZES = ("device_memory", "host_memory", "disk", "disk_free", "max_body")
+TIMES = ("disk_ttl", "keep_alive", "request_timeout", "watchdog", "stop_after")
+OLD_NAMES = {
+    "device_bytes": "device_memory",
+    "host_bytes": "host_memory",
+    "disk_bytes": "disk",
+    "disk_free_bytes": "disk_free",
+    "disk_ttl_s": "disk_ttl",
+    "keep_alive_s": "keep_alive",
+    "request_timeout_s": "request_timeout",
+    "watchdog_s": "watchdog",
+    "stop_s": "stop_after",
+    "max_body_bytes": "max_body",
+}  # names before 0.2, which are still read
 _WORDS_FOR_NONE = {  # for every other setting that may be None: auto
-    "disk_ttl_s": ("auto", "never"),
-    "keep_alive_s": ("never",),
-    "request_timeout_s": ("never",),
+    "disk_ttl": ("auto", "never"),
+    "keep_alive": ("never",),
+    "request_timeout": ("never",),
     "keys_file": ("none", ""),
 }
 _NOT_FROM_THE_WORKING_FOLDER = ("trust_remote_code", "host", "origins", "allowed_hosts")
@@ -91,17 +105,17 @@ class Settings:
     lanes: int = _setting(0, "The number of requests that run together; with 0 as many as memory and device allow.")
     chunk: int = _setting(0, "The most tokens in one prefill chunk; with 0 the size adapts to the speed of the device.")
     cache: bool = _setting(True, "Whether the state of prompts is kept and reused between requests.")
-    device_bytes: int | None = _setting(
+    device_memory: int | None = _setting(
         None, 'Memory for lanes and pages on the device; "auto" derives it from the device.'
     )
-    host_bytes: int | None = _setting(
+    host_memory: int | None = _setting(
         None, 'Host memory for pages that leave a device with memory of its own; "auto" derives it, 0 turns the tier off.'
     )
-    disk_bytes: int | None = _setting(
+    disk: int | None = _setting(
         None, 'Disk space for all trees together; "auto" derives it from the free space, 0 turns the tier off.'
     )
-    disk_free_bytes: int = _setting(2 * 2**30, "Free disk space that the trees never use up.")
-    disk_ttl_s: float | None = _setting(
+    disk_free: int = _setting(2 * 2**30, "Free disk space that the trees never use up.")
+    disk_ttl: float | None = _setting(
         None, 'Seconds without use after which state is deleted from disk; "never" keeps it for ever.'
     )
     salt_share: float = _setting(1.0, "The largest share of each tier that one salt may take, above 0 and at most 1.")
@@ -125,17 +139,17 @@ class Settings:
     allowed_hosts: str = _setting(
         "", 'Host names that the server answers to besides local ones, separated by commas; "*" allows all.'
     )
-    keep_alive_s: float | None = _setting(
+    keep_alive: float | None = _setting(
         300.0, 'Seconds that a model stays loaded after its last use; "never" or -1 never unloads it.'
     )
     max_models: int = _setting(0, "The most models loaded at the same time; with 0 as many as memory allows.")
     queue: int = _setting(64, "The most requests that may wait for a lane; further ones are refused.")
-    request_timeout_s: float | None = _setting(
+    request_timeout: float | None = _setting(
         None, 'The most seconds that one request may take, waiting included; "never" sets no limit.'
     )
-    watchdog_s: float = _setting(300.0, "Seconds after which one step of the engine counts as stuck and its requests fail.")
-    stop_s: float = _setting(30.0, "Seconds that a stopping server waits for the answers under way.")
-    max_body_bytes: int = _setting(8 * 2**20, "The largest body of a request; 8 MB are about 2 million tokens of text.")
+    watchdog: float = _setting(300.0, "Seconds after which one step of the engine counts as stuck and its requests fail.")
+    stop_after: float = _setting(30.0, "Seconds that a stopping server waits for the answers under way.")
+    max_body: int = _setting(8 * 2**20, "The largest body of a request; 8 MB are about 2 million tokens of text.")
     rate_limit: int = _setting(0, "The most requests in one minute by one client; 0 sets no limit.")
     verify_cache: float = _setting(
         0.0, "The share of cache hits, from 0 to 1, that are computed again without reuse and compared."
@@ -169,7 +183,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SettingsError(f"{name} is {value}, and must be a time above 0")
-        for name in ("keep_alive_s", "stop_s"):
+        for name in ("keep_alive", "stop_after"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise SettingsError(f"{name} is {value}, and must be a time of at least 0")
@@ -199,20 +213,25 @@ def load_settings(
 ) -> Settings:
     """Settings from `overrides` (flags; None is not given), the environment, the file and the defaults, in this order."""
     environ = os.environ if environ is None else environ
-    values = _from_file(file or _find_file())
-    _refuse_unknown(
-        {name.removeprefix("BOUGH_").lower() for name in environ if name.startswith("BOUGH_")}, "BOUGH_ variable"
-    )
+    values = _by_new_names(_from_file(file or _find_file()))
+    variables = {name.removeprefix("BOUGH_").lower(): text for name, text in environ.items() if name.startswith("BOUGH_")}
+    _refuse_unknown(variables, "BOUGH_ variable")
     if "PIP_INDEX_URL" in environ:
         values.setdefault("index_url", environ["PIP_INDEX_URL"])
-    values |= {name: environ[f"BOUGH_{name.upper()}"] for name in _FIELD_TYPES if f"BOUGH_{name.upper()}" in environ}
-    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
-    _refuse_unknown(set(values), "setting")
+    values |= _by_new_names(variables)
+    values |= _by_new_names({name: value for name, value in (overrides or {}).items() if value is not None})
+    _refuse_unknown(values, "setting")
     return replace(Settings(), **{name: _read(name, value) for name, value in values.items()})
 
 
-def _refuse_unknown(names: set[str], what: str) -> None:
-    unknown = sorted(names - set(_FIELD_TYPES))
+def _by_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with old names replaced. If a setting is given by both names, the new one counts."""
+    replaced = {OLD_NAMES[name]: value for name, value in values.items() if name in OLD_NAMES}
+    return replaced | {name: value for name, value in values.items() if name not in OLD_NAMES}
+
+
+def _refuse_unknown(names: Iterable[str], what: str) -> None:
+    unknown = sorted(set(names) - set(_FIELD_TYPES) - set(OLD_NAMES))
     if unknown:
         raise SettingsError(f"unknown {what} {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
 
@@ -261,9 +280,9 @@ def _read(name: str, value: Any) -> Any:
         return None
     try:
         if kind == "int":
-            return parse_bytes(value) if name.endswith("_bytes") else _parse_int(value)
+            return parse_bytes(value) if name in SIZES else _parse_int(value)
         if kind == "float":
-            return _parse_time(name, value) if name.endswith("_s") else float(value)
+            return _parse_time(name, value) if name in TIMES else float(value)
         if kind == "bool":
             return _parse_bool(value)
         if kind == "Path":
@@ -275,16 +294,15 @@ def _read(name: str, value: Any) -> Any:
 
 def _form(name: str, kind: str) -> str:
     """The form of a value of this setting, as the end of a sentence."""
-    forms = {"bytes": "a size such as 2GB", "s": "a time such as 7d"}
-    form = forms.get(name.rpartition("_")[2], f"of type {kind}")
+    form = "a size such as 2GB" if name in SIZES else "a time such as 7d" if name in TIMES else f"of type {kind}"
     words = _WORDS_FOR_NONE.get(name, ("auto",)) if " | " in _FIELD_TYPES[name] else ()
     return " or ".join((form, *filter(None, words)))
 
 
 def _parse_time(name: str, value: Any) -> float | None:
-    """Seconds. A negative or infinite `keep_alive_s` means for ever, as with Ollama."""
+    """Seconds. A negative or infinite `keep_alive` means for ever, as with Ollama."""
     seconds = parse_seconds(value)
-    return None if name == "keep_alive_s" and (seconds < 0 or seconds == math.inf) else seconds
+    return None if name == "keep_alive" and (seconds < 0 or seconds == math.inf) else seconds
 
 
 def _parse_int(value: Any) -> int:

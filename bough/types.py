@@ -16,7 +16,7 @@ from bough.errors import RequestError
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1_024
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "loop", "cancelled"]
 Message = dict[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 

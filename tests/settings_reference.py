@@ -15,7 +15,7 @@ import typer
 
 from bough.cli.main import app
 from bough.cli.options import settings_of
-from bough.config import Settings
+from bough.config import SIZES, TIMES, Settings
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 COMMANDS = ("run", "serve")  # together they have every flag that sets a setting
@@ -26,20 +26,21 @@ INTRODUCTION = """\
 <!-- Made by `make docs` from bough/config.py. Do not edit: change the sentence beside the setting there. -->
 
 A setting is read from the first of these that has it: a flag, a `BOUGH_*` variable, `bough.toml`, the default. In Python
-the setting is a keyword of `bough.load`. An unknown name is an error.
+the setting is a keyword of `bough.load`. Each has one name everywhere; names of version 0.1 (`device_bytes`, `disk_ttl_s`,
+`--memory` …) still work. An unknown name is an error.
 
 ```
-bough serve --lanes 8 --memory 4GB                          # flags
-BOUGH_LANES=8 BOUGH_DEVICE_BYTES=4GB bough serve            # variables
+bough serve --lanes 8 --device-memory 4GB                   # flags
+BOUGH_LANES=8 BOUGH_DEVICE_MEMORY=4GB bough serve           # variables
 ```
 ```toml
 # bough.toml, in the working folder or in the platform's configuration folder (~/.config/bough on Linux)
 lanes = 8
-device_bytes = "4GB"
-disk_ttl_s = "7d"
+device_memory = "4GB"
+disk_ttl = "7d"
 ```
 ```
-bough.load(lanes=8, device_bytes="4GB")                     # keywords
+bough.load(lanes=8, device_memory="4GB")                    # keywords
 ```
 
 - Sizes are bytes, or a text such as `"512M"`, `"2GB"` (powers of 1,024). Times are seconds, or a text such as `"30s"`,
@@ -81,8 +82,8 @@ def _default_of(field: Field[Any]) -> str:
     if field.default is MISSING:
         return "the platform's folder"
     if field.default is None:
-        return "none" if field.name == "keys_file" else "never" if field.name.endswith("_s") else "auto"
-    if field.name.endswith("_bytes"):
+        return "none" if field.name == "keys_file" else "never" if field.name in TIMES else "auto"
+    if field.name in SIZES:
         return _size(field.default)
     if field.default == "":
         return "empty"

@@ -47,7 +47,7 @@ def test_times_are_read_with_their_units(text: str | int, seconds: float) -> Non
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("name", ["device_bytes", "host_bytes", "disk_bytes"])
+@pytest.mark.parametrize("name", ["device_memory", "host_memory", "disk"])
 def test_a_place_is_sized_by_the_machine_unless_a_size_is_given_and_zero_is_a_size(name: str, tmp_path: Path) -> None:
     file = tmp_path / "bough.toml"
     file.write_text(f'{name} = "2GB"')
@@ -62,19 +62,19 @@ def test_a_place_is_sized_by_the_machine_unless_a_size_is_given_and_zero_is_a_si
 @pytest.mark.parametrize("word", ["auto", "never", "Never"])
 def test_what_is_on_disk_stays_for_ever_unless_a_time_is_given(word: str, tmp_path: Path) -> None:
     file = tmp_path / "bough.toml"
-    file.write_text('disk_ttl_s = "7d"')
+    file.write_text('disk_ttl = "7d"')
 
-    assert Settings().disk_ttl_s is None
-    assert load_settings({}, {}, file).disk_ttl_s == 604_800
-    assert load_settings({}, {"BOUGH_DISK_TTL_S": "12h"}, file).disk_ttl_s == 43_200
-    assert load_settings({"disk_ttl_s": word}, {}, file).disk_ttl_s is None
+    assert Settings().disk_ttl is None
+    assert load_settings({}, {}, file).disk_ttl == 604_800
+    assert load_settings({}, {"BOUGH_DISK_TTL": "12h"}, file).disk_ttl == 43_200
+    assert load_settings({"disk_ttl": word}, {}, file).disk_ttl is None
 
 
 def test_the_reserve_of_the_disk_and_the_share_of_a_salt_are_read(file: Path) -> None:
-    found = load_settings({"salt_share": "0.25"}, {"BOUGH_DISK_FREE_BYTES": "10GB"}, file)
+    found = load_settings({"salt_share": "0.25"}, {"BOUGH_DISK_FREE": "10GB"}, file)
 
-    assert (found.salt_share, found.disk_free_bytes) == (0.25, 10 << 30)
-    assert (Settings().salt_share, Settings().disk_free_bytes) == (1.0, 2 << 30)
+    assert (found.salt_share, found.disk_free) == (0.25, 10 << 30)
+    assert (Settings().salt_share, Settings().disk_free) == (1.0, 2 << 30)
 
 
 def test_the_trees_on_disk_lie_in_the_cache_folder(tmp_path: Path) -> None:
@@ -94,20 +94,20 @@ def test_the_engine_is_one_of_three(engine: str, file: Path) -> None:
         {"threads": -1},
         {"engine": "abacus"},
         {"nonsense": 1},
-        {"device_bytes": "much"},
-        {"device_bytes": "5gbb"},
-        {"device_bytes": "infGB"},
-        {"device_bytes": 1.5},
-        {"device_bytes": "never"},
-        {"host_bytes": -1},
-        {"disk_bytes": "-2GB"},
-        {"disk_free_bytes": -1},
-        {"disk_free_bytes": "auto"},
-        {"disk_ttl_s": 0},
-        {"disk_ttl_s": "-7d"},
-        {"disk_ttl_s": "7w"},
-        {"disk_ttl_s": "inf"},
-        {"disk_ttl_s": "nan"},
+        {"device_memory": "much"},
+        {"device_memory": "5gbb"},
+        {"device_memory": "infGB"},
+        {"device_memory": 1.5},
+        {"device_memory": "never"},
+        {"host_memory": -1},
+        {"disk": "-2GB"},
+        {"disk_free": -1},
+        {"disk_free": "auto"},
+        {"disk_ttl": 0},
+        {"disk_ttl": "-7d"},
+        {"disk_ttl": "7w"},
+        {"disk_ttl": "inf"},
+        {"disk_ttl": "nan"},
         {"salt_share": 0},
         {"salt_share": 1.01},
         {"salt_share": "nan"},
@@ -117,15 +117,15 @@ def test_the_engine_is_one_of_three(engine: str, file: Path) -> None:
         {"port": 65_536},
         {"queue": -1},
         {"max_models": "auto"},
-        {"keep_alive_s": "nan"},
-        {"keep_alive_s": "auto"},
-        {"request_timeout_s": 0},
-        {"watchdog_s": "never"},
-        {"stop_s": -1},
+        {"keep_alive": "nan"},
+        {"keep_alive": "auto"},
+        {"request_timeout": 0},
+        {"watchdog": "never"},
+        {"stop_after": -1},
         {"verify_cache": 1.5},
         {"verify_cache": "nan"},
         {"rate_limit": -1},
-        {"max_body_bytes": "much"},
+        {"max_body": "much"},
     ],
 )
 def test_wrong_settings_are_refused_by_name(overrides: dict[str, object], file: Path) -> None:
@@ -136,10 +136,10 @@ def test_wrong_settings_are_refused_by_name(overrides: dict[str, object], file: 
 def test_a_refusal_says_the_value_and_what_it_may_be(file: Path) -> None:
     with pytest.raises(SettingsError, match=r"salt_share is 1\.5, and must be above 0 and at most 1"):
         load_settings({"salt_share": 1.5}, {}, file)
-    with pytest.raises(SettingsError, match=r"disk_bytes is 'much', and must be a size such as 2GB or auto"):
-        load_settings({"disk_bytes": "much"}, {}, file)
-    with pytest.raises(SettingsError, match=r"disk_ttl_s is '7w', and must be a time such as 7d or auto or never"):
-        load_settings({"disk_ttl_s": "7w"}, {}, file)
+    with pytest.raises(SettingsError, match=r"disk is 'much', and must be a size such as 2GB or auto"):
+        load_settings({"disk": "much"}, {}, file)
+    with pytest.raises(SettingsError, match=r"disk_ttl is '7w', and must be a time such as 7d or auto or never"):
+        load_settings({"disk_ttl": "7w"}, {}, file)
 
 
 def test_a_variable_that_names_no_setting_is_refused(file: Path) -> None:
@@ -161,18 +161,18 @@ def test_a_file_in_the_working_folder_cannot_make_us_run_code_or_open_the_machin
 
 @pytest.mark.parametrize("value", ["never", "-1", -1, "-5m", "inf"])
 def test_a_model_can_be_kept_alive_for_ever(value: str | int, file: Path) -> None:
-    assert load_settings({"keep_alive_s": value}, {}, file).keep_alive_s is None
+    assert load_settings({"keep_alive": value}, {}, file).keep_alive is None
 
 
 def test_a_model_is_kept_alive_for_five_minutes_unless_told_otherwise(file: Path) -> None:
-    assert load_settings({}, {}, file).keep_alive_s == 300
-    assert load_settings({"keep_alive_s": "0"}, {}, file).keep_alive_s == 0
-    assert load_settings({}, {"BOUGH_KEEP_ALIVE_S": "2h"}, file).keep_alive_s == 7200
+    assert load_settings({}, {}, file).keep_alive == 300
+    assert load_settings({"keep_alive": "0"}, {}, file).keep_alive == 0
+    assert load_settings({}, {"BOUGH_KEEP_ALIVE": "2h"}, file).keep_alive == 7200
 
 
 def test_a_request_takes_as_long_as_it_takes_unless_a_time_is_given(file: Path) -> None:
-    assert load_settings({"request_timeout_s": "never"}, {}, file).request_timeout_s is None
-    assert load_settings({"request_timeout_s": "10m"}, {}, file).request_timeout_s == 600
+    assert load_settings({"request_timeout": "never"}, {}, file).request_timeout is None
+    assert load_settings({"request_timeout": "10m"}, {}, file).request_timeout == 600
 
 
 def test_a_file_of_keys_is_a_path_or_none(file: Path) -> None:
@@ -212,3 +212,19 @@ def test_the_defaults_are_sound() -> None:
 @pytest.mark.parametrize("each", dataclasses.fields(Settings), ids=lambda each: each.name)
 def test_every_setting_has_a_sentence_for_the_reference(each: dataclasses.Field[object]) -> None:
     assert each.metadata["help"].endswith(".")
+
+
+def test_a_setting_is_also_read_by_its_old_name(tmp_path):
+    file = tmp_path / "bough.toml"
+    file.write_text('disk_bytes = "1GB"\ndevice_bytes = "1GB"')
+
+    found = load_settings({"host_bytes": "3GB"}, {"BOUGH_DEVICE_BYTES": "2GB", "BOUGH_KEEP_ALIVE_S": "1h"}, file)
+
+    assert (found.disk, found.device_memory, found.host_memory, found.keep_alive) == (1 << 30, 2 << 30, 3 << 30, 3600)
+
+
+def test_of_two_names_of_one_setting_the_new_one_counts(tmp_path):
+    file = tmp_path / "bough.toml"
+    file.write_text("")
+
+    assert load_settings({}, {"BOUGH_DISK": "1GB", "BOUGH_DISK_BYTES": "2GB"}, file).disk == 1 << 30

@@ -102,7 +102,7 @@ def test_the_example_in_the_readme_runs(
 def test_the_examples_in_the_library_page_run(
     runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bough, "load", lambda disk_bytes: runner)
+    monkeypatch.setattr(bough, "load", lambda disk: runner)
     monkeypatch.setattr(runner, "close", lambda: None)
     exec("\n".join(_examples(DOCS / "library.md")), {})
     assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."

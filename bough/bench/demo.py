@@ -53,7 +53,7 @@ TOPICS: tuple[tuple[str, ...], ...] = (
 def show_demo(console: Console, model: str | None = None) -> None:
     """Run the tour with three strategies, then print the cost of each turn, and the tree."""
     with console.status("loading the model (the first time it is fetched and converted)"):
-        runner = load(model, disk_bytes=0)  # without a disk each run computes everything itself
+        runner = load(model, disk=0)  # without a disk each run computes everything itself
     with runner:
         engine, threads = runner.engine.info, runner.engine.describe().get("threads")
         threads = f", {threads} threads" if threads else ""

@@ -42,20 +42,20 @@ class RestartFigures:
 def measure_restart(model: str | None, num_tokens: int, rounds: int = 3, **settings: Any) -> RestartFigures:
     """Compute prompts, close the model, load it again, and answer the same prompts."""
     with tempfile.TemporaryDirectory(prefix="bough-restart-") as folder:
-        with load(model, cache_folder=folder, disk_bytes=0, **settings) as runner:
+        with load(model, cache_folder=folder, disk=0, **settings) as runner:
             warm_up(runner)
             prompts = _make_prompts(runner, num_tokens, rounds)
             computed = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]
-        with load(model, cache_folder=folder, disk_bytes="64G", **settings) as runner:
+        with load(model, cache_folder=folder, disk="64G", **settings) as runner:
             warm_up(runner)
             writing = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]
         started = time.perf_counter()
-        with load(model, cache_folder=folder, disk_bytes="64G", **settings) as runner:
+        with load(model, cache_folder=folder, disk="64G", **settings) as runner:
             start_s = time.perf_counter() - started
             warm_up(runner)
             restarted = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]
             setup = runner.engine.describe()
-        with load(model, cache_folder=folder, disk_bytes="64G", **settings) as runner, _slow_disk():
+        with load(model, cache_folder=folder, disk="64G", **settings) as runner, _slow_disk():
             warm_up(runner)
             fresh = [answer(runner, prompt, ANSWER_TOKENS) for prompt in _make_prompts(runner, num_tokens, rounds, seed=1)]
             slow = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]

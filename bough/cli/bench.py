@@ -36,7 +36,7 @@ def _load(model: str | None, shape: str | None, **settings: Any) -> Runner:
     """A model without a tree on disk, or random weights of a named shape."""
     from bough.runner import load, load_shape
 
-    return load_shape(_shape(shape), **settings) if shape else load(model, disk_bytes=0, **settings)
+    return load_shape(_shape(shape), **settings) if shape else load(model, disk=0, **settings)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -80,7 +80,7 @@ def switch(
     console = Console(stderr=as_json)
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
     _warn_if_busy(console)
-    settings: dict[str, Any] = {"device_bytes": memory, "host_bytes": host_memory, "disk_bytes": disk}
+    settings: dict[str, Any] = {"device_memory": memory, "host_memory": host_memory, "disk": disk}
     with load(model, engine=engine, threads=threads, device=device, dtype=dtype, **settings) as runner:
         warm_up(runner)
         results = {}

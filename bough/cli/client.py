@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
+import secrets
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,8 +12,10 @@ import httpx
 
 from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, ModelNotFound, RequestError, Unavailable
+from bough.system.announcement import PROOF_PATH, read_announcement
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # the server may load a model before it answers
+_PROOF_TIMEOUT_S = 3.0
 _LOOPBACK_OF_WILDCARD = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -21,6 +25,26 @@ def find_url(settings: Settings, url: str | None = None) -> str:
         return (url if "://" in url else f"http://{url}").rstrip("/")
     host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def find_client(settings: Settings, url: str | None = None, *, is_local: bool = False) -> Client | None:
+    """A client of the running server: that at `url` if it is given, else the one that `server.json` announces.
+
+    None if no server is announced, if the program at its address is another one, or if `is_local`.
+    """
+    if url:
+        return Client(settings, url)
+    announcement = None if is_local else read_announcement(settings.cache_folder)
+    if announcement is None:
+        return None
+    challenge = secrets.token_hex(16)
+    try:
+        with httpx.Client(base_url=announcement.url, timeout=_PROOF_TIMEOUT_S, trust_env=False) as http:
+            proof = str(http.get(PROOF_PATH, params={"challenge": challenge}).json()["proof"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return None
+    is_it = hmac.compare_digest(proof.encode(), announcement.prove(challenge).encode())
+    return Client(settings, announcement.url) if is_it else None
 
 
 class Client:

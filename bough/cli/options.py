@@ -9,18 +9,6 @@ import typer
 
 from bough.config import Settings
 
-_SETTING_OF_FLAG = {
-    "memory": "device_bytes",
-    "host_memory": "host_bytes",
-    "disk": "disk_bytes",
-    "disk_free": "disk_free_bytes",
-    "disk_ttl": "disk_ttl_s",
-    "keep_alive": "keep_alive_s",
-    "request_timeout": "request_timeout_s",
-    "watchdog": "watchdog_s",
-    "stop_after": "stop_s",
-    "max_body": "max_body_bytes",
-}
 _SETTINGS_NAMES = {each.name for each in fields(Settings)}
 
 _SAMPLING = "Sampling"
@@ -57,8 +45,14 @@ Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or floa
 Attention = Annotated[
     str | None, typer.Option(help="auto, bough, or a name that transformers knows.", rich_help_panel=_SETTINGS)
 ]
-Memory = Annotated[
-    str | None, typer.Option(help="Memory for lanes and pages together, such as 2GB, or auto.", rich_help_panel=_SETTINGS)
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--device-memory",
+        "--memory",
+        help="Memory for lanes and pages together, such as 2GB, or auto.",
+        rich_help_panel=_SETTINGS,
+    ),
 ]
 HostMemory = Annotated[
     str | None,
@@ -151,5 +145,4 @@ AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.
 
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
     """The flags of a command that are settings, by the names of the settings. Flags that were not given are None."""
-    named = {_SETTING_OF_FLAG.get(flag, flag): value for flag, value in ctx.params.items()}
-    return {name: value for name, value in named.items() if name in _SETTINGS_NAMES}
+    return {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES}

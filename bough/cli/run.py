@@ -71,7 +71,7 @@ def run(
     device: options.Device = None,
     dtype: options.Dtype = None,
     attention: options.Attention = None,
-    memory: options.Memory = None,
+    device_memory: options.DeviceMemory = None,
     host_memory: options.HostMemory = None,
     disk: options.Disk = None,
     disk_free: options.DiskFree = None,

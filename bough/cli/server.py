@@ -21,6 +21,7 @@ from bough.cli.terminal.screen import Screen
 from bough.config import Settings, load_settings
 from bough.errors import BoughError
 from bough.runner import find_model
+from bough.system.announcement import announcing, make_announcement
 
 _APIS = "Ollama, OpenAI, Anthropic"
 _EXTRAS = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
@@ -55,7 +56,7 @@ def serve(
     device: options.Device = None,
     dtype: options.Dtype = None,
     attention: options.Attention = None,
-    memory: options.Memory = None,
+    device_memory: options.DeviceMemory = None,
     host_memory: options.HostMemory = None,
     disk: options.Disk = None,
     disk_free: options.DiskFree = None,
@@ -86,7 +87,10 @@ def run_server(settings: Settings, screen: Screen) -> None:
                 f"warning: anyone who can reach {url} can use this server; --keys-file admits only clients with a key"
             )
         ready = f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends"
-        host(make_app(service.settings, service), service.settings, service, bound, lambda: screen.note(ready))
+        app = make_app(service.settings, service)
+        app.state.announcement = make_announcement(url)
+        with announcing(settings.cache_folder, app.state.announcement):
+            host(app, service.settings, service, bound, lambda: screen.note(ready))
 
 
 def _require_extras() -> None:

@@ -85,18 +85,18 @@ class Runner:
 
     def _make_cache(self) -> PrefixCache:
         can = self.engine.capabilities
-        budget_bytes = self.settings.device_bytes or self.engine.default_budget_bytes()
+        budget_bytes = self.settings.device_memory or self.engine.default_budget_bytes()
         cache = PrefixCache(
             self.engine,
             [self.engine.make_lane() for _ in range(self.settings.lanes or _num_lanes(self.engine, budget_bytes))],
             budget_bytes=budget_bytes,
-            keeps_on_device=self.settings.device_bytes != 0,
+            keeps_on_device=self.settings.device_memory != 0,
             is_enabled=self.settings.cache and can.can_reuse,
             can_chunk=can.can_chunk,
             reuse_limit=can.reuse_limit,
             tiers=self._tiers,
             salt_share=self.settings.salt_share,
-            ttl_s=self.settings.disk_ttl_s,
+            ttl_s=self.settings.disk_ttl,
         )
         if cache.memory.disk is not None:
             cache.restore()

@@ -30,7 +30,7 @@ def open_tiers(
         return None
     host_bytes = 0
     if engine.has_host:
-        host_bytes = default_host_bytes() if settings.host_bytes is None else settings.host_bytes
+        host_bytes = default_host_bytes() if settings.host_memory is None else settings.host_memory
         engine.limit_host(host_bytes)
     try:
         disk = None if files is None else _open_disk(engine, files, settings, progress)
@@ -54,17 +54,17 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
         model=files.name,
         page_tokens=PAGE_TOKENS,
         budget_bytes=max(0, budget_bytes - others_bytes),
-        floor_bytes=settings.disk_free_bytes,
-        ttl_s=settings.disk_ttl_s,
+        floor_bytes=settings.disk_free,
+        ttl_s=settings.disk_ttl,
     )
 
 
 def disk_budget_bytes(settings: Settings) -> int:
     """The bytes that all trees on disk may take together. A default counts what they take already as free."""
-    if settings.disk_bytes is not None:
-        return settings.disk_bytes
+    if settings.disk is not None:
+        return settings.disk
     held_bytes = sum(tree.nbytes + tree.index_bytes for tree in list_trees(settings.trees_folder))
-    return default_disk_bytes(settings.trees_folder, settings.disk_free_bytes, held_bytes)
+    return default_disk_bytes(settings.trees_folder, settings.disk_free, held_bytes)
 
 
 def _facts(engine: Engine) -> dict[str, str]:

@@ -127,7 +127,7 @@ def test_flags_reach_the_settings(invoke, loads):
 
     invoke("run", "-m", "tiny", "Hello", *flags, "--max-tokens", "1")
 
-    chosen = {"context": 512, "device_bytes": "2GB", "cache": False, "engine": "mlx", "device": "cpu"}
+    chosen = {"context": 512, "device_memory": "2GB", "cache": False, "engine": "mlx", "device": "cpu"}
     assert loads == [{"name": "tiny", **chosen}]
 
 
@@ -146,7 +146,7 @@ def test_flags_of_the_tiers_reach_the_settings(invoke, loads):
 
     invoke("run", "-m", "tiny", "Hello", "--max-tokens", "1", *flags)
 
-    tiers = {"host_bytes": "auto", "disk_bytes": "0", "disk_free_bytes": "5GB", "disk_ttl_s": "7d", "salt_share": 0.5}
+    tiers = {"host_memory": "auto", "disk": "0", "disk_free": "5GB", "disk_ttl": "7d", "salt_share": 0.5}
     assert loads == [{"name": "tiny", **tiers}]
 
 

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("serve")
-    with running(str(folder), home, engine="torch", data_folder=home / "data", keep_alive_s="never") as server:
+    with running(str(folder), home, engine="torch", data_folder=home / "data", keep_alive="never") as server:
         yield server
 
 

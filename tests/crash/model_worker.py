@@ -15,7 +15,7 @@ from typing import Any
 
 SYSTEM = {"role": "system", "content": "You answer in one short sentence. " * 45}
 QUESTIONS = ("What is the capital of France?", "Name a river.", "Tell me about the sea.", "What is seven times six?")
-SETTINGS: dict[str, Any] = {"disk_bytes": 2**30, "disk_free_bytes": 0, "device_bytes": 48 * 2**20}  # the tree is on disk
+SETTINGS: dict[str, Any] = {"disk": 2**30, "disk_free": 0, "device_memory": 48 * 2**20}  # the tree is on disk
 NUM_TOKENS = 12
 
 

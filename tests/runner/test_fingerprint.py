@@ -28,7 +28,7 @@ def test_a_tree_that_an_earlier_version_wrote_is_found(tmp_path: Path, info: Eng
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "model.safetensors").write_bytes(b"weights")
-    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path, disk_bytes=2**30, disk_free_bytes=0)
+    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path, disk=2**30, disk_free=0)
 
     tiers = open_tiers(engine, ModelFiles("little", folder), settings)
 

@@ -140,7 +140,7 @@ def test_cached_answers_equal_uncached_ones(name: str, folders: Path) -> None:
 def test_under_a_tight_budget_answers_stay_right_and_bytes_within(name: str, folders: Path) -> None:
     with load(name, folders) as wide:
         budget = bytes_of_two_lanes(wide)
-    with load(name, folders, device_bytes=budget, lanes=2) as tight, load(name, folders, cache=False) as plain:
+    with load(name, folders, device_memory=budget, lanes=2) as tight, load(name, folders, cache=False) as plain:
         check_budget(tight, plain, budget, num_conversations=3)
 
 
@@ -303,7 +303,7 @@ def test_a_prefix_that_finds_no_room_is_not_silently_forgotten(folders: Path) ->
     with load("llama", folders) as runner:
         runner.generate(list(range(3, 90)), max_tokens=1)
         lane_bytes = runner.cache.stats()["lane_bytes"]
-    with load("llama", folders, device_bytes=lane_bytes + 100) as tight, pytest.raises(bough.DoesNotFit):
+    with load("llama", folders, device_memory=lane_bytes + 100) as tight, pytest.raises(bough.DoesNotFit):
         tight.warm(list(range(3, 90)))
 
 

@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(name: str, folders: Path, cache_folder: Path, **settings: Any) -> bough.Runner:
     if not (folders / name).exists():
         make_folder(name, folders / name)
-    options = {"disk_bytes": "1GB", "disk_free_bytes": 0} | settings
+    options = {"disk": "1GB", "disk_free": 0} | settings
     return bough.load(folders / name, cache_folder=cache_folder, threads=1, **options)
 
 
@@ -97,7 +97,7 @@ def test_a_second_runner_says_who_has_the_disk_and_runs_without(
 
 
 def test_a_disk_that_is_off_is_not_touched(folders: Path, tmp_path: Path) -> None:
-    with load("llama", folders, tmp_path, disk_bytes=0) as runner:
+    with load("llama", folders, tmp_path, disk=0) as runner:
         ask(runner, PROMPT)
     assert not (tmp_path / "trees").exists()
 
@@ -109,7 +109,7 @@ def test_memory_too_small_for_all_conversations_is_made_up_for_by_the_disk(folde
         plain.cache.clear()
     budget = int(lane_bytes) + 2 * int(tree_bytes)  # type: ignore[arg-type]
     prompts = [[number + 3, *PROMPT[1:]] for number in range(6)]
-    with load("llama", folders, tmp_path, lanes=1, device_bytes=budget) as runner:
+    with load("llama", folders, tmp_path, lanes=1, device_memory=budget) as runner:
         for prompt in prompts * 2:
             answer = ask(runner, prompt)
             assert runner.cache.flush()  # an eviction does not wait for it

@@ -74,7 +74,7 @@ def find_port() -> int:
 
 
 def _environment(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    chosen = {"cache_folder": folder / "cache", "disk_bytes": DISK_BYTES, "threads": 2} | settings
+    chosen = {"cache_folder": folder / "cache", "disk": DISK_BYTES, "threads": 2} | settings
     return dict(os.environ) | {f"BOUGH_{name.upper()}": str(value) for name, value in chosen.items()}
 
 

@@ -62,8 +62,8 @@ def import_file(
     as_json: options.AsJsonObject = False,
 ) -> None:
     """Add the content of a file to the tree with the same fingerprint, or to a new tree."""
-    screen, settings = Screen(), load_settings({"disk_bytes": disk, "disk_free_bytes": disk_free})
-    if settings.disk_bytes == 0:
+    screen, settings = Screen(), load_settings({"disk": disk, "disk_free": disk_free})
+    if settings.disk == 0:
         raise SettingsError("disk_bytes is 0: the disk is turned off")
     trees = list_trees(settings.trees_folder)
     tree = _find_target(read_manifest(file), model, trees, settings)
@@ -116,7 +116,7 @@ def _open(tree: TreeInfo, settings: Settings, budget_bytes: int, screen: Screen)
         model=tree.model,
         page_tokens=tree.page_tokens,
         budget_bytes=budget_bytes,
-        floor_bytes=settings.disk_free_bytes,
-        ttl_s=settings.disk_ttl_s,
+        floor_bytes=settings.disk_free,
+        ttl_s=settings.disk_ttl,
         warn=screen.note,
     )

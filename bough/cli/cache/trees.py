@@ -32,10 +32,10 @@ class DiskUse:
 
 def measure_use(trees: Sequence[TreeInfo], settings: Settings) -> DiskUse:
     folder, held_bytes = settings.trees_folder, sum(map(size_bytes, trees))
-    budget_bytes = settings.disk_bytes
+    budget_bytes = settings.disk
     if budget_bytes is None:
-        budget_bytes = default_disk_bytes(folder, settings.disk_free_bytes, held_bytes)
-    return DiskUse(str(folder), held_bytes, budget_bytes, free_disk_bytes(folder), settings.disk_free_bytes)
+        budget_bytes = default_disk_bytes(folder, settings.disk_free, held_bytes)
+    return DiskUse(str(folder), held_bytes, budget_bytes, free_disk_bytes(folder), settings.disk_free)
 
 
 def size_bytes(tree: TreeInfo) -> int:

@@ -113,7 +113,7 @@ class LimitsMiddleware:
             return receive
         if scope["path"] == IMPORT_PATH:  # it goes to a file, and is bounded by the free space on disk
             return _TimedBody(receive, self._body_s)
-        limit = self._settings.max_body_bytes
+        limit = self._settings.max_body
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
             await self._drain(receive, limit)

@@ -96,7 +96,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._app_state = app.state
-        self._stop_s = settings.stop_s
+        self._stop_s = settings.stop_after
         self._ends_at_s: float | None = None
         self._service = service
         self._closing: asyncio.Task[None] | None = None

@@ -19,9 +19,10 @@ from bough.errors import AccessDenied, BoughError, RequestError
 from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
 from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
 from bough.server.http.origins import OriginRules
+from bough.system.announcement import PROOF_PATH
 
-OPEN_PATHS = frozenset(("/", "/health", "/health/live", "/health/ready"))
-"""Paths that need no key: they say that there is a server, and whether it is healthy."""
+OPEN_PATHS = frozenset(("/", "/health", "/health/live", "/health/ready", PROOF_PATH))
+"""Paths that need no key: they say that there is a server, which one, and whether it is healthy."""
 
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _HEADERS = frozenset(

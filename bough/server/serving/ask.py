@@ -38,6 +38,7 @@ class Ask:
     text: str | None = None
     ids: Sequence[int] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
+    unset: frozenset[str] = frozenset()  # names of `params` that are the API's defaults: the model's own replace them
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     needs_tool_template: bool = False  # refuse tools if the model's chat template does not support them

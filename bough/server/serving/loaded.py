@@ -77,7 +77,7 @@ def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
     """Load a model and start its engine's thread."""
     runner = load_files(files, settings)
     try:
-        limits = Limits(settings.queue, settings.watchdog_s)
+        limits = Limits(settings.queue, settings.watchdog)
         return StartedModel(runner, runner.start_worker(limits, settings.verify_cache))
     except BaseException:
         runner.close()
@@ -206,7 +206,7 @@ class LoadedModels:
             self._expiry_task = asyncio.create_task(self._watch_expiry(), name="bough-keep-alive")
 
     def _expiry(self, keep_alive_s: float | None, now: float) -> float | None:
-        kept_s = self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s
+        kept_s = self._settings.keep_alive if keep_alive_s is None else keep_alive_s
         return now + kept_s if kept_s is not None and 0 <= kept_s < _LONGEST_S else None
 
     def _is_idle(self, loaded: LoadedModel) -> bool:

@@ -85,7 +85,7 @@ class Service:
         ask = answer.ask
         prepared = prepare_prompt(ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
         answer.set_prompt(prepared)
-        timeout_s = self.settings.request_timeout_s
+        timeout_s = self.settings.request_timeout
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         jobs = []
         for choice, listener in enumerate(answer.listeners):

@@ -43,8 +43,8 @@ def temporary_file(settings: Settings) -> Iterator[Path]:
 def require_room(settings: Settings, num_bytes: int) -> int:
     """How large a file may be that leaves free what has to be. Raises Unavailable if one of this size would not."""
     free_bytes = free_disk_bytes(settings.cache_folder)
-    room_bytes = free_bytes - settings.disk_free_bytes
+    room_bytes = free_bytes - settings.disk_free
     if num_bytes > room_bytes:
-        left = f"{free_bytes:,} are free on the disk, and {settings.disk_free_bytes:,} of them must stay free"
+        left = f"{free_bytes:,} are free on the disk, and {settings.disk_free:,} of them must stay free"
         raise Unavailable(f"the archive may have {num_bytes:,} bytes: {left}")
     return room_bytes

@@ -47,7 +47,7 @@ def test_cached_answers_on_mlx_equal_uncached_ones_on_torch(name: str, folders: 
 def test_under_a_tight_budget_answers_stay_right_and_bytes_within(name: str, folders: Path) -> None:
     with load(name, folders) as wide:
         budget = bytes_of_two_lanes(wide)
-    with load(name, folders, device_bytes=budget, lanes=2) as tight, load(name, folders, "torch", cache=False) as plain:
+    with load(name, folders, device_memory=budget, lanes=2) as tight, load(name, folders, "torch", cache=False) as plain:
         check_budget(tight, plain, budget, num_conversations=2)
 
 

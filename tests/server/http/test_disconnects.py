@@ -137,7 +137,7 @@ async def visit_all(server: Server, num_clients: int, seed: int) -> Crowd:
 
 @pytest.fixture(scope="module")
 def visited(tiny_server: StartServer) -> Server:
-    return tiny_server(lanes=2, device_bytes=64 * 2**20, disk_bytes=64 * 2**20)
+    return tiny_server(lanes=2, device_memory=64 * 2**20, disk=64 * 2**20)
 
 
 def test_when_forty_clients_came_and_went_all_lanes_are_free_and_who_stayed_has_its_answer(visited: Server) -> None:
@@ -231,7 +231,7 @@ async def look(server: Server, text: str) -> Reply:
 
 @pytest.fixture
 def bounded_server(smollm2_files: ModelFiles, tmp_path: Path) -> Iterator[Server]:
-    with running("smollm2", tmp_path, lanes=4, device_bytes=2**29, disk_bytes=2**29) as server:
+    with running("smollm2", tmp_path, lanes=4, device_memory=2**29, disk=2**29) as server:
         yield server
 
 

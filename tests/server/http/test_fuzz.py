@@ -33,7 +33,7 @@ MAY_REFUSE = {  # the tiny model lies outside the model folder, embeds nothing, 
     "/api/cache/import",
 }
 # Long answers and large trees would only take time: what is looked for lies in the reading of requests.
-BOUNDS = {"context": 512, "device_bytes": 64 * 2**20, "disk_bytes": 64 * 2**20, "keep_alive_s": "never"}
+BOUNDS = {"context": 512, "device_memory": 64 * 2**20, "disk": 64 * 2**20, "keep_alive": "never"}
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ class Place:
         self.port = find_port()
         self.server: Server | None = None
         self.healths: list[int] = []
-        settings = {"cache_folder": folder / "cache", "disk_bytes": DISK_BYTES, "threads": 2}
+        settings = {"cache_folder": folder / "cache", "disk": DISK_BYTES, "threads": 2}
         self._environment = dict(os.environ) | {f"BOUGH_{name.upper()}": str(value) for name, value in settings.items()}
 
     def start(self) -> Server:

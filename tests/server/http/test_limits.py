@@ -20,7 +20,7 @@ from tests.server.servers import StartServer
 
 def make_layer(inner: Inner | None = None, body_s: float = 5.0, **settings: Any) -> ASGIApp:
     inner = inner or Inner()
-    return in_app(LimitsMiddleware(inner, Settings(max_body_bytes=1000, **settings), error_format_of, body_s), inner)
+    return in_app(LimitsMiddleware(inner, Settings(max_body=1000, **settings), error_format_of, body_s), inner)
 
 
 async def in_pieces(size: int) -> AsyncIterator[bytes]:
@@ -176,7 +176,7 @@ def test_while_the_server_shuts_down_new_work_is_refused_and_a_look_is_not() -> 
 
 
 def test_bodies_that_are_coming_are_bounded_together() -> None:
-    limits = LimitsMiddleware(Inner(), Settings(max_body_bytes=1000), error_format_of, body_s=5.0)
+    limits = LimitsMiddleware(Inner(), Settings(max_body=1000), error_format_of, body_s=5.0)
     layer = in_app(limits, Inner())
     half = {"type": "http.request", "body": b"x" * 900, "more_body": True}
 

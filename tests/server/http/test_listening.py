@@ -49,7 +49,7 @@ class Place:
     """An application with one stream, served from the main thread; what a client does comes from another."""
 
     def __init__(self, **options: Any) -> None:
-        self.settings = Settings(port=0, stop_s=options.pop("stop_s", 20.0))
+        self.settings = Settings(port=0, stop_after=options.pop("stop_s", 20.0))
         self.service = FakeService(self.settings, **options)
         self.app = FastAPI()
         self.is_ready = threading.Event()

@@ -13,7 +13,7 @@ from bough.server.serving import loaded as loaded_module
 
 def test_a_model_goes_when_it_was_not_used_for_its_time(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=300.0)
+        world = make_world(keep_alive=300.0)
         await world.use("a")
         await world.pass_time(299)
         assert world.names == ["a"]
@@ -25,7 +25,7 @@ def test_a_model_goes_when_it_was_not_used_for_its_time(make_world, run):
 
 def test_each_use_begins_the_time_anew(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=300.0)
+        world = make_world(keep_alive=300.0)
         await world.use("a")
         await world.pass_time(200)
         await world.use("a")
@@ -46,7 +46,7 @@ def test_a_wall_clock_that_is_set_neither_unloads_a_model_nor_keeps_it(make_worl
 
     async def ask():
         monkeypatch.setattr(loaded_module, "datetime", Wrong)
-        world = make_world(keep_alive_s=300.0)
+        world = make_world(keep_alive=300.0)
         await world.use("a")
         for years in (10, -10):
             Wrong.years = years
@@ -61,7 +61,7 @@ def test_a_wall_clock_that_is_set_neither_unloads_a_model_nor_keeps_it(make_worl
 
 def test_a_model_in_use_stays_however_long_that_takes(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=300.0)
+        world = make_world(keep_alive=300.0)
         async with world.models.using("a"):
             await world.pass_time(10_000)
             assert not await world.models.unload("a")
@@ -74,7 +74,7 @@ def test_a_model_in_use_stays_however_long_that_takes(make_world, run):
 
 def test_the_request_may_say_how_long_its_model_stays(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=300.0)
+        world = make_world(keep_alive=300.0)
         await world.use("a", 10)
         await world.use("b", 1_000)
         await world.pass_time(10)
@@ -99,7 +99,7 @@ def test_a_model_can_stay_for_ever(make_world, run, keep_alive_s):
 
 def test_a_time_that_was_asked_for_counts_until_another_is(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=300.0)
+        world = make_world(keep_alive=300.0)
         await world.use("a", -1.0)
         await world.use("a")
         assert world.models.find("a").expires_s is None
@@ -111,7 +111,7 @@ def test_a_time_that_was_asked_for_counts_until_another_is(make_world, run):
 
 def test_models_stay_for_ever_if_the_settings_say_so(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=None)
+        world = make_world(keep_alive=None)
         await world.use("a")
         await world.pass_time(10**8)
         assert world.names == ["a"]
@@ -134,7 +134,7 @@ def test_a_model_that_is_not_to_stay_goes_by_itself_after_its_last_use(make_worl
 
 def test_a_model_that_is_not_to_stay_is_there_for_each_of_many_that_wait_for_it(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=0.0)
+        world = make_world(keep_alive=0.0)
         await asyncio.gather(*(world.use(name, 0) for name in "abcabcab"))
         while len(world.stopped) < len(world.started):
             await asyncio.sleep(0.001)

@@ -180,7 +180,7 @@ def test_closing_unloads_everything_used_or_not_and_takes_nothing_new(make_world
 
 def test_a_model_that_is_stuck_holds_up_neither_the_others_nor_the_end(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=300.0)
+        world = make_world(keep_alive=300.0)
         await world.use("a")
         world.models.find("a").worker.is_stuck = True
         await world.use("b")
@@ -194,7 +194,7 @@ def test_a_model_that_is_stuck_holds_up_neither_the_others_nor_the_end(make_worl
 
 def test_two_real_models_take_turns_in_the_room_of_one(tmp_path, run):
     settings = Settings(
-        data_folder=tmp_path, cache_folder=tmp_path / "cache", max_models=1, disk_bytes=64 * 2**20, lanes=2, device="cpu"
+        data_folder=tmp_path, cache_folder=tmp_path / "cache", max_models=1, disk=64 * 2**20, lanes=2, device="cpu"
     )
     for name in ("first", "second"):
         with Catalog(settings).store.making(name) as making:
@@ -239,7 +239,7 @@ def test_a_load_that_waits_for_another_is_given_up_when_the_server_ends(make_wor
 
 def test_a_model_whose_asker_leaves_the_moment_it_is_loaded_still_goes_when_its_time_is_over(make_world, run):
     async def ask():
-        world = make_world(keep_alive_s=0.0)
+        world = make_world(keep_alive=0.0)
         world.may_start["a"] = Event()
         asker = asyncio.create_task(world.use("a"))
         while "a" not in world.models._loading:
@@ -259,7 +259,7 @@ def test_a_model_that_was_stuck_goes_when_its_step_has_ended(make_world, run, mo
     monkeypatch.setattr("bough.server.serving.loaded._STUCK_S", 0.01)
 
     async def ask():
-        world = make_world(keep_alive_s=0.0)
+        world = make_world(keep_alive=0.0)
         async with world.models.using("a") as loaded:
             loaded.worker.is_stuck = True
         await asyncio.sleep(0.05)

@@ -33,7 +33,7 @@ from bough.types import Message
 
 router = APIRouter(prefix="/api/cache", route_class=route_class(format_plain_error), tags=["cache"])
 
-_BUDGETS = ("cache", "lanes", "device_bytes", "host_bytes", "disk_bytes", "disk_free_bytes", "disk_ttl_s", "salt_share")
+_BUDGETS = ("cache", "lanes", "device_memory", "host_memory", "disk", "disk_free", "disk_ttl", "salt_share")
 
 
 class PrefixBody(Wire):

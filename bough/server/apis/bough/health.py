@@ -6,14 +6,15 @@ a client without one gets only the status and the state of the disk.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
 
 from bough.server.http.wire import ServiceOf
 from bough.server.serving.service import Service
+from bough.system.announcement import PROOF_PATH, Announcement
 
 router = APIRouter()
 
@@ -33,6 +34,17 @@ async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
     body = {"status": status, "disk": service.disk_state} | details
     return JSONResponse(body, 200 if status == "ok" else 503, headers)
+
+
+@router.get(PROOF_PATH, include_in_schema=False)
+async def prove_announcement(
+    request: Request, challenge: Annotated[str, Query(min_length=16, max_length=128)]
+) -> JSONResponse:
+    """Prove to a command on this machine that `server.json` is this server's; 404 if it has not written it."""
+    announcement: Announcement | None = getattr(request.app.state, "announcement", None)
+    if announcement is None:
+        return JSONResponse({"error": "this server is not announced"}, 404)
+    return JSONResponse({"proof": announcement.prove(challenge)}, headers={"Cache-Control": "no-store"})
 
 
 def status_of(state: Any, service: Service) -> str:

@@ -59,7 +59,7 @@ def test_the_figures_tell_what_a_chat_left_behind(client: httpx.Client) -> None:
 
     assert found["models"][0]["model"] == "tiny"
     assert found["models"][0]["tokens"] > 0
-    assert found["settings"]["disk_bytes"] > 0
+    assert found["settings"]["disk"] > 0
 
 
 def test_the_tree_shows_the_text_of_each_edge_and_ids_only_if_asked(client: httpx.Client) -> None:
@@ -310,7 +310,7 @@ def test_a_file_that_vanishes_meanwhile_does_not_keep_another_from_being_made(tm
 
 def test_a_body_of_unknown_size_may_fill_the_disk_only_as_far_as_the_settings_allow(tmp_path: Path) -> None:
     free_bytes = free_disk_bytes(tmp_path)
-    settings = Settings(cache_folder=tmp_path, disk_free_bytes=free_bytes // 2)
+    settings = Settings(cache_folder=tmp_path, disk_free=free_bytes // 2)
 
     assert require_room(settings, 0) <= free_disk_bytes(tmp_path) - free_bytes // 2
     with pytest.raises(Unavailable, match="must stay free"):

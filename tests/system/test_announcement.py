@@ -1,0 +1,51 @@
+"""How commands find a running server, and are not led to another program."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from bough.system.announcement import ANNOUNCEMENT_FILE, Announcement, announcing, make_announcement, read_announcement
+
+
+def test_a_server_is_found_while_it_is_announced_and_not_afterwards(tmp_path: Path) -> None:
+    announcement = make_announcement("http://127.0.0.1:1")
+
+    with announcing(tmp_path, announcement):
+        assert read_announcement(tmp_path) == announcement
+        assert stat.S_IMODE((tmp_path / ANNOUNCEMENT_FILE).stat().st_mode) == 0o600
+
+    assert read_announcement(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_ends_leaves_the_announcement_of_its_successor(tmp_path: Path) -> None:
+    successor = make_announcement("http://127.0.0.1:2")
+
+    with announcing(tmp_path, make_announcement("http://127.0.0.1:1")):
+        (tmp_path / ANNOUNCEMENT_FILE).write_text(json.dumps(vars(successor)))
+
+    assert read_announcement(tmp_path) == successor
+
+
+def test_a_process_that_has_died_is_not_found(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (tmp_path / ANNOUNCEMENT_FILE).write_text(json.dumps({"pid": child.pid, "url": "http://127.0.0.1:1", "nonce": "n"}))
+
+    assert read_announcement(tmp_path) is None
+
+
+def test_a_damaged_announcement_is_none(tmp_path: Path) -> None:
+    for text in ("", "[]", "{}", '{"pid": "x", "url": 1, "nonce": 2}', '{"pid": -1, "url": "u", "nonce": "n"}', "\x00"):
+        (tmp_path / ANNOUNCEMENT_FILE).write_text(text)
+        assert read_announcement(tmp_path) is None
+
+
+def test_only_who_knows_the_nonce_can_prove_it(tmp_path: Path) -> None:
+    ours, other = Announcement(os.getpid(), "u", "one"), Announcement(os.getpid(), "u", "two")
+
+    assert ours.prove("challenge") != other.prove("challenge")
+    assert ours.prove("challenge") != ours.prove("another")
