@@ -46,7 +46,9 @@ class Ask:
     may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
     think: bool | None = None  # None: the default of the template
     counts_thinking: bool = False  # tell how many tokens the thinking has; this costs a call of the tokenizer
+    keeps_thinking: bool = False  # thinking stays part of the text
     num_choices: int = 1
+    first_choice: int = 0  # the number of the first choice: with a seed, each number has its own text
     context_tokens: int | None = None  # a smaller context than the model's
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
     keep_alive_s: float | None = None  # None: the server's default; inf: for ever; 0: unload afterwards
@@ -121,6 +123,7 @@ class Delta:
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[ScoredToken, ...] = ()
+    num_tokens: int = 0  # that were generated for it; the text of some may come with a later piece
 
 
 @dataclass(frozen=True)

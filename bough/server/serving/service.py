@@ -95,7 +95,7 @@ class Service:
                 prepared.encoded,
                 prepared.params,
                 salt=ask.salt,
-                choice=choice,
+                choice=ask.first_choice + choice,
                 is_cancelled=answer.cancelled.is_set,
                 on_progress=listener.on_progress if choice == 0 else None,
             )

@@ -64,7 +64,7 @@ class AnswerParser:
         self._thinking.append(thinking)
         self._found += calls
         self._logprobs += logprobs
-        return Delta(self._choice, text, thinking, tuple(calls), logprobs)
+        return Delta(self._choice, text, thinking, tuple(calls), logprobs, len(chunk.token_ids))
 
     def _score(self, token: TokenLogprob | Alternative, top: tuple[Alternative, ...] = ()) -> ScoredToken:
         data = self._tokenizer.token_bytes(token.token_id)

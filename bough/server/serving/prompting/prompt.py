@@ -76,7 +76,7 @@ def prepare_prompt(
     params = _bounded(ask, encoded, context)
     offered = ask.tools if ask.tool_choice.mode != "none" else ()
     forced = forced_format(ask.tools, ask.tool_choice)
-    splits = (ask.messages is not None or bool(ask.context)) and model.knows_thinking
+    splits = (ask.messages is not None or bool(ask.context)) and model.knows_thinking and not ask.keeps_thinking
     return PreparedPrompt(
         encoded,
         params if forced is None else replace(params, format=forced),

@@ -1,0 +1,131 @@
+"""Answers for `bough run`: all that the command shows of a model in its own process, from one in this server.
+
+Parameters have the names of `SamplingParams`, and those that are not given are the model's own. A stream has a JSON object
+in each line: `progress` (tokens of the prompt that are done, and all), `text` with `num_tokens`, and at its end
+`completion`, or `error`. Thinking is part of the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, fields
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from bough.errors import RequestError
+from bough.server.http.bounds import SHORT_NAME, check_schema
+from bough.server.http.errors import format_plain_error, to_http_error
+from bough.server.http.messages import Messages
+from bough.server.http.streaming import NDJSON, AnswerStream, cancel_on_disconnect, json_line
+from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
+from bough.server.serving.answer import Answer
+from bough.server.serving.ask import Ask, Delta, Finished, Progress
+from bough.types import Completion, SamplingParams
+
+router = APIRouter(prefix="/api/run", route_class=route_class(format_plain_error), tags=["run"])
+
+_NAMES = frozenset(each.name for each in fields(SamplingParams)) - {"logprobs"}
+_LARGEST = 2**63
+
+
+class LoadBody(Wire):
+    """A model by name; without one, the server's default model."""
+
+    model: Annotated[str, SHORT_NAME] | None = None
+
+
+class RunBody(LoadBody):
+    """Messages, or a text that is continued as it is. With a seed, each `choice` samples differently."""
+
+    messages: Messages | None = Field(default=None, min_length=1)
+    prompt: str | None = Field(default=None, min_length=1)
+    params: dict[str, Any] = Field(default_factory=dict)
+    choice: int = Field(default=0, ge=0, lt=2**31)
+
+    def to_ask(self, default_model: str, salt: str) -> Ask:
+        """Raises RequestError unless there are messages or a text, and not both, and for a bad parameter."""
+        if (self.messages is None) == (self.prompt is None):
+            raise RequestError("give either messages or prompt")
+        messages = None if self.messages is None else [each.to_message() for each in self.messages]
+        return Ask(
+            self.model or default_model,
+            messages=messages,
+            text=self.prompt,
+            params=_read_params(self.params),
+            unset=_NAMES - set(self.params),
+            first_choice=self.choice,
+            keeps_thinking=True,
+            salt=salt,
+        )
+
+
+def _read_params(given: dict[str, Any]) -> SamplingParams:
+    unknown = sorted(set(given) - _NAMES)
+    if unknown:
+        raise RequestError(f"unknown parameter {', '.join(unknown)[:200]}; there are {', '.join(sorted(_NAMES))}")
+    for name, value in given.items():
+        if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+            raise RequestError(f"{name} is a number of more than 64 bits")
+    check_schema(given.get("format"), "format")
+    return SamplingParams(**given)
+
+
+@router.post("/load")
+async def load(body: LoadBody, request: Request, service: ServiceOf) -> Response:
+    """Have a model in memory, and say what it is and how long that took."""
+    began_s = time.perf_counter()
+    name = body.model or service.settings.model
+    files = await asyncio.to_thread(service.catalog.files, name)
+    await cancel_on_disconnect(request, service.load(name))
+    load_s = time.perf_counter() - began_s
+    loaded = next(each for each in service.models.describe() if each.entry.name == files.name)
+    return JSONResponse(
+        {
+            "model": name,
+            "engine": loaded.engine,
+            "device": "GPU" if loaded.device_bytes else "CPU",
+            "context_tokens": loaded.context_tokens,
+            "has_template": bool(loaded.entry.template),
+            "load_s": load_s,
+        }
+    )
+
+
+@router.post("")
+async def run(body: RunBody, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
+    """The next message of a conversation, or what follows a text."""
+    ask = body.to_ask(service.settings.model, salt)
+    answer = await cancel_on_disconnect(request, service.open(ask))
+    return AnswerStream(answer, write_lines(answer), NDJSON)
+
+
+async def write_lines(answer: Answer) -> AsyncIterator[str]:
+    """The lines of a stream. An error on the way is the last line."""
+    usage = answer.started.usage
+    yield json_line({"progress": [usage.cached_tokens, usage.prompt_tokens]})
+    try:
+        async for event in answer:
+            if isinstance(event, Progress):
+                yield json_line({"progress": [event.done_tokens, event.total_tokens]})
+            elif isinstance(event, Delta):
+                yield json_line({"text": event.text, "num_tokens": event.num_tokens})
+            elif isinstance(event, Finished):
+                yield json_line({"completion": _write_completion(event.completion)})
+    except Exception as error:
+        yield json_line(format_plain_error(to_http_error(error)))
+
+
+def _write_completion(completion: Completion) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "usage": asdict(completion.usage),
+        "timings": asdict(completion.timings),
+        "stop": completion.stop,
+    }
