@@ -6,15 +6,19 @@ that a model cannot control the terminal.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from bough.cli.terminal.wrap import WordWrap
+
 _HARMLESS = "\n\t"
 _C0_AND_DELETE = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _HARMLESS} | {0x7F: "␡"}
 _C1 = dict.fromkeys(range(0x80, 0xA0), "�")
+_USUAL_WIDTH = 80
 _PICTURES = _C0_AND_DELETE | _C1
 
 
@@ -36,12 +40,23 @@ class Screen:
         """Whether answers go to a terminal."""
         return self.out.isatty()
 
-    def write(self, text: str) -> None:
-        """Write a piece of text and flush it."""
-        if text:
-            self._is_at_line_start = text.endswith("\n")
-            self.out.write(neutralise(text) if self.is_terminal else text)
-            self.out.flush()
+    def write(self, text: str, wrap: WordWrap | None = None) -> None:
+        """Write a piece of text and flush it. On a terminal, `wrap` breaks its lines between words."""
+        if not text:
+            return
+        self._is_at_line_start = text.endswith("\n")
+        if self.is_terminal:
+            text = neutralise(text)
+            text = text if wrap is None else wrap.add(text, self._width())
+        self.out.write(text)
+        self.out.flush()
+
+    def _width(self) -> int:
+        """The columns of the terminal now: its window may have changed."""
+        try:
+            return os.get_terminal_size(self.out.fileno()).columns or _USUAL_WIDTH
+        except (OSError, ValueError):
+            return _USUAL_WIDTH
 
     def write_line(self, text: str = "") -> None:
         self.write(text + "\n")
