@@ -3,34 +3,51 @@
 Exit codes: 0 success, 1 a BoughError or an error of the system (a full disk, an unreadable folder), 2 wrong usage, 130
 stopped by Ctrl-C. Any other exception is a bug and shows its traceback; `--debug` shows the traceback of every error.
 
-No module imported here imports torch or transformers, so that `bough list` starts quickly. The runner imports them when it
-loads a model.
+A command's module is imported when that command is used: `bough run` with a server does not wait for the runner's imports.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from bough.cli.bench import app as bench_app
-from bough.cli.cache.app import app as cache_app
-from bough.cli.models import list_models, pull, remove, show
-from bough.cli.replay import replay
-from bough.cli.run import run
-from bough.cli.server import explain, ps, serve, stop, tree
 from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
 
 INTERRUPTED = 130
+COMMANDS = {
+    "run": "bough.cli.run:run",
+    "serve": "bough.cli.server:serve",
+    "pull": "bough.cli.models:pull",
+    "list": "bough.cli.models:list_models",
+    "show": "bough.cli.models:show",
+    "rm": "bough.cli.models:remove",
+    "ps": "bough.cli.server:ps",
+    "stop": "bough.cli.server:stop",
+    "tree": "bough.cli.server:tree",
+    "explain": "bough.cli.server:explain",
+    "cache": "bough.cli.cache.app:app",
+    "bench": "bough.cli.bench:app",
+    "replay": "bough.cli.replay:replay",
+}
+"""Each command with its module, and in it a function or the group of its sub-commands."""
 
 
 class Commands(TyperGroup):
-    """The group of all commands. It turns exceptions into messages and exit codes."""
+    """The group of all commands. It imports them when they are used, and turns exceptions into messages and exit codes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            self.commands[cmd_name] = _import_command(cmd_name)
+        return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,6 +67,18 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from error
 
 
+def _import_command(name: str) -> Any:
+    module, _, found = COMMANDS[name].partition(":")
+    function = getattr(importlib.import_module(module), found)
+    if isinstance(function, typer.Typer):
+        group = typer.main.get_group(function)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(function)
+    return typer.main.get_command(alone)
+
+
 def _discard_blocked_output() -> None:
     """Flush standard output; if that fails, discard it, so that Python does not fail again when it exits."""
     try:
@@ -60,6 +89,8 @@ def _discard_blocked_output() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"bough {version('bough')}")
         raise typer.Exit()
 
@@ -82,21 +113,6 @@ def bough(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
     """Run language models that remember: conversations share the state of their common prefixes in one tree."""
-
-
-app.command("run")(run)
-app.command("serve")(serve)
-app.command("pull")(pull)
-app.command("list")(list_models)
-app.command("show")(show)
-app.command("rm")(remove)
-app.command("ps")(ps)
-app.command("stop")(stop)
-app.command("tree")(tree)
-app.command("explain")(explain)
-app.add_typer(cache_app, name="cache")
-app.add_typer(bench_app, name="bench")
-app.command("replay")(replay)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from rich.progress import (
 )
 from rich.status import Status
 
-from bough.models import Progress as Work
+from bough.types import Progress as Work
 
 _LINE_EVERY_S = 5.0
 
