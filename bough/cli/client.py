@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
+import json
+import queue
 import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +21,9 @@ from bough.errors import AccessDenied, BoughError, ModelNotFound, RequestError, 
 from bough.system.announcement import PROOF_PATH, read_announcement
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # the server may load a model before it answers
+_STREAM_TIMEOUT = httpx.Timeout(None, connect=10.0)  # a long prompt may be computed for minutes before the first line
 _PROOF_TIMEOUT_S = 3.0
+_POLL_S = 0.05
 _LOOPBACK_OF_WILDCARD = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -39,7 +47,9 @@ def find_client(settings: Settings, url: str | None = None, *, is_local: bool = 
         return None
     challenge = secrets.token_hex(16)
     try:
-        with httpx.Client(base_url=announcement.url, timeout=_PROOF_TIMEOUT_S, trust_env=False) as http:
+        with httpx.Client(
+            base_url=announcement.url, timeout=_PROOF_TIMEOUT_S, trust_env=False, verify=_is_encrypted(announcement.url)
+        ) as http:
             proof = str(http.get(PROOF_PATH, params={"challenge": challenge}).json()["proof"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return None
@@ -52,12 +62,21 @@ class Client:
 
     def __init__(self, settings: Settings, url: str | None = None) -> None:
         self.url = find_url(settings, url)
-        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         try:
-            has_proxies = not _is_local(httpx.URL(self.url).host)
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=has_proxies)
+            self._http = self._connect(_TIMEOUT)
         except (httpx.InvalidURL, ValueError) as error:
             raise RequestError(f"{self.url} is not the address of a server: {error}") from error
+
+    def _connect(self, timeout: httpx.Timeout) -> httpx.Client:
+        has_proxies = not _is_local(httpx.URL(self.url).host)
+        return httpx.Client(
+            base_url=self.url,
+            headers=self._headers,
+            timeout=timeout,
+            trust_env=has_proxies,
+            verify=_is_encrypted(self.url),
+        )
 
     def get(self, path: str, **params: str | None) -> Any:
         """Send a GET request and return the JSON of the response. Parameters that are None are left out."""
@@ -70,13 +89,23 @@ class Client:
         """Send the fields as JSON and return the JSON of the response. Fields that are None are left out."""
         return self._read(self._send("POST", path, json=_given(fields)))
 
+    def has_model(self, name: str) -> bool:
+        """Whether the server has a model of this name."""
+        try:
+            self._send("POST", "/api/show", json={"model": name})
+        except ModelNotFound:
+            return False
+        return True
+
+    def post_stream(self, path: str, **fields: Any) -> LineStream:
+        """Send the fields as JSON; the lines of the response come as they are sent. Close the stream."""
+        return LineStream(self._connect(_STREAM_TIMEOUT), self.url, path, _given(fields))
+
     def _send(self, method: str, path: str, **parts: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **parts)
-        except httpx.ConnectError as error:
-            raise Unavailable(f"no server at {self.url}; `bough serve` starts one") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unavailable(f"the server at {self.url} does not answer: {type(error).__name__}: {error}") from error
+            raise _to_unavailable(error, self.url) from error
         if response.is_error:
             raise _to_error(response)
         return response
@@ -91,7 +120,81 @@ class Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._http.close()
+
+
+class LineStream:
+    """The JSON objects in the lines of one response. A thread reads them, so that the wait for the next can be given up.
+
+    It has a connection of its own. Closing it, even before the first line, tells the server that nobody reads any more.
+    """
+
+    def __init__(self, http: httpx.Client, url: str, path: str, fields: dict[str, Any]) -> None:
+        self._http = http
+        self._url = url
+        self._found: queue.SimpleQueue[dict[str, Any] | BoughError | None] = queue.SimpleQueue()
+        self._socket: socket.socket | None = None
+        threading.Thread(target=self._read, args=(path, fields), daemon=True).start()
+
+    def read_until(self, is_cancelled: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """Yield the objects up to the end of the response, or until `is_cancelled`.
+
+        Raises BoughError for an error response, for a line that tells an error, and if the connection breaks.
+        """
+        while not is_cancelled():
+            try:
+                found = self._found.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(found, BoughError):
+                raise found
+            if found is None:
+                return
+            if "error" in found:
+                raise BoughError(str(found["error"]))
+            yield found
+
+    def _read(self, path: str, fields: dict[str, Any]) -> None:
+        """Read the response, on a thread of its own."""
+        try:
+            with self._http.stream("POST", path, json=fields, extensions={"trace": self._note_socket}) as response:
+                if response.is_error:
+                    response.read()
+                    return self._found.put(_to_error(response))
+                for line in response.iter_lines():
+                    self._found.put(json.loads(line))
+            self._found.put(None)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
+            self._found.put(_to_unavailable(error, self._url))
+        except ValueError as error:
+            self._found.put(BoughError(f"the program at {self._url} is not a Bough server: {error}"))
+
+    def _note_socket(self, event: str, info: dict[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self._socket = info["return_value"].get_extra_info("socket")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone would not wake the thread that reads
+        self._http.close()
+
+
+def _is_encrypted(url: str) -> bool:
+    """Whether certificates are checked: reading those of this machine takes longer than a request to a local server."""
+    return url.lower().startswith("https:")
+
+
+def _to_unavailable(error: Exception, url: str) -> Unavailable:
+    if isinstance(error, httpx.ConnectError):
+        return Unavailable(f"no server at {url}; `bough serve` starts one")
+    return Unavailable(f"the server at {url} does not answer: {type(error).__name__}: {error}")
 
 
 def _is_local(host: str) -> bool:

@@ -13,7 +13,10 @@ _SETTINGS_NAMES = {each.name for each in fields(Settings)}
 
 _SAMPLING = "Sampling"
 
-MaxTokens = Annotated[int | None, typer.Option(help="The largest number of tokens to generate.", rich_help_panel=_SAMPLING)]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="The largest number of tokens to generate; -1: to the context's end.", rich_help_panel=_SAMPLING),
+]
 Temperature = Annotated[float | None, typer.Option(help="0: always take the most likely token.", rich_help_panel=_SAMPLING)]
 TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: all.", rich_help_panel=_SAMPLING)]
 TopP = Annotated[
@@ -24,7 +27,9 @@ MinP = Annotated[
     float | None,
     typer.Option(help="Drop tokens below this fraction of the best probability.", rich_help_panel=_SAMPLING),
 ]
-RepeatPenalty = Annotated[float, typer.Option(help="Above 1: repeat less; 1: no penalty.", rich_help_panel=_SAMPLING)]
+RepeatPenalty = Annotated[
+    float | None, typer.Option(help="Above 1: repeat less; 1: no penalty.", rich_help_panel=_SAMPLING)
+]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING)]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text.", rich_help_panel=_SAMPLING)]
 Format = Annotated[str | None, typer.Option(help='"json", or a file with a JSON schema.', rich_help_panel=_SAMPLING)]

@@ -1,27 +1,34 @@
-"""`bough run`: answer one prompt, or chat."""
+"""`bough run`: answer one prompt, or chat, with a model in a running server or in this process.
+
+Nothing here imports the runner: with a server, the command is ready in less than a second.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from bough.cli import options
+from bough.cli.backends.choice import Backends, Where
+from bough.cli.backends.contract import Backend
 from bough.cli.chat.chat import TerminalChat
+from bough.cli.chat.commands import describe_session
+from bough.cli.chat.conversation import FIRST, Conversation, Session
 from bough.cli.chat.line_input import history, read_message
 from bough.cli.chat.loop import run_chat
-from bough.cli.chat.parameters import read_format
+from bough.cli.chat.parameters import check, read_format
+from bough.cli.chat.sessions import Sessions
 from bough.cli.prompt_args import PromptArgs, read_prompt_args
-from bough.cli.terminal.answer import as_dict, stream_answer, summarise
-from bough.cli.terminal.progress import show_progress
-from bough.cli.terminal.screen import Screen
-from bough.errors import ModelNotFound, RequestError
-from bough.runner import Runner, load
-from bough.types import Prompt, SamplingParams
+from bough.cli.terminal.answer import as_dict, describe_end, stream_answer, summarise
+from bough.cli.terminal.screen import Screen, is_interactive
+from bough.config import Settings, load_settings
+from bough.errors import BoughError, ModelNotFound, RequestError
+from bough.types import Prompt
 
 _INTERRUPTED = 130
 
@@ -30,11 +37,13 @@ _INTERRUPTED = 130
 class RunOptions:
     """The options of one run of the command, apart from the settings."""
 
-    params: SamplingParams
+    given: dict[str, Any]  # the sampling parameters that were set
     system: str
     is_raw: bool
     is_json: bool
     is_verbose: bool
+    wraps: bool
+    keeps_history: bool
 
 
 def run(
@@ -47,7 +56,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="PROMPT",
-            help="The prompt, with - for standard input; not given: piped input, or a chat.",
+            help="The prompt, with - for standard input; piped input follows it. Not given: a chat.",
             show_default=False,
         ),
     ] = None,
@@ -56,12 +65,23 @@ def run(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show counts and times after each answer.")] = False,
+    nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap words at the terminal's width.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a saved chat: its name follows; not given: the last one.")
+    ] = False,
+    no_history: Annotated[
+        bool, typer.Option("--no-history", help="Save neither the chat nor what is typed in it.")
+    ] = False,
+    url: Annotated[str | None, typer.Option("--url", help="The server to use; not given: one on this machine.")] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run the model in this process, even if there is a server.")
+    ] = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
-    repeat_penalty: options.RepeatPenalty = 1.1,
+    repeat_penalty: options.RepeatPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     format: options.Format = None,
@@ -81,7 +101,7 @@ def run(
     trust_remote_code: options.TrustRemoteCode = None,
 ) -> None:
     """Answer a prompt, or chat."""
-    params = _read_params(
+    given = _read_given(
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -92,67 +112,85 @@ def run(
         stop=stop or None,
         format=format,
     )
-    run_options = RunOptions(params, system, raw, as_json, verbose)
-    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
-    _check_usage(args, run_options)
-    screen, started_s = Screen(), time.perf_counter()
-    settings = options.settings_of(ctx)
-    del settings["model"]  # the arguments may name it, too: PromptArgs has it
-    with _load(args, settings, screen) as runner:
-        load_s = time.perf_counter() - started_s
-        _require_template(runner, run_options)
-        if args.prompt is None:
-            _chat(runner, run_options, screen, load_s)
-        else:
-            _answer(runner, args.prompt, run_options, screen, load_s)
+    if raw and system:
+        raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
+    run_options = RunOptions(given, system, raw, as_json, verbose, not nowordwrap, not no_history)
+    words, screen = [word for word in (first, *(rest or ())) if word], Screen()
+    flags = options.settings_of(ctx)
+    del flags["model"]  # the arguments may name it, too: PromptArgs has it
+    settings = load_settings(flags)
+    sessions = Sessions(settings.data_folder / "chats")
+    session = _resume(words, sessions) if resume else None
+    args = PromptArgs(model or session.model or None, None) if session else read_prompt_args(words, model, sys.stdin)
+    with Backends(Where(settings, url, local, flags), screen) as backends:
+        args = _settle(args, backends, screen)
+        _check_prompt(args, run_options)
+        is_told = args.prompt is not None and (verbose or screen.notes.is_terminal)  # a chat's first line says it
+        with backends.open(args.model, tells_server=is_told) as backend:
+            _require_template(backend, run_options)
+            if args.prompt is None:
+                _chat(backend, run_options, screen, settings, sessions, session)
+            else:
+                _answer(backend, args.prompt, run_options, screen)
 
 
-def _read_params(**given: Any) -> SamplingParams:
+def _read_given(**given: Any) -> dict[str, Any]:
     """The parameters that were given. They are checked here, before a model is loaded."""
-    values = {name: value for name, value in given.items() if value is not None}
     try:
-        if "format" in values:
-            values["format"] = read_format(values["format"])
-        return SamplingParams(**values)
+        if given["format"] is not None:
+            given["format"] = read_format(given["format"])
+        return check(given)
     except RequestError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _check_usage(args: PromptArgs, run_options: RunOptions) -> None:
-    if run_options.is_raw and run_options.system:
-        raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
+def _resume(words: list[str], sessions: Sessions) -> Session:
+    if len(words) > 1:
+        raise typer.BadParameter(f"--resume takes one name, and there are {len(words)} words: {' '.join(words)}")
+    return sessions.load(words[0] if words else None)
+
+
+def _check_prompt(args: PromptArgs, run_options: RunOptions) -> None:
     if args.prompt == "":
         raise typer.BadParameter(f"the prompt for {args.model or 'the default model'} is empty")
     if args.prompt is None and (run_options.is_json or run_options.is_raw):
         raise typer.BadParameter(f"{'--json' if run_options.is_json else '--raw'} needs a prompt")
 
 
-def _load(args: PromptArgs, settings: dict[str, Any], screen: Screen) -> Runner:
-    try:
-        with show_progress(screen.notes, stays=False) as progress:
-            progress.start(f"loading {args.model or 'the default model'}", None)
-            return load(args.model, progress=progress, **settings)
-    except ModelNotFound as error:
-        if not args.is_guess:
-            raise
-        raise ModelNotFound(f"{error}; if {args.model!r} is part of the prompt, give the model with --model") from error
+def _settle(args: PromptArgs, backends: Backends, screen: Screen) -> PromptArgs:
+    """The arguments, with a word that was taken for a model made the prompt if there is no such model.
+
+    Raises ModelNotFound if more words follow it, or if it is a model's name misspelt.
+    """
+    if not args.is_guess or not args.model or backends.knows(args.model):
+        return args
+    missing, near = f"there is no model {args.model!r}", backends.find_near(args.model)
+    if near:
+        raise ModelNotFound(f"{missing}; did you mean {near}?")
+    if not args.is_alone:
+        raise ModelNotFound(f"{missing}; if {args.model!r} is part of the prompt, give the model with --model")
+    if not is_interactive():
+        screen.note(f"{missing}: sending it as a prompt to {backends.default_model}")
+    elif not typer.confirm(f"{missing}; send it as a prompt to {backends.default_model}?", default=True, err=True):
+        raise typer.Exit(1)
+    return args.as_prompt()
 
 
-def _require_template(runner: Runner, run_options: RunOptions) -> None:
-    if not run_options.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
+def _require_template(backend: Backend, run_options: RunOptions) -> None:
+    if not run_options.is_raw and not backend.has_template:
         raise RequestError("the model has no chat template: use --raw with a prompt to continue a text")
 
 
-def _answer(runner: Runner, text: str, run_options: RunOptions, screen: Screen, load_s: float) -> None:
-    completion = stream_answer(
-        runner, _prompt(text, run_options), run_options.params, screen, is_silent=run_options.is_json
-    )
+def _answer(backend: Backend, text: str, run_options: RunOptions, screen: Screen) -> None:
+    open_stream = partial(backend.stream, _prompt(text, run_options), run_options.given)
+    completion = stream_answer(open_stream, screen, is_silent=run_options.is_json, wraps=run_options.wraps)
     if run_options.is_json:
-        name = runner.files.name if runner.files else ""
-        screen.write_line(json.dumps(as_dict(completion, name, load_s), ensure_ascii=False))
+        screen.write_line(json.dumps(as_dict(completion, backend.name, backend.load_s), ensure_ascii=False))
     screen.end_line()
+    if completion.finish_reason == "loop":
+        screen.note(describe_end(completion))
     if run_options.is_verbose:
-        for line in summarise(completion, load_s):
+        for line in summarise(completion, backend.load_s):
             screen.note(line)
     if completion.finish_reason == "cancelled":
         raise typer.Exit(_INTERRUPTED)
@@ -165,17 +203,45 @@ def _prompt(text: str, run_options: RunOptions) -> Prompt:
     return [*system, {"role": "user", "content": text}]
 
 
-def _chat(runner: Runner, run_options: RunOptions, screen: Screen, load_s: float) -> None:
-    info = runner.engine.info
-    name = runner.files.name if runner.files else info.model
-    screen.note(f"{name} on {info.name} ({info.device}) · /help lists the commands, /bye leaves")
+def _chat(
+    backend: Backend,
+    run_options: RunOptions,
+    screen: Screen,
+    settings: Settings,
+    sessions: Sessions,
+    session: Session | None,
+) -> None:
+    """Chat, and save the chat when it ends."""
+    screen.note(f"{backend.greeting()} · /help lists the commands, /bye leaves")
     chat = TerminalChat(
-        runner,
+        backend,
         screen,
-        params=run_options.params,
-        system=run_options.system,
+        session=_start(session, run_options),
+        sessions=sessions if run_options.keeps_history else None,
         is_verbose=run_options.is_verbose,
-        load_s=load_s,
+        wraps=run_options.wraps,
     )
-    with history(runner.settings.cache_folder / "history"):
-        run_chat(chat, lambda: read_message(input))
+    if session is not None:
+        screen.note(describe_session(chat))
+    try:
+        with history(settings.cache_folder / "history" if run_options.keeps_history else None):
+            run_chat(chat, lambda: read_message(input))
+    finally:
+        _keep(chat, screen)
+
+
+def _keep(chat: TerminalChat, screen: Screen) -> None:
+    """Save the chat at its end. That this failed is told, and changes nothing else."""
+    try:
+        chat.keep()
+    except BoughError as error:
+        screen.error(str(error))
+
+
+def _start(session: Session | None, run_options: RunOptions) -> Session:
+    """The session to begin with: a new one, or one that is resumed, with what the flags say instead."""
+    if session is None:
+        return Session(given=run_options.given, branches={FIRST: Conversation(run_options.system)})
+    session.given |= run_options.given
+    session.conversation.system = run_options.system or session.conversation.system
+    return session

@@ -52,10 +52,11 @@ def loads(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
 
     def load(name: str | None = None, *, progress: Any = None, **settings: Any) -> Runner:
         given = {key: value for key, value in settings.items() if value is not None}
-        seen.append({"name": name, **given})
+        seen.append(given if name is None else {"name": name, **given})
         return runner
 
-    monkeypatch.setattr("bough.cli.run.load", load)
+    monkeypatch.setattr("bough.cli.backends.local.load", load)
+    monkeypatch.setattr("bough.cli.backends.names.is_here", lambda name, settings: name == "tiny")
     return seen
 
 

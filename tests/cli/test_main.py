@@ -33,7 +33,7 @@ def test_help_lists_every_command(invoke):
 
 
 def test_an_error_is_one_line_without_a_traceback(invoke, monkeypatch):
-    monkeypatch.setattr("bough.cli.run.load", raising(EngineError("it broke [in two]")))
+    monkeypatch.setattr("bough.cli.backends.local.load", raising(EngineError("it broke [in two]")))
 
     result = invoke("run", "hello you")
 
@@ -42,7 +42,7 @@ def test_an_error_is_one_line_without_a_traceback(invoke, monkeypatch):
 
 
 def test_an_error_of_the_system_is_one_line_without_a_traceback(invoke, monkeypatch):
-    monkeypatch.setattr("bough.cli.run.load", raising(OSError(28, "No space left on device", "history")))
+    monkeypatch.setattr("bough.cli.backends.local.load", raising(OSError(28, "No space left on device", "history")))
 
     result = invoke("run", "hello you")
 
@@ -60,13 +60,13 @@ def test_output_to_a_full_disk_is_one_line(home):
 
 
 def test_debug_shows_where_an_error_came_from(invoke, monkeypatch):
-    monkeypatch.setattr("bough.cli.run.load", raising(EngineError("it broke")))
+    monkeypatch.setattr("bough.cli.backends.local.load", raising(EngineError("it broke")))
 
     assert isinstance(invoke("--debug", "run", "hello you").exception, BoughError)
 
 
 def test_ctrl_c_exits_with_130_and_says_nothing(invoke, monkeypatch):
-    monkeypatch.setattr("bough.cli.run.load", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("bough.cli.backends.local.load", raising(KeyboardInterrupt()))
 
     result = invoke("run", "hello you")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
@@ -10,7 +9,8 @@ import sys
 
 import pytest
 
-from bough.cli.prompt_args import PromptArgs, read_prompt_args
+from bough.cli.prompt_args import PromptArgs
+from bough.types import SamplingParams
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import byte_level
@@ -25,59 +25,6 @@ class InterruptedEngine(FakeEngine):
         if len(self.evaluated) == 3:
             signal.raise_signal(signal.SIGINT)
         return super().step(lanes, ids)
-
-
-@pytest.mark.parametrize(
-    ("words", "model", "piped", "expected"),
-    [
-        ([], None, None, PromptArgs(None, None)),
-        (["smollm2"], None, None, PromptArgs("smollm2", None, is_guess=True)),
-        (["smollm2", "Hello", "you"], None, None, PromptArgs("smollm2", "Hello you", is_guess=True)),
-        (["org/name:latest", "Hello"], None, None, PromptArgs("org/name:latest", "Hello", is_guess=True)),
-        (["./my model"], None, None, PromptArgs(None, "./my model")),
-        (["./folder"], None, None, PromptArgs("./folder", None, is_guess=True)),
-        (["Hello there"], None, None, PromptArgs(None, "Hello there")),
-        (["What's", "up"], None, None, PromptArgs(None, "What's up")),
-        (["Hello", "you"], "smollm2", None, PromptArgs("smollm2", "Hello you")),
-        ([], None, "a text\n", PromptArgs(None, "a text")),
-        (["smollm2"], None, "a text", PromptArgs("smollm2", "a text", is_guess=True)),
-        (["smollm2", "Sum up:", "-"], None, "a text", PromptArgs("smollm2", "Sum up:\n\na text", is_guess=True)),
-        (["-", "Sum", "it up."], None, "a text", PromptArgs(None, "a text\n\nSum it up.")),
-        (["-"], "smollm2", "a text", PromptArgs("smollm2", "a text")),
-        ([], None, " \n", PromptArgs(None, "")),
-        (["a \udcff b"], None, None, PromptArgs(None, "a ? b")),
-    ],
-)
-def test_model_and_prompt_are_told_apart(words, model, piped, expected):
-    stdin = None if piped is None else io.TextIOWrapper(io.BytesIO(piped.encode()))
-
-    assert read_prompt_args(words, model, stdin) == expected
-
-
-def test_standard_input_is_left_alone_where_the_prompt_is_in_the_words():
-    stdin = io.TextIOWrapper(io.BytesIO(b"the next line of somebody else's file"))
-
-    assert read_prompt_args(["smollm2", "Hello"], None, stdin).prompt == "Hello"
-    assert stdin.buffer.tell() == 0
-
-
-def test_a_terminal_is_read_only_where_it_is_asked_for():
-    class Terminal(io.TextIOWrapper):
-        def isatty(self) -> bool:
-            return True
-
-    assert read_prompt_args([], None, Terminal(io.BytesIO(b"typed"))).prompt is None
-    assert read_prompt_args(["-"], None, Terminal(io.BytesIO(b"typed"))).prompt == "typed"
-
-
-def test_a_prompt_does_not_wait_for_a_standard_input_that_stays_open(home):
-    command = [sys.executable, "-m", "bough", "run", "nonsense", "Name a river."]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.wait(timeout=30) == 1
-            assert b"no model 'nonsense'" in process.stderr.read()
-        finally:
-            process.kill()
 
 
 def test_an_answer_is_what_the_runner_generates(invoke, loads, tmp_path):
@@ -194,8 +141,56 @@ def test_a_first_word_that_is_no_model_is_an_error_that_says_what_to_do(invoke):
     assert "no model 'Hello'" in result.stderr and "--model" in result.stderr
 
 
+def test_one_word_that_is_no_model_is_a_prompt(invoke, loads, tmp_path):
+    expected = make_runner(tmp_path).generate([{"role": "user", "content": "Hello"}], max_tokens=6).text
+
+    result = invoke("run", "Hello", "--max-tokens", "6")
+
+    assert result.stdout.strip() == expected.strip()
+    assert result.stderr == "there is no model 'Hello': sending it as a prompt to smollm2\n"
+    assert loads == [{}]
+
+
+def test_a_person_is_asked_whether_a_word_is_a_prompt(invoke, loads, monkeypatch):
+    monkeypatch.setattr("bough.cli.run.is_interactive", lambda: True)
+
+    asked = invoke("run", "Hello", "--max-tokens", "6", piped="n\n")
+
+    assert asked.exit_code == 1
+    assert loads == []
+
+
+@pytest.mark.parametrize("words", [["smolm2"], ["Smolllm2", "Hello there"]])
+def test_a_misspelt_name_is_not_sent_as_a_prompt(invoke, loads, words):
+    result = invoke("run", *words)
+
+    assert result.exit_code == 1
+    assert result.stderr == f"error: there is no model {words[0]!r}; did you mean smollm2?\n"
+    assert loads == []
+
+
+def test_no_parameter_is_set_that_was_not_given(invoke, runner, loads, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        runner, "model_params", lambda **given: asked.append(given) or SamplingParams(**given), raising=False
+    )
+
+    invoke("run", "Hello there", "--max-tokens", "3")
+
+    assert asked == [{"max_tokens": 3}]
+
+
+def test_an_answer_without_a_limit_runs_to_the_end_of_the_context(invoke, monkeypatch, tmp_path):
+    engine = FakeEngine(vocab_size=len(byte_level()), context_tokens=80)
+    monkeypatch.setattr("bough.cli.backends.local.load", lambda *args, **settings: make_runner(tmp_path, engine))
+
+    usage = json.loads(invoke("run", "Hello there", "--max-tokens", "-1", "--json").stdout)["usage"]
+
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == 80
+
+
 def test_a_model_without_a_template_asks_for_raw(invoke, monkeypatch, tmp_path):
-    monkeypatch.setattr("bough.cli.run.load", lambda *args, **settings: make_runner(tmp_path, template=None))
+    monkeypatch.setattr("bough.cli.backends.local.load", lambda *args, **settings: make_runner(tmp_path, template=None))
 
     result = invoke("run", "Hello there")
 
@@ -206,7 +201,7 @@ def test_a_model_without_a_template_asks_for_raw(invoke, monkeypatch, tmp_path):
 def test_ctrl_c_keeps_what_came(invoke, monkeypatch, tmp_path):
     whole = make_runner(tmp_path).generate(HELLO, max_tokens=50).text
     stopped = make_runner(tmp_path, InterruptedEngine(vocab_size=len(byte_level())))
-    monkeypatch.setattr("bough.cli.run.load", lambda *args, **settings: stopped)
+    monkeypatch.setattr("bough.cli.backends.local.load", lambda *args, **settings: stopped)
 
     result = invoke("run", "Hello there", "--json", "--max-tokens", "50")
 

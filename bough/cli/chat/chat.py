@@ -1,62 +1,47 @@
-"""One chat: the conversation so far, the parameters, and the model that answers.
-
-Always true: the exchanges are whole. A question without an answer is not part of the conversation.
-"""
+"""One chat: the session so far, and the model that answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from functools import partial
 
-from bough.cli.terminal.answer import stream_answer, summarise
+from bough.cli.backends.contract import Backend
+from bough.cli.chat.conversation import Conversation, Exchange, Session
+from bough.cli.chat.sessions import LAST, Sessions
+from bough.cli.terminal.answer import describe_end, stream_answer, summarise
+from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
-from bough.runner import Runner
-from bough.types import Completion, Message, SamplingParams
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A question and its answer."""
-
-    question: str
-    answer: str
-
-
-@dataclass
-class Conversation:
-    """The system text and the exchanges so far."""
-
-    system: str = ""
-    exchanges: list[Exchange] = field(default_factory=list)
-
-    def messages(self, question: str, last: int | None = None) -> list[Message]:
-        """The prompt that asks `question` after the exchanges up to `last`."""
-        said: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        for each in self.exchanges[:last]:
-            said += [{"role": "user", "content": each.question}, {"role": "assistant", "content": each.answer}]
-        return [*said, {"role": "user", "content": question}]
+from bough.errors import BoughError
+from bough.types import Completion
 
 
 class TerminalChat:
-    """A conversation with one model, shown on a screen. Commands change its fields; setting `is_over` ends the loop."""
+    """A session with one model, shown on a screen. Commands change its fields; setting `is_over` ends the loop.
+
+    Without `sessions` nothing is saved.
+    """
 
     def __init__(
         self,
-        runner: Runner,
+        backend: Backend,
         screen: Screen,
         *,
-        params: SamplingParams | None = None,
-        system: str = "",
+        session: Session | None = None,
+        sessions: Sessions | None = None,
         is_verbose: bool = False,
-        load_s: float = 0.0,
+        wraps: bool = True,
     ) -> None:
-        self.runner = runner
+        self.backend = backend
         self.screen = screen
-        self.params = params or SamplingParams()
-        self.conversation = Conversation(system)
+        self.session = session or Session()
+        self.sessions = sessions
         self.is_verbose = is_verbose
         self.is_over = False
-        self._load_s = load_s
+        self._wraps = wraps
         self._num_retries = 0
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.session.conversation
 
     def answer(self, question: str) -> None:
         """Answer a question and add the exchange to the conversation."""
@@ -70,16 +55,45 @@ class TerminalChat:
         exchanges = self.conversation.exchanges
         if not exchanges:
             return self.screen.note("there is no answer to try again")
-        if self.params.temperature == 0:
-            self.screen.note("at temperature 0 the answer stays the same; try /set temperature 0.8")
         self._num_retries += 1
-        exchanges[-1] = self._ask(exchanges[-1].question, last=-1) or exchanges[-1]
+        before = exchanges[-1]
+        again = self._ask(before.question, last=-1)
+        exchanges[-1] = again or before
+        if again == before:
+            self.screen.note("the answer stays the same, as at temperature 0; try /set temperature 0.8")
         return None
+
+    def change_model(self, name: str) -> None:
+        """Go on with another model. If it cannot be loaded, raises BoughError and keeps the one before."""
+        with show_progress(self.screen.notes, stays=False) as progress:
+            self.backend.change_model(name, progress)
+
+    def save(self, name: str) -> None:
+        """Save the session under a name, which it keeps. Raises BoughError if it cannot be saved."""
+        if self.sessions is None:
+            raise BoughError("chats are not saved with --no-history")
+        self.session.model = self.backend.model
+        self.sessions.save(self.session, name)
+        self.session.name = name
+
+    def keep(self) -> None:
+        """Save the session where it was saved before, or as the last one, if anything was said and chats are saved."""
+        if self.sessions is not None and not self.session.is_empty:
+            self.save(self.session.name or LAST)
+
+    def load(self, name: str) -> None:
+        """Go on with a chat that was saved; this one is kept."""
+        if self.sessions is None:
+            raise BoughError("chats are neither saved nor loaded with --no-history")
+        loaded = self.sessions.load(name)
+        self.keep()
+        self.session = loaded
 
     def _ask(self, question: str, last: int | None = None) -> Exchange | None:
         """The question with its answer, or None if the person stopped it before the first word."""
         messages = self.conversation.messages(question, last)
-        completion = stream_answer(self.runner, messages, self.params, self.screen, choice=self._num_retries)
+        open_stream = partial(self.backend.stream, messages, self.session.given, choice=self._num_retries)
+        completion = stream_answer(open_stream, self.screen, wraps=self._wraps)
         self._finish(completion)
         if completion.finish_reason == "cancelled" and not completion.text:
             return None
@@ -87,11 +101,10 @@ class TerminalChat:
 
     def _finish(self, completion: Completion) -> None:
         self.screen.end_line()
-        if completion.finish_reason == "cancelled":
-            self.screen.note("(stopped)" if completion.text else "(stopped before the first word)")
-        elif completion.finish_reason == "length":
-            self.screen.note(f"(cut off after {completion.usage.completion_tokens:,} tokens)")
+        end = describe_end(completion)
+        if end:
+            self.screen.note(end)
         if self.is_verbose:
-            for line in summarise(completion, self._load_s):
+            for line in summarise(completion, self.backend.load_s):
                 self.screen.note(line)
         self.screen.write_line()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.parameters import NAMES, changed, set_parameter
-from bough.cli.terminal.columns import align, describe, memory
+from bough.cli.chat.conversation import Conversation
+from bough.cli.chat.parameters import NAMES, describe_given, set_parameter
+from bough.cli.chat.sessions import check_name
+from bough.cli.terminal.columns import align, describe
 from bough.errors import RequestError
-
-_ENGINE_FACTS = ("engine", "device", "dtype", "attention")
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ def run_command(chat: TerminalChat, message: str) -> None:
 
 
 def _set(chat: TerminalChat, rest: str) -> None:
-    name, _, value = rest.partition(" ")
+    name, _, value = rest.removeprefix("parameter ").strip().partition(" ")
     value = value.strip()
     if name in ("verbose", "quiet"):
         chat.is_verbose = name == "verbose"
     elif name == "system":
         chat.conversation.system = value
     elif name and value:
-        chat.params = set_parameter(chat.params, name, value)
+        chat.session.given = set_parameter(chat.session.given, name, value)
     else:
         raise RequestError(f"usage: /set NAME VALUE; the names are system, verbose, quiet, {', '.join(NAMES)}")
     chat.screen.note(_say_setting(chat, name))
@@ -51,39 +51,35 @@ def _say_setting(chat: TerminalChat, name: str) -> str:
         return "showing counts and times after each answer" if chat.is_verbose else "showing answers only"
     if name == "system":
         return f"the system prompt is {chat.conversation.system!r}" if chat.conversation.system else "no system prompt"
-    return f"{name} is {getattr(chat.params, name)!r}"
+    given = chat.session.given
+    return f"{name} is {given[name]!r}" if name in given else f"{name} is the model's own"
 
 
 def _show(chat: TerminalChat, rest: str) -> None:
-    runner, stats = chat.runner, chat.runner.cache.stats()
     facts = {
-        "model": runner.files.name if runner.files else "",
-        **{name: value for name, value in runner.engine.describe().items() if name in _ENGINE_FACTS},
-        "context": f"{runner.engine.context_tokens:,} tokens",
-        "tree": f"{stats['nodes']:,} nodes, {stats['tokens']:,} tokens, {memory(stats['tree_bytes'])}",
-        "memory": f"{memory(stats['used_bytes'])} of {memory(stats['budget_bytes'])}",
+        **chat.backend.describe(),
+        "chat": chat.session.name or "",
+        "branch": chat.session.current if len(chat.session.branches) > 1 else "",
         "messages": str(2 * len(chat.conversation.exchanges)),
         "system": chat.conversation.system,
-        **changed(chat.params),
+        **describe_given(chat.session.given),
     }
     _write(chat, describe(facts))
 
 
 def _tree(chat: TerminalChat, rest: str) -> None:
-    _write(chat, str(chat.runner.cache.tree()).splitlines())
+    _write(chat, chat.backend.draw_tree().splitlines())
 
 
 def _explain(chat: TerminalChat, rest: str) -> None:
     if not rest:
         raise RequestError("usage: /explain TEXT; shows what would be cached if TEXT were the next message")
-    found = chat.runner.cache.explain(chat.conversation.messages(rest))
+    found = chat.backend.explain(chat.conversation.messages(rest))
     facts = {
-        "prompt": f"{found.prompt_tokens:,} tokens",
-        "matched": f"{found.matched_tokens:,} tokens",
-        "cached": f"{found.cached_tokens:,} tokens",
-        "because": found.reason,
-        "the prompt continues": repr(found.prompt_goes_on) if found.prompt_goes_on else "",
-        "the tree continues": ", ".join(map(repr, found.tree_goes_on)),
+        **{name: f"{found[f'{name}_tokens']:,} tokens" for name in ("prompt", "matched", "cached")},
+        "because": found["reason"],
+        "the prompt continues": repr(found["prompt_goes_on"]) if found["prompt_goes_on"] else "",
+        "the tree continues": ", ".join(map(repr, found["tree_goes_on"])),
     }
     _write(chat, describe(facts))
 
@@ -100,8 +96,67 @@ def _undo(chat: TerminalChat, rest: str) -> None:
 
 
 def _clear(chat: TerminalChat, rest: str) -> None:
+    if chat.session.name:  # what was saved under this name stays
+        chat.keep()
+        chat.session.name = None
     chat.conversation.exchanges.clear()
     chat.screen.note("started a new conversation; the tree is kept")
+
+
+def _save(chat: TerminalChat, rest: str) -> None:
+    if not rest:
+        raise RequestError("usage: /save NAME; `bough run --resume NAME` and /load NAME go on with it")
+    chat.save(rest)
+    chat.screen.note(f"saved as {rest}; it is saved again when the chat ends")
+
+
+def _load(chat: TerminalChat, rest: str) -> None:
+    if not rest:
+        names = chat.sessions.names() if chat.sessions else []
+        return _write(chat, names or ["there are no saved chats"])
+    chat.load(rest)
+    chat.screen.note(describe_session(chat))
+    model = chat.session.model
+    if model and model != chat.backend.model:
+        chat.screen.note(f"it was with {model}; /model {model} changes to it")
+    return None
+
+
+def describe_session(chat: TerminalChat) -> str:
+    """The chat that goes on, in one line."""
+    exchanges = chat.conversation.exchanges
+    last = f"; the last was {_shorten(exchanges[-1].question)!r}" if exchanges else ""
+    return f"going on with the chat {chat.session.name}: {2 * len(exchanges)} messages{last}"
+
+
+def _branch(chat: TerminalChat, rest: str) -> None:
+    before = chat.session.current
+    chat.session.branch(check_name(rest) if rest else "")
+    chat.screen.note(f"going on in the branch {chat.session.current}; /switch {before} goes back")
+
+
+def _switch(chat: TerminalChat, rest: str) -> None:
+    session = chat.session
+    if not rest:
+        rows = [(_mark(name, session.current), _describe_branch(each)) for name, each in session.branches.items()]
+        return _write(chat, align(rows))
+    session.switch(rest)
+    return chat.screen.note(f"going on in the branch {rest}: {_describe_branch(session.conversation)}")
+
+
+def _mark(name: str, current: str) -> str:
+    return f"{'*' if name == current else ' '} {name}"
+
+
+def _describe_branch(branch: Conversation) -> str:
+    last = f", the last {_shorten(branch.exchanges[-1].question)!r}" if branch.exchanges else ""
+    return f"{2 * len(branch.exchanges)} messages{last}"
+
+
+def _model(chat: TerminalChat, rest: str) -> None:
+    if rest:
+        chat.change_model(rest)
+    chat.screen.note(chat.backend.greeting())
 
 
 def _help(chat: TerminalChat, rest: str) -> None:
@@ -129,7 +184,9 @@ def _shorten(text: str, length: int = 40) -> str:
 
 
 COMMANDS = {
-    "/set": Command("/set NAME VALUE", "set a parameter, the system prompt, verbose or quiet", _set),
+    "/set": Command(
+        "/set NAME VALUE", "set a parameter (none: the model's own), the system prompt, verbose or quiet", _set
+    ),
     "/show": Command("/show", "show the model, the settings and the memory in use", _show),
     "/tree": Command("/tree", "draw the tree of all cached prefixes", _tree),
     "/explain": Command(
@@ -138,6 +195,11 @@ COMMANDS = {
     "/retry": Command("/retry", "answer the last message again", _retry),
     "/undo": Command("/undo", "remove the last message and its answer", _undo),
     "/clear": Command("/clear", "start a new conversation; the tree is kept", _clear),
+    "/save": Command("/save NAME", "save the chat with its branches; `bough run --resume NAME` goes on with it", _save),
+    "/load": Command("/load [NAME]", "go on with a saved chat, or list them", _load),
+    "/branch": Command("/branch [NAME]", "go on from here in a branch of its own; what was said is shared", _branch),
+    "/switch": Command("/switch [NAME]", "go on in another branch, or list them", _switch),
+    "/model": Command("/model [NAME]", "go on with another model, or show which it is", _model),
     "/help": Command("/help", "show this list", _help),
     "/bye": Command("/bye", "leave", _bye),
 }

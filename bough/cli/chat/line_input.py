@@ -36,9 +36,9 @@ def read_message(read_line: ReadLine) -> str:
 
 
 @contextlib.contextmanager
-def history(file: Path, readline: ModuleType | None = _readline) -> Iterator[None]:
+def history(file: Path | None, readline: ModuleType | None = _readline) -> Iterator[None]:
     """Load the history from the file and save it at the end. A file that cannot be read or written is ignored."""
-    if readline is None:
+    if readline is None or file is None:
         yield
         return
     with contextlib.suppress(OSError):

@@ -1,11 +1,14 @@
-"""Sampling parameters from text: the arguments of `/set`, and the flag --format."""
+"""Sampling parameters that the user has set, by name: the flags of `bough run`, and the arguments of `/set`.
+
+Those that are not set are the model's own.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
-from dataclasses import Field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,36 +45,56 @@ _READERS: dict[str, tuple[_Reader, str]] = {
     "int | None": (int, "a whole number, or none"),
     "float": (float, "a number"),
     "bool": (_read_switch, "on or off"),
+    "bool | None": (_read_switch, "on or off"),
     "tuple[str, ...]": (shlex.split, "one or more texts, in quotes if they contain spaces"),
     "str | dict[str, Any] | None": (read_format, 'none, "json" or a file with a JSON schema'),
 }
 _FIELDS: dict[str, Field[Any]] = {
-    each.name: each for each in fields(SamplingParams) if each.name != "logprobs"
-}  # a chat cannot show them
+    each.name: each for each in fields(SamplingParams) if each.name != "logprobs" and str(each.type) in _READERS
+}  # a chat cannot show logprobs
 NAMES = tuple(_FIELDS)
 
 
-def set_parameter(params: SamplingParams, name: str, text: str) -> SamplingParams:
-    """Set one parameter from text; "none" and "default" reset it. Raises RequestError for a wrong name or value."""
+def check(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that were set, without those that are None. Raises RequestError for a wrong name or value."""
+    values = {name: value for name, value in given.items() if value is not None}
+    unknown = sorted(set(values) - set(NAMES))
+    if unknown:
+        raise RequestError(f"unknown parameter {unknown[0]!r}; the parameters are {', '.join(NAMES)}")
+    values = _without_endless(values)
+    SamplingParams(**values)
+    return values
+
+
+def _without_endless(values: dict[str, Any]) -> dict[str, Any]:
+    """TO REMOVE when `SamplingParams` takes max_tokens=-1 for the end of the context: until then None means that."""
+    try:
+        SamplingParams(max_tokens=-1)
+    except RequestError:
+        return {name: value for name, value in values.items() if (name, value) != ("max_tokens", -1)}
+    return values
+
+
+def set_parameter(given: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
+    """Set one parameter from text; after "none" or "default" it is the model's own again. Raises RequestError."""
     if name not in _FIELDS:
         raise RequestError(f"unknown parameter {name!r}; the parameters are {', '.join(NAMES)}")
     if text.lower() in _NOTHING:
-        return replace(params, **{name: getattr(SamplingParams, name)})
+        return {each: value for each, value in given.items() if each != name}
     read, wanted = _READERS[str(_FIELDS[name].type)]
     try:
         value = read(text)
     except (ValueError, KeyError) as error:
         raise RequestError(f"{name} is {text!r}, and must be {wanted}") from error
-    return replace(params, **{name: value})
+    return check({**given, name: value})
 
 
-def changed(params: SamplingParams) -> dict[str, str]:
-    """The parameters that differ from their defaults, as text."""
-    values = {name: getattr(params, name) for name in NAMES}
-    return {name: _show(value) for name, value in values.items() if value != _FIELDS[name].default}
+def describe_given(given: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters that were set, as text."""
+    return {name: _show(value) for name, value in given.items()}
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, list | tuple):
         return shlex.join(value)
     return json.dumps(value) if isinstance(value, dict) else str(value)

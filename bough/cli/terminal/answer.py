@@ -6,47 +6,42 @@ Ctrl-C stops the answer between two steps, so that the computed state is kept. A
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.status import Status
 
 from bough.cli.terminal.columns import describe
 from bough.cli.terminal.screen import Screen
-from bough.runner import Runner
-from bough.types import Chunk, Completion, Prompt, SamplingParams
+from bough.cli.terminal.wrap import WordWrap
+from bough.types import Chunk, Completion
 
 
-def stream_answer(
-    runner: Runner, prompt: Prompt, params: SamplingParams, screen: Screen, *, is_silent: bool = False, choice: int = 0
-) -> Completion:
-    """Answer messages, or continue a text, and write each piece unless `is_silent`.
+class OpenStream(Protocol):
+    """Begins an answer, which is stopped once `is_cancelled`."""
+
+    def __call__(
+        self, *, is_cancelled: Callable[[], bool], on_progress: Callable[[int, int], None]
+    ) -> Iterator[Chunk | Completion]: ...
+
+
+def stream_answer(open_stream: OpenStream, screen: Screen, *, is_silent: bool = False, wraps: bool = True) -> Completion:
+    """Write each piece of an answer as it comes, unless `is_silent`. With `wraps`, lines break between words on a terminal.
 
     After Ctrl-C it returns the answer so far.
     """
+    wrap = WordWrap() if wraps and not screen.notes.is_dumb_terminal else None
     with Interruption() as interruption, PrefillLine(screen.notes) as line:
-        pieces = runner.stream(
-            prompt,
-            params,
-            raw=isinstance(prompt, str),
-            choice=choice,
-            is_cancelled=interruption.has_come,
-            on_progress=line.report,
-        )
-        for piece in pieces:
+        for piece in open_stream(is_cancelled=interruption.has_come, on_progress=line.report):
             if isinstance(piece, Completion):
                 return piece
-            if not is_silent:
-                _write(piece, line, screen)
+            if piece.text and not is_silent:
+                line.end()
+                screen.write(piece.text, wrap)
     raise AssertionError("a stream ends with a completion")
-
-
-def _write(piece: Chunk, line: PrefillLine, screen: Screen) -> None:
-    if piece.text:
-        line.end()
-        screen.write(piece.text)
 
 
 class Interruption:
@@ -114,6 +109,15 @@ def describe_prefill(cached: int, done: int, total: int) -> str:
         f"{100 * (done - cached) // wanted} %",
     ]
     return " · ".join(parts)
+
+
+def describe_end(completion: Completion) -> str:
+    """Why an answer ended, in brackets, unless the model ended it."""
+    if completion.finish_reason == "cancelled":
+        return "(stopped)" if completion.text else "(stopped before the first word)"
+    if completion.finish_reason == "length":
+        return f"(cut off after {completion.usage.completion_tokens:,} tokens)"
+    return "(stopped: the answer repeated itself)" if completion.finish_reason == "loop" else ""
 
 
 def summarise(completion: Completion, load_s: float) -> list[str]:

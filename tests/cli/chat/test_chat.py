@@ -6,21 +6,23 @@ import signal
 
 import pytest
 
-from bough.cli.chat.chat import Exchange, TerminalChat
+from bough.cli.backends.local import LocalBackend
+from bough.cli.chat.chat import TerminalChat
+from bough.cli.chat.conversation import FIRST, Conversation, Exchange, Session
 from bough.cli.chat.line_input import read_message
 from bough.cli.chat.loop import run_chat
+from bough.cli.chat.sessions import Sessions
 from bough.cli.terminal.screen import Screen
-from bough.errors import EngineError
-from bough.types import SamplingParams
+from bough.errors import EngineError, RequestError
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import byte_level
 
-SHORT = SamplingParams(max_tokens=5)
+SHORT = {"max_tokens": 5}
 CTRL_C = "\x03"
 
 
-def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen | None = None, **options) -> TerminalChat:
+def talk(runner, *messages: str, given=SHORT, system: str = "", screen: Screen | None = None, **options) -> TerminalChat:
     """A chat that has heard these messages and then the end of the input."""
     coming = iter(messages)
 
@@ -30,7 +32,8 @@ def talk(runner, *messages: str, params: SamplingParams = SHORT, screen: Screen 
         except StopIteration:
             raise EOFError from None
 
-    chat = TerminalChat(runner, screen or Screen(), params=params, **options)
+    session = Session(given=dict(given), branches={FIRST: Conversation(system)})
+    chat = TerminalChat(LocalBackend(runner), screen or Screen(), session=session, **options)
     run_chat(chat, read)
     return chat
 
@@ -55,7 +58,7 @@ def test_a_message_is_answered_with_what_was_said_before(runner, tmp_path, capsy
         {"role": "assistant", "content": first.answer},
         {"role": "user", "content": "How are you?"},
     ]
-    assert second == Exchange("How are you?", make_runner(tmp_path).generate(said, SHORT).text)
+    assert second == Exchange("How are you?", make_runner(tmp_path).generate(said, **SHORT).text)
     assert first.answer in capsys.readouterr().out
 
 
@@ -88,7 +91,7 @@ def test_ctrl_c_inside_a_message_of_many_lines_drops_the_message(runner):
     def read_line(prompt: str) -> str:
         return raising_ctrl_c(next(lines))
 
-    chat = TerminalChat(runner, Screen(), params=SHORT)
+    chat = TerminalChat(LocalBackend(runner), Screen(), session=Session(given=SHORT))
     run_chat(chat, lambda: read_message(read_line))
 
     assert questions(chat) == ["Hello"]
@@ -120,10 +123,10 @@ def test_clear_forgets_the_conversation_and_keeps_the_tree(runner):
 
 
 def test_retry_with_a_seed_draws_anew_in_place_of_the_last_answer(runner):
-    params = SamplingParams(max_tokens=5, temperature=2.0, seed=3)
-    once = talk(runner, "Hello", params=params)
+    given = {"max_tokens": 5, "temperature": 2.0, "seed": 3}
+    once = talk(runner, "Hello", given=given)
 
-    again = talk(runner, "Hello", "/retry", params=params)
+    again = talk(runner, "Hello", "/retry", given=given)
 
     assert questions(again) == ["Hello"]
     assert again.conversation.exchanges[0].answer != once.conversation.exchanges[0].answer
@@ -139,13 +142,20 @@ def test_retry_before_any_answer_is_told(runner, capsys):
 def test_set_changes_parameters_and_system_text(runner):
     chat = talk(runner, "/set temperature 0.5", '/set stop "a b" c', "/set seed 4", "/set system Be brief.", "/set verbose")
 
-    assert chat.params == SamplingParams(max_tokens=5, temperature=0.5, stop=("a b", "c"), seed=4)
+    assert chat.session.given == {"max_tokens": 5, "temperature": 0.5, "stop": ["a b", "c"], "seed": 4}
     assert chat.conversation.system == "Be brief."
     assert chat.is_verbose
 
 
-def test_set_to_none_is_the_default_again(runner):
-    assert talk(runner, "/set max_tokens none").params == SamplingParams()
+def test_a_parameter_that_is_set_to_none_is_the_models_own_again(runner, capsys):
+    assert talk(runner, "/set parameter max_tokens none").session.given == {}
+    assert "max_tokens is the model's own" in capsys.readouterr().err
+
+
+def test_a_retry_that_gives_the_same_answer_says_why(runner, capsys):
+    talk(runner, "Hello", "/retry")
+
+    assert "the answer stays the same, as at temperature 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -164,7 +174,7 @@ def test_a_bad_command_is_told_and_changes_nothing(runner, capsys, command, comp
     chat = talk(runner, command)
 
     assert complaint in capsys.readouterr().err
-    assert chat.params == SHORT
+    assert chat.session.given == SHORT
 
 
 def test_verbose_answers_are_followed_by_their_cost(runner, capsys):
@@ -240,7 +250,7 @@ def interrupted(tmp_path, at: int):
 def test_a_stopped_answer_is_kept_as_far_as_it_came(tmp_path, capsys):
     whole = make_runner(tmp_path).generate([{"role": "user", "content": "Hello"}], max_tokens=20).text
 
-    chat = talk(interrupted(tmp_path, at=8), "Hello", params=SamplingParams(max_tokens=20))
+    chat = talk(interrupted(tmp_path, at=8), "Hello", given={"max_tokens": 20})
 
     (exchange,) = chat.conversation.exchanges
     assert whole.startswith(exchange.answer) and len(exchange.answer) < len(whole)
@@ -270,3 +280,74 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         talk(make_runner(tmp_path, Stubborn(vocab_size=len(byte_level()))), "Hello")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_branch_goes_on_from_what_was_said_and_the_other_stays(runner, capsys):
+    chat = talk(runner, "Hello", "/branch poem", "one", "/switch main", "How are you?", "/switch")
+
+    assert questions(chat) == ["Hello", "How are you?"]
+    assert [each.question for each in chat.session.branches["poem"].exchanges] == ["Hello", "one"]
+    shown = capsys.readouterr().out
+    assert "* main" in shown and "  poem" in shown
+
+
+def test_a_branch_reuses_the_prefix_that_it_shares(runner):
+    talk(runner, "Hello")
+    before = runner.cache.stats()["tokens"]
+
+    talk(runner, "Hello", "/branch", "one")
+
+    added = runner.cache.stats()["tokens"] - before
+    assert 0 < added < before
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("/switch nowhere", "there is no branch nowhere; the branches are main"),
+        ("/branch main", "there is a branch main already"),
+        ("/branch ../up", "'../up' is not a name"),
+        ("/save", "usage: /save NAME"),
+        ("/save ../up", "'../up' is not a name"),
+        ("/load nothing", "there is no chat nothing; there are none yet"),
+    ],
+)
+def test_a_bad_name_is_told(runner, tmp_path, capsys, command, complaint):
+    chat = talk(runner, "Hello", command, sessions=Sessions(tmp_path / "chats"))
+
+    assert complaint in capsys.readouterr().err
+    assert questions(chat) == ["Hello"]
+
+
+def test_a_saved_chat_goes_on_with_all_its_branches(runner, tmp_path, capsys):
+    sessions = Sessions(tmp_path / "chats")
+    talk(runner, "Hello", "/branch poem", "one", "/save trip", system="Be brief.", sessions=sessions)
+
+    chat = talk(runner, "/load trip", "How are you?", given={"top_k": 9}, sessions=sessions)
+
+    assert questions(chat) == ["Hello", "one", "How are you?"]
+    assert chat.conversation.system == "Be brief."
+    assert chat.session.given == SHORT
+    assert "going on with the chat trip: 4 messages; the last was 'one'" in capsys.readouterr().err
+
+
+def test_clear_leaves_what_was_saved(runner, tmp_path):
+    sessions = Sessions(tmp_path / "chats")
+
+    chat = talk(runner, "Hello", "/save trip", "one", "/clear", "How are you?", sessions=sessions)
+    chat.keep()
+
+    assert [each.question for each in sessions.load("trip").conversation.exchanges] == ["Hello", "one"]
+    assert [each.question for each in sessions.load("last").conversation.exchanges] == ["How are you?"]
+
+
+def test_another_model_goes_on_with_the_conversation(runner, tmp_path, monkeypatch, capsys):
+    other = make_runner(tmp_path / "other")
+    monkeypatch.setattr("bough.cli.backends.local.load", lambda name, **settings: other)
+
+    chat = talk(runner, "Hello", "/model other", "one")
+
+    assert questions(chat) == ["Hello", "one"]
+    assert other.cache.stats()["tokens"] > 0
+    with pytest.raises(RequestError, match="the runner is closed"):
+        runner.generate("Hello", raw=True)

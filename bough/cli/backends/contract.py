@@ -1,0 +1,90 @@
+"""What `bough run` and its chat need of a model, wherever it runs.
+
+Parameters are passed as those that the user has set, by the names of `SamplingParams`: all others are the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from bough.cli.terminal.columns import memory
+from bough.types import Chunk, Completion, Message, Progress, Prompt
+
+Given = Mapping[str, Any]
+"""Sampling parameters that were set, by name."""
+
+
+class Backend(Protocol):
+    """One model that answers. Use it in a `with` statement; closing it ends what it has opened, and no server."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model, for people."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The name or path that opens this model again."""
+        ...
+
+    @property
+    def load_s(self) -> float:
+        """How long it took until the model was ready."""
+        ...
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
+        ...
+
+    def greeting(self) -> str:
+        """The model, and where it runs, in one short line."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """The model, its engine and the memory in use, as names and values for people."""
+        ...
+
+    def stream(
+        self,
+        prompt: Prompt,
+        given: Given,
+        *,
+        choice: int = 0,
+        is_cancelled: Callable[[], bool],
+        on_progress: Callable[[int, int], None],
+    ) -> Iterator[Chunk | Completion]:
+        """Yield pieces of the answer to messages, or of what follows a text, then the completion.
+
+        With a seed, each `choice` samples differently. Once `is_cancelled`, the next piece is the completion, and the work
+        that was done is kept. `on_progress` is told how many tokens of the prompt are cached or computed, and of how many.
+        """
+        ...
+
+    def draw_tree(self) -> str:
+        """The tree of all cached prefixes, as lines of text."""
+        ...
+
+    def explain(self, messages: list[Message]) -> Mapping[str, Any]:
+        """How much of these messages is cached and why not more: the fields of an `Explanation`."""
+        ...
+
+    def change_model(self, name: str, progress: Progress) -> None:
+        """Answer with another model from now on. If it cannot be loaded, raises BoughError and keeps the one before."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def describe_memory(stats: Mapping[str, Any]) -> dict[str, str]:
+    """The size of a tree, and, if the figures have it, the memory that it and the lanes use."""
+    facts = {"tree": f"{stats['nodes']:,} nodes, {stats['tokens']:,} tokens, {memory(stats['tree_bytes'])}"}
+    if "used_bytes" in stats:
+        facts["memory"] = f"{memory(stats['used_bytes'])} of {memory(stats['budget_bytes'])}"
+    return facts

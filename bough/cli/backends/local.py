@@ -1,0 +1,109 @@
+"""A model in this process. Importing this module imports the runner, so `bough run` does it only without a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bough.cli.backends.contract import Given, describe_memory
+from bough.runner import Runner, load
+from bough.types import Chunk, Completion, Message, Progress, Prompt, SamplingParams
+
+_ENGINE_FACTS = ("engine", "device", "dtype", "attention")
+
+
+class LocalBackend:
+    """A runner. `settings` are the flags of the command, for other models that it loads."""
+
+    def __init__(
+        self, runner: Runner, model: str = "", load_s: float = 0.0, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self.runner = runner
+        self.load_s = load_s
+        self._model = model
+        self._settings = settings or {}
+
+    @classmethod
+    def open(cls, model: str | None, settings: Mapping[str, Any], progress: Progress) -> LocalBackend:
+        """Load a model by name or path; without one, the default model."""
+        started_s = time.perf_counter()
+        progress.start(f"loading {model or 'the default model'}", None)
+        runner = load(model, progress=progress, **settings)
+        return cls(runner, model or "", time.perf_counter() - started_s, settings)
+
+    @property
+    def name(self) -> str:
+        return self.runner.files.name if self.runner.files else self.runner.engine.info.model
+
+    @property
+    def model(self) -> str:
+        path = Path(self._model).expanduser()
+        return str(path.resolve()) if self._model and path.exists() else self._model or self.name
+
+    @property
+    def has_template(self) -> bool:
+        tokenizer = self.runner.tokenizer
+        return tokenizer.has_text and tokenizer.template.is_present
+
+    def greeting(self) -> str:
+        info = self.runner.engine.info
+        return f"{self.name} on {info.name} ({info.device})"
+
+    def describe(self) -> dict[str, str]:
+        engine, stats = self.runner.engine, self.runner.cache.stats()
+        return {
+            "model": self.name,
+            **{name: value for name, value in engine.describe().items() if name in _ENGINE_FACTS},
+            "context": f"{engine.context_tokens:,} tokens",
+            **describe_memory(stats),
+        }
+
+    def stream(
+        self,
+        prompt: Prompt,
+        given: Given,
+        *,
+        choice: int = 0,
+        is_cancelled: Callable[[], bool],
+        on_progress: Callable[[int, int], None],
+    ) -> Iterator[Chunk | Completion]:
+        return self.runner.stream(
+            prompt,
+            _model_params(self.runner, given),
+            raw=isinstance(prompt, str),
+            choice=choice,
+            is_cancelled=is_cancelled,
+            on_progress=on_progress,
+        )
+
+    def draw_tree(self) -> str:
+        return str(self.runner.cache.tree())
+
+    def explain(self, messages: list[Message]) -> Mapping[str, Any]:
+        return asdict(self.runner.cache.explain(messages))
+
+    def change_model(self, name: str, progress: Progress) -> None:
+        if name == self.name:
+            return
+        other = LocalBackend.open(name, self._settings, progress)
+        self.runner.close()
+        self.runner, self._model, self.load_s = other.runner, name, other.load_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.runner.close()
+
+
+def _model_params(runner: Runner, given: Given) -> SamplingParams:
+    """The model's own parameters, with those that were given instead.
+
+    TO REMOVE when every runner has `model_params`: then `stream` calls `self.runner.model_params(**given)`.
+    """
+    own: Callable[..., SamplingParams] = getattr(runner, "model_params", SamplingParams)
+    return own(**given)

@@ -1,0 +1,126 @@
+"""Chats that were saved: a JSON file for each in one folder, which only their owner can read.
+
+A file is written as a whole. One that cannot be read, or does not hold a chat, raises BoughError and stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bough.cli.chat.conversation import Conversation, Exchange, Session
+from bough.cli.chat.parameters import check
+from bough.errors import BoughError, RequestError
+
+LAST = "last"
+"""The name of a chat that was not given another."""
+
+_FORMAT = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """The name of a chat or a branch. Raises RequestError for one that could not be a file's."""
+    if not _NAME.fullmatch(name):
+        raise RequestError(f"{name[:80]!r} is not a name: up to 64 letters, digits, '.', '_' and '-'")
+    return name
+
+
+class Sessions:
+    """The chats in one folder, which need not exist yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def names(self) -> list[str]:
+        """All names, the one that was saved last first."""
+        files = [(_saved_s(file), file.stem) for file in self.folder.glob("*.json")]
+        return [name for _, name in sorted(files, reverse=True) if _NAME.fullmatch(name)]
+
+    def save(self, session: Session, name: str) -> None:
+        """Write the chat under a name, over an older one. Raises RequestError for a bad name, BoughError if it fails."""
+        file = self._file(name)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_private(file, json.dumps(_to_plain(session), ensure_ascii=False, indent=1))
+        except OSError as error:
+            raise BoughError(f"the chat was not saved to {file}: {error.strerror or error}") from error
+
+    def load(self, name: str | None = None) -> Session:
+        """The chat of that name; without one, that which was saved last."""
+        names = self.names()
+        if name is None and not names:
+            raise RequestError("there is no chat to resume yet")
+        name = name or names[0]
+        file = self._file(name)
+        try:
+            return _from_plain(json.loads(file.read_text(encoding="utf-8")), name)
+        except FileNotFoundError as error:
+            known = f"the chats are {', '.join(names)}" if names else "there are none yet"
+            raise RequestError(f"there is no chat {name}; {known}") from error
+        except OSError as error:
+            raise BoughError(f"the chat in {file} cannot be read: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RequestError) as error:
+            raise BoughError(f"the file {file} is damaged: {type(error).__name__}: {error}") from error
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{check_name(name)}.json"
+
+
+def _saved_s(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _to_plain(session: Session) -> dict[str, Any]:
+    branches = {name: asdict(branch) for name, branch in session.branches.items()}
+    return {
+        "format": _FORMAT,
+        "model": session.model,
+        "parameters": session.given,
+        "current": session.current,
+        "branches": branches,
+    }
+
+
+def _from_plain(plain: Mapping[str, Any], name: str) -> Session:
+    """The chat that was saved. Raises one of several exceptions if it is not one."""
+    if plain["format"] != _FORMAT:
+        raise ValueError(f"its format is {plain['format']!r}, and must be {_FORMAT}")
+    branches = {check_name(each): _read_conversation(branch) for each, branch in plain["branches"].items()}
+    if plain["current"] not in branches:
+        raise ValueError(f"it has no branch {plain['current']!r}")
+    return Session(_text(plain["model"]), check(plain["parameters"]), branches, plain["current"], name)
+
+
+def _read_conversation(plain: Mapping[str, Any]) -> Conversation:
+    said = [Exchange(_text(each["question"]), _text(each["answer"])) for each in plain["exchanges"]]
+    return Conversation(_text(plain["system"]), said)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"it has a {type(value).__name__} where a text must be")
+    return value
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write the file as a whole, readable by its owner alone."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
+            output.write(text)
+        Path(name).replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
