@@ -36,7 +36,11 @@ class Where:
         """A flag that only a model in this process can follow, if one was given."""
         if self.is_local:
             return "--local"
-        return next((f"--{name.replace('_', '-')}" for name, value in self.flags.items() if value is not None), None)
+        return next((_flag_of(name, value) for name, value in self.flags.items() if value is not None), None)
+
+
+def _flag_of(name: str, value: object) -> str:
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
 
 
 class Backends:

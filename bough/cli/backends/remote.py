@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from bough.cli.backends.contract import Given, describe_memory
 from bough.cli.client import Client
-from bough.errors import Unavailable
+from bough.errors import RequestError, Unavailable
 from bough.types import Chunk, Completion, Loading, Message, Progress, Prompt, Timings, Usage
 
 Record = TypeVar("Record", Usage, Timings, Loading)
@@ -52,15 +52,21 @@ class RemoteBackend:
         return f"{self.name} on {self._facts['engine']} ({self._facts['device']}) at {self.url}"
 
     def describe(self) -> dict[str, str]:
-        (figures,) = self._client.get("/api/cache", model=self.name)["models"]
         return {
             "model": self.name,
             "server": self.url,
             "engine": str(self._facts["engine"]),
             "device": str(self._facts["device"]),
             "context": f"{self._facts['context_tokens']:,} tokens",
-            **describe_memory(figures),
+            **self._describe_memory(),
         }
+
+    def _describe_memory(self) -> dict[str, str]:
+        try:
+            (figures,) = self._client.get("/api/cache", model=self.name)["models"]
+        except RequestError:
+            return {"memory": "the model is not loaded now: the next message loads it"}
+        return describe_memory(figures)
 
     def stream(
         self,
@@ -72,18 +78,18 @@ class RemoteBackend:
         on_progress: Callable[[int, int], None],
     ) -> Iterator[Chunk | Completion]:
         asked: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
-        heard = _Heard(on_progress)
+        heard, completion = _Heard(on_progress), None
         with self._client.post_stream("/api/run", model=self.name, params=dict(given), choice=choice, **asked) as lines:
             for line in lines.read_until(is_cancelled):
                 if "completion" in line:
-                    yield _read_completion(line["completion"])
-                    return
+                    completion = _read_completion(line["completion"])
+                    continue  # to the end of the response: who closes it before has hung up
                 piece = heard.take(line)
                 if piece is not None:
                     yield piece
-        if not is_cancelled():
+        if completion is None and not is_cancelled():
             raise Unavailable(f"the server at {self.url} ended in the middle of the answer")
-        yield heard.cancelled()
+        yield completion or heard.cancelled()
 
     def draw_tree(self) -> str:
         return self._client.get_text("/api/cache/tree", model=self.name, format="text")

@@ -21,7 +21,7 @@ from bough.generate.job import Job
 from bough.server.serving.answer import Answer, ChoiceMessage
 from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
-from bough.server.serving.catalog import Catalog
+from bough.server.serving.catalog import Catalog, LoadedEntry
 from bough.server.serving.inbox import Inbox
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
@@ -139,10 +139,10 @@ class Service:
         )
         return len(prepared.encoded.ids)
 
-    async def load(self, model: str, keep_alive_s: float | None = None) -> None:
-        """Have a model in memory."""
-        async with self.models.using(model, keep_alive_s):
-            pass
+    async def load(self, model: str, keep_alive_s: float | None = None) -> LoadedEntry:
+        """Have a model in memory, and describe it."""
+        async with self.models.using(model, keep_alive_s) as loaded:
+            return next(each for each in self.models.describe() if each.entry.name == loaded.info.name)
 
     async def unload(self, model: str) -> bool:
         """Take a model out of memory. False if it is in use: then it goes when its last answer ends.

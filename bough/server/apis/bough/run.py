@@ -7,16 +7,16 @@ in each line: `progress` (tokens of the prompt that are done, and all), `text` w
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from bough.config import Settings
 from bough.errors import RequestError
 from bough.server.http.bounds import SHORT_NAME, check_schema
 from bough.server.http.errors import format_plain_error, to_http_error
@@ -31,6 +31,7 @@ router = APIRouter(prefix="/api/run", route_class=route_class(format_plain_error
 
 _NAMES = frozenset(each.name for each in fields(SamplingParams)) - {"logprobs"}
 _LARGEST = 2**63
+_FIRST_WAIT_S = 30.0
 
 
 class LoadBody(Wire):
@@ -80,10 +81,8 @@ async def load(body: LoadBody, request: Request, service: ServiceOf) -> Response
     """Have a model in memory, and say what it is and how long that took."""
     began_s = time.perf_counter()
     name = body.model or service.settings.model
-    files = await asyncio.to_thread(service.catalog.files, name)
-    await cancel_on_disconnect(request, service.load(name))
-    load_s = time.perf_counter() - began_s
-    loaded = next(each for each in service.models.describe() if each.entry.name == files.name)
+    keep_alive_s = None if _short_keep_alive(service.settings) is None else _FIRST_WAIT_S
+    loaded = await cancel_on_disconnect(request, service.load(name, keep_alive_s))
     return JSONResponse(
         {
             "model": name,
@@ -91,15 +90,21 @@ async def load(body: LoadBody, request: Request, service: ServiceOf) -> Response
             "device": "GPU" if loaded.device_bytes else "CPU",
             "context_tokens": loaded.context_tokens,
             "has_template": bool(loaded.entry.template),
-            "load_s": load_s,
+            "load_s": time.perf_counter() - began_s,
         }
     )
+
+
+def _short_keep_alive(settings: Settings) -> float | None:
+    """How long models stay loaded, if that is so short that one would be loaded twice: to be described, and to answer."""
+    usual_s = settings.keep_alive
+    return usual_s if usual_s is not None and usual_s < _FIRST_WAIT_S else None
 
 
 @router.post("")
 async def run(body: RunBody, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """The next message of a conversation, or what follows a text."""
-    ask = body.to_ask(service.settings.model, salt)
+    ask = replace(body.to_ask(service.settings.model, salt), keep_alive_s=_short_keep_alive(service.settings))
     answer = await cancel_on_disconnect(request, service.open(ask))
     return AnswerStream(answer, write_lines(answer), NDJSON)
 
