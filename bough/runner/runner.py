@@ -216,6 +216,7 @@ class Runner:
             raise RequestError(f"salt is {request.salt!r}, and must be valid Unicode")
         if request.params.format is not None and not self.tokenizer.has_text:
             raise RequestError("structured output needs a tokenizer, and this model has none")
+        _check_bias(request.params, self.engine.vocab_size)
         constraint = self._constraints.make(request.params.format)
         return Generation(self.engine, request, self._vocabulary, constraint, time.perf_counter)
 
@@ -294,6 +295,12 @@ def _num_lanes(engine: Engine, budget_bytes: int) -> int:
     most = 8 if engine.info.is_on_cpu else 32
     lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
     return max(_MIN_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _MIN_LANES
+
+
+def _check_bias(params: SamplingParams, vocab_size: int) -> None:
+    wrong = next((token_id for token_id, _ in params.logit_bias if token_id >= vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"logit_bias has the token id {wrong}, which is outside the vocabulary of {vocab_size}")
 
 
 def _is_text(text: str) -> bool:

@@ -340,3 +340,15 @@ def test_an_engine_that_is_missing_or_broken_is_told_with_the_way_to_install_it(
 
     assert found.stdout.startswith(message), found.stderr[-2000:]
     assert "pip install 'bough[" in found.stdout
+
+
+def test_a_banned_token_never_comes_and_one_outside_the_vocabulary_is_refused(folders: Path) -> None:
+    with load("llama", folders) as runner:
+        first = runner.generate([5, 6, 7], max_tokens=1, ignore_eos=True).token_ids[0]
+        answer = runner.generate([5, 6, 7], max_tokens=8, ignore_eos=True, logit_bias={first: -100})
+
+        assert answer.token_ids and first not in answer.token_ids
+        with pytest.raises(
+            RequestError, match=f"token id 5000, which is outside the vocabulary of {runner.engine.vocab_size}"
+        ):
+            runner.generate([5, 6, 7], logit_bias={5000: 1})

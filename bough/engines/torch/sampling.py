@@ -10,6 +10,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled, TokenCounts
 
 _NUM_CANDIDATES = 1024  # top-p looks at this many of the largest first: a full sort costs ten times more
+_NUM_BIASES = 64  # the latest that stay on the device, 16 KB each
 _NOT_FINITE, _NONE_ALLOWED = -1, -2  # instead of a token id, so that failures need no copy of their own
 _FAILURES = {_NOT_FINITE: NOT_FINITE, _NONE_ALLOWED: NONE_ALLOWED}
 
@@ -57,7 +59,7 @@ def _choose(rows: Tensor, draws: Sequence[Draw]) -> Tensor:
     if all(map(is_plain, draws)):
         largest = rows.argmax(dim=-1, keepdim=True)
         return torch.where(rows.gather(-1, largest).isfinite(), largest, _NOT_FINITE).squeeze(-1)
-    scores = _mask(_penalise(rows.to(_precise(rows.device)), draws), draws)
+    scores = _mask(_penalise(_bias(rows.to(_precise(rows.device)), draws), draws), draws)
     token_ids = scores.argmax(dim=-1, keepdim=True)
     best = scores.gather(-1, token_ids)
     if any(draw.params.temperature > 0 for draw in draws):
@@ -73,6 +75,28 @@ def _precise(device: torch.device) -> torch.dtype:
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(-1)
+
+
+def _bias(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Add what requests add to the logits of single tokens. Costs O(entries), and one copy of the scores."""
+    biased = [row for row, draw in enumerate(draws) if draw.params.logit_bias]
+    if not biased:
+        return scores
+    scores = scores.clone()  # they may be the raw logits
+    for row in biased:
+        token_ids, biases = _load_bias(draws[row].params.logit_bias, scores.shape[-1], scores.device, scores.dtype)
+        scores[row].index_add_(0, token_ids, biases)
+    return scores
+
+
+@lru_cache(maxsize=_NUM_BIASES)
+def _load_bias(
+    bias: tuple[tuple[int, float], ...], vocab_size: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Token ids and biases on the device, copied there once for a request and not again for each token."""
+    known = [(token_id, each) for token_id, each in bias if token_id < vocab_size]  # see `_list_pairs`
+    token_ids = torch.tensor([token_id for token_id, _ in known], dtype=torch.int64, device=device)
+    return token_ids, torch.tensor([each for _, each in known], dtype=dtype, device=device)
 
 
 def _penalise(scores: Tensor, draws: Sequence[Draw]) -> Tensor:

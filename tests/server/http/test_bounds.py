@@ -114,6 +114,7 @@ TOO_MUCH: list[tuple[Read, dict[str, Any], str, str, str]] = [
     (chat, {"stop": ["a" * 1_025]}, r"stop\[0\]", "1,025", "1,024"),
     (chat, {"stop": "a" * 1_025}, r"stop\[0\]", "1,025", "1,024"),
     (chat, {"model": "m" * 513}, "model", "513", "512"),
+    (chat, {"logit_bias": dict.fromkeys(map(str, range(1_025)), 1)}, "logit_bias", "1,025", "1,024"),
     (complete, {"prompt": TOO_MANY_IDS}, "prompt", "1,048,577", "1,048,576"),
     (complete, {"prompt": [[1] * 600_000] * 2}, "prompt", "1,200,000", "1,048,576"),
     (complete, {"prompt": ["a"] * 2_049}, "prompt", "2,049", "2,048"),
@@ -187,6 +188,11 @@ def test_the_library_bounds_stop_strings_too() -> None:
         SamplingParams(stop=("a",) * 65)
     with pytest.raises(RequestError, match=r"^stop\[1\] has 1,025 characters, and may have 1,024$"):
         SamplingParams(stop=("a", "b" * 1_025))
+
+
+def test_the_library_bounds_biases_too() -> None:
+    with pytest.raises(RequestError, match=r"^logit_bias has 1,025 entries, and may have 1,024$"):
+        SamplingParams(logit_bias=tuple((number, 1.0) for number in range(1_025)))
 
 
 def test_earlier_calls_may_have_so_many_characters_of_arguments_together() -> None:
