@@ -285,11 +285,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: whole characters only, possibly none yet for the tokens it carries."""
+    """A piece of a streamed answer: whole characters only, possibly none yet for the tokens it carries.
+
+    Before the answer, pieces without text may carry the log-probabilities of the prompt.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -297,6 +301,7 @@ class Completion:
     """A finished answer. `token_ids` are all generated tokens, without the end-of-sequence token.
 
     `stop` is the stop string that ended the answer, if any. `text` ends before it, but `token_ids` include its tokens.
+    `prompt_logprobs`, if they were asked for, are those of the prompt's tokens from the second on.
     """
 
     text: str
@@ -306,6 +311,7 @@ class Completion:
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Progress(Protocol):

@@ -19,11 +19,13 @@ def sample(logits: Sequence[float], draw: Draw) -> Sampled:
             cumulative += probability
             if cumulative > draw.uniform:
                 break
-    if draw.params.logprobs is None:
-        return Sampled(token_id)
+    return Sampled(token_id) if draw.params.logprobs is None else score(logits, token_id, draw.params.logprobs)
+
+
+def score(logits: Sequence[float], token_id: int, num_top: int) -> Sampled:
+    """How likely a token is in the raw distribution, and the likeliest tokens."""
     raw = log_softmax(logits)
-    top = rank(logits)[: draw.params.logprobs]
-    return Sampled(token_id, raw[token_id], tuple(Alternative(each, raw[each]) for each in top))
+    return Sampled(token_id, raw[token_id], tuple(Alternative(each, raw[each]) for each in rank(logits)[:num_top]))
 
 
 def probabilities(logits: Sequence[float], draw: Draw) -> list[float]:

@@ -119,6 +119,7 @@ class Runner:
         salt: str = "",
         store: bool = True,
         choice: int = 0,
+        prompt_logprobs: bool = False,
         tools: Any = None,
         template_kwargs: dict[str, Any] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
@@ -137,6 +138,7 @@ class Runner:
             salt=salt,
             store=store,
             choice=choice,
+            prompt_logprobs=prompt_logprobs,
             is_cancelled=is_cancelled,
             on_progress=on_progress,
         )
@@ -151,10 +153,13 @@ class Runner:
         store: bool = True,
         keep: bool = False,
         choice: int = 0,
+        prompt_logprobs: bool = False,
         is_cancelled: Callable[[], bool] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Generation:
         """Check a request and make its generation, which the caller drives. Raises RequestError or PromptTooLong."""
+        if prompt_logprobs and params.logprobs is None:
+            raise RequestError("prompt_logprobs needs logprobs: the number of likeliest tokens to tell, from 0 on")
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
             encoded.ids,
@@ -166,6 +171,7 @@ class Runner:
             store=store,
             keep=keep,
             strip_leading_space=encoded.is_chat and self.tokenizer.strips_leading_space,
+            scores_prompt=prompt_logprobs,
             **{name: hook for name, hook in hooks.items() if hook is not None},
         )
         return self._generation(request)
@@ -228,7 +234,7 @@ class Runner:
             while isinstance(piece, Chunk):
                 with self._engine_lock:
                     piece = self._next_piece(steps)
-                if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
+                if not isinstance(piece, Chunk) or piece.text or piece.token_ids or piece.prompt_logprobs:
                     yield piece
                 elif generation.is_loading:
                     generation.wait_for_reads(_READ_WAIT_S)  # without the lock: other streams go on

@@ -211,6 +211,13 @@ def _draw(weights: Scores, uniform: float) -> int:
     return int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
 
 
+def score(rows: mx.array, token_ids: Sequence[int], num_top: int) -> list[Sampled]:
+    """How likely a given token is in each row of logits in float32, and the likeliest ones there."""
+    mx.eval(rows)
+    values = np.array(rows, copy=False)
+    return [_describe(row, token_id, num_top) for row, token_id in zip(values, token_ids, strict=True)]
+
+
 def _describe(row: Scores, token_id: int, num_top: int | None) -> Sampled:
     """The result, with log-probabilities of the raw distribution if they were asked for."""
     if num_top is None:
