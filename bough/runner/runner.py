@@ -172,6 +172,7 @@ class Runner:
             keep=keep,
             strip_leading_space=encoded.is_chat and self.tokenizer.strips_leading_space,
             scores_prompt=prompt_logprobs,
+            end_ids=encoded.end_ids,
             **{name: hook for name, hook in hooks.items() if hook is not None},
         )
         return self._generation(request)

@@ -20,6 +20,7 @@ from bough.models import ModelFiles
 from bough.server.apis.anthropic import messages as anthropic
 from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough import health
+from bough.server.apis.bough import tokens as tokens_api
 from bough.server.apis.ollama import answers as ollama
 from bough.server.apis.ollama import models as ollama_models
 from bough.server.apis.openai import chat as openai_chat
@@ -44,6 +45,7 @@ _ROUTERS = (
     openai_responses.router,
     anthropic.router,
     cache_api.router,
+    tokens_api.router,
     health.router,
 )
 _ERROR_FORMATS: dict[Api, ErrorFormat] = {

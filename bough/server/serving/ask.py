@@ -45,6 +45,9 @@ class Ask:
     context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
     may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
     think: bool | None = None  # None: the default of the template
+    echoes: bool = False  # tell the prompt's text, too
+    scores_prompt: bool = False  # tell the prompt's log-probabilities, too, as many as `params.logprobs` says
+    suffix: str | None = None  # the answer goes between `text` and this
     counts_thinking: bool = False  # tell how many tokens the thinking has; this costs a call of the tokenizer
     num_choices: int = 1
     context_tokens: int | None = None  # a smaller context than the model's
@@ -55,7 +58,8 @@ class Ask:
     @property
     def num_chars(self) -> int:
         """The approximate length of the prompt, in characters or ids."""
-        return len(self.text or "") + len(self.ids or ()) + len(self.context) + _count_chars(self.messages or ())
+        plain = len(self.text or "") + len(self.suffix or "") + len(self.ids or ()) + len(self.context)
+        return plain + _count_chars(self.messages or ())
 
 
 def tenant_of(salt: str) -> str:
@@ -89,12 +93,23 @@ class ScoredToken:
 
 
 @dataclass(frozen=True)
+class EchoedPrompt:
+    """A prompt as the client gets it back: its text and, if it is scored, each token's bytes and where in the text it
+    begins."""
+
+    text: str
+    tokens: tuple[bytes, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Started:
     """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
 
     Tokens that are still being read from disk count as cached, until it is known how many were. The final figures are those
     of the completions.
-    `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse.
+    `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse. `echo` is the
+    prompt, if it was asked for.
     """
 
     usage: Usage
@@ -102,6 +117,7 @@ class Started:
     prompt_ids: Sequence[int] = ()
     digest: str = ""
     is_stored: bool = True
+    echo: EchoedPrompt | None = None
 
 
 @dataclass(frozen=True)
@@ -114,18 +130,23 @@ class Progress:
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of one choice: whole characters, and whole tool calls."""
+    """A piece of one choice: whole characters, and whole tool calls. The prompt's log-probabilities come with the first
+    choice, before its text."""
 
     choice: int = 0
     text: str = ""
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[ScoredToken, ...] = ()
+    prompt_logprobs: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One choice is complete. `text`, `thinking`, `tool_calls` and `logprobs` are all of it."""
+    """One choice is complete. `text`, `thinking`, `tool_calls` and `logprobs` are all of it.
+
+    `prompt_logprobs`, if they were asked for, are those of the prompt's tokens from the second on, with the first choice.
+    """
 
     choice: int
     text: str
@@ -135,6 +156,7 @@ class Finished:
     completion: Completion
     logprobs: tuple[ScoredToken, ...] = ()
     thinking_tokens: int = 0
+    prompt_logprobs: tuple[ScoredToken, ...] = ()
 
 
 Event = Progress | Delta | Finished
