@@ -15,6 +15,7 @@ from bough.errors import RequestError
 
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1_024
+MAX_LOGIT_BIASES = 1_024
 
 FinishReason = Literal["stop", "length", "loop", "cancelled"]
 Message = dict[str, Any]
@@ -44,8 +45,11 @@ class SamplingParams:
     Every character of an answer is compared with every stop string. So there may be at most `MAX_STOPS`, each of at most
     `MAX_STOP_CHARACTERS`.
 
-    The order is: logits → repetition, presence and frequency penalties → grammar mask → temperature → top-k → top-p →
-    min-p → one draw by inverse transform in token order. Temperature 0 takes the largest logit.
+    The order is: logits → logit bias → repetition, presence and frequency penalties → grammar mask → temperature → top-k →
+    top-p → min-p → one draw by inverse transform in token order. Temperature 0 takes the largest logit.
+
+    `logit_bias` is added to the logits of single tokens. It is given as a mapping from token ids, or as pairs, and kept as
+    pairs in the order of ids. -100 in effect bans a token, 100 in effect forces it, unless a grammar forbids it.
     """
 
     max_tokens: int | None = None
@@ -62,12 +66,14 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; n: the chosen token's and the n largest
     format: str | dict[str, Any] | None = None  # None, "json", or a JSON schema
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), from -100 to 100
 
     def __post_init__(self) -> None:
         _require(isinstance(self.stop, str | Sequence | NoneType), "stop", self.stop, "a text or several")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         _check_stops(stop)
+        object.__setattr__(self, "logit_bias", _read_logit_bias(self.logit_bias))
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         for name, kinds in _TYPES.items():
             value = getattr(self, name)
@@ -98,6 +104,25 @@ def _check_stops(stops: tuple[Any, ...]) -> None:
     for number, stop in enumerate(stops):
         if isinstance(stop, str) and len(stop) > MAX_STOP_CHARACTERS:
             raise RequestError(f"stop[{number}] has {len(stop):,} characters, and may have {MAX_STOP_CHARACTERS:,}")
+
+
+def _read_logit_bias(given: Any) -> tuple[tuple[int, float], ...]:
+    """The biases as pairs in the order of ids, from a mapping or from pairs."""
+    try:
+        biases = dict(given or ())
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"logit_bias is {given!r:.200}, and must be a mapping from token ids to numbers") from error
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise RequestError(f"logit_bias has {len(biases):,} entries, and may have {MAX_LOGIT_BIASES:,}")
+    for token_id, bias in biases.items():
+        _require(_is_number(token_id, int) and token_id >= 0, "logit_bias", token_id, "for token ids, which are at least 0")
+        in_range = _is_number(bias, int | float) and -100 <= bias <= 100
+        _require(in_range, f"logit_bias[{token_id}]", bias, "a number in [-100, 100]")
+    return tuple(sorted((token_id, float(bias)) for token_id, bias in biases.items()))
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -260,11 +285,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: whole characters only, possibly none yet for the tokens it carries."""
+    """A piece of a streamed answer: whole characters only, possibly none yet for the tokens it carries.
+
+    Before the answer, pieces without text may carry the log-probabilities of the prompt.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -272,6 +301,7 @@ class Completion:
     """A finished answer. `token_ids` are all generated tokens, without the end-of-sequence token.
 
     `stop` is the stop string that ended the answer, if any. `text` ends before it, but `token_ids` include its tokens.
+    `prompt_logprobs`, if they were asked for, are those of the prompt's tokens from the second on.
     """
 
     text: str
@@ -281,6 +311,7 @@ class Completion:
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Progress(Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 from bough.cache.residency.rates import Rates
 from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Source, State, Tier
 from bough.cache.tree.tokens import pack, unpack
-from bough.engines.contract import Capabilities, EngineInfo
+from bough.engines.contract import Capabilities, EngineInfo, ScoredRun
 from bough.errors import EngineError
 from bough.types import Draw, Sampled
 
@@ -198,9 +198,24 @@ class FakeEngine:
         for group, (first, tokens) in lane.held.items():
             for other in whole:
                 assert tokens == other[first:], f"group {group.index} holds other tokens than the rest"
-        seed = zlib.crc32(pack(whole[0] if whole else next(iter(lane.held.values()))[1][-WINDOW:]))
-        chance = random.Random(seed)
+        return self._logits_after(whole[0] if whole else next(iter(lane.held.values()))[1][-WINDOW:])
+
+    def _logits_after(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        chance = random.Random(zlib.crc32(pack(tokens)))
         return tuple(chance.gauss(0, 1) for _ in range(self.vocab_size))
+
+    def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:
+        from tests.reference_sampler import score
+
+        logits = self.evaluate(lane, ids)
+        assert isinstance(lane, FakeLane)
+        is_whole = any(group.kind is not Kind.WINDOW for group in lane.held)
+        held = next(tokens for group, (_, tokens) in lane.held.items() if not is_whole or group.kind is not Kind.WINDOW)
+        scores = []
+        for number, token_id in enumerate(following):
+            before = held[: len(held) - len(ids) + number + 1]
+            scores.append(score(self._logits_after(before if is_whole else before[-WINDOW:]), token_id, num_top))
+        return ScoredRun(logits, scores)
 
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[tuple[float, ...]]:
         return [self.evaluate(lane, [token]) for lane, token in zip(lanes, ids, strict=True)]

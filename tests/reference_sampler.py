@@ -19,16 +19,18 @@ def sample(logits: Sequence[float], draw: Draw) -> Sampled:
             cumulative += probability
             if cumulative > draw.uniform:
                 break
-    if draw.params.logprobs is None:
-        return Sampled(token_id)
+    return Sampled(token_id) if draw.params.logprobs is None else score(logits, token_id, draw.params.logprobs)
+
+
+def score(logits: Sequence[float], token_id: int, num_top: int) -> Sampled:
+    """How likely a token is in the raw distribution, and the likeliest tokens."""
     raw = log_softmax(logits)
-    top = rank(logits)[: draw.params.logprobs]
-    return Sampled(token_id, raw[token_id], tuple(Alternative(each, raw[each]) for each in top))
+    return Sampled(token_id, raw[token_id], tuple(Alternative(each, raw[each]) for each in rank(logits)[:num_top]))
 
 
 def probabilities(logits: Sequence[float], draw: Draw) -> list[float]:
     """The distribution that the token is drawn from."""
-    scores = mask(penalise(logits, draw), draw.allowed)
+    scores = mask(penalise(bias(logits, draw), draw), draw.allowed)
     ranked = rank(scores)
     if draw.params.temperature == 0:
         return [float(token_id == ranked[0]) for token_id in range(len(scores))]
@@ -39,6 +41,12 @@ def probabilities(logits: Sequence[float], draw: Draw) -> list[float]:
     final = {token_id for token_id in kept if weights[token_id] >= draw.params.min_p}  # the largest weight is 1
     total = math.fsum(weights[token_id] for token_id in final)
     return [weight / total if token_id in final else 0.0 for token_id, weight in enumerate(weights)]
+
+
+def bias(logits: Sequence[float], draw: Draw) -> list[float]:
+    """Add what the request adds to the logits of single tokens."""
+    added = dict(draw.params.logit_bias)
+    return [logit + added.get(token_id, 0.0) for token_id, logit in enumerate(logits)]
 
 
 def penalise(logits: Sequence[float], draw: Draw) -> list[float]:
@@ -92,7 +100,9 @@ def is_near_border(logits: Sequence[float], draw: Draw, margin: float = 1e-6) ->
         cumulative += probability
         if probability > 0 and cumulative < 1 - margin and abs(cumulative - draw.uniform) < margin:
             return True
-    return draw.params.temperature > 0 and _is_limit_near(mask(penalise(logits, draw), draw.allowed), draw, margin)
+    return draw.params.temperature > 0 and _is_limit_near(
+        mask(penalise(bias(logits, draw), draw), draw.allowed), draw, margin
+    )
 
 
 def _is_limit_near(scores: Sequence[float], draw: Draw, margin: float) -> bool:

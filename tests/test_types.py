@@ -1,4 +1,4 @@
-"""Counts of tokens: after any tokens and with any window, what counting from scratch gives."""
+"""Counts of tokens: after any tokens and with any window, what counting from scratch gives. Biases of tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.types import TokenCounts
+from bough.errors import RequestError
+from bough.types import SamplingParams, TokenCounts
 
 TOKENS = st.lists(st.integers(0, 5), max_size=20)
 
@@ -47,3 +48,29 @@ def test_counts_cannot_change_while_somebody_reads_their_memory():
 
     with memoryview(counts.ids), pytest.raises(BufferError):
         counts.add(2)
+
+
+def test_biases_are_kept_in_the_order_of_ids_whether_they_come_as_a_mapping_or_as_pairs():
+    expected = ((3, -100.0), (8, 2.5))
+
+    assert SamplingParams(logit_bias={8: 2.5, 3: -100}).logit_bias == expected
+    assert SamplingParams(logit_bias=[(8, 2.5), (3, -100)]).logit_bias == expected
+    assert SamplingParams(logit_bias=None).logit_bias == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({-1: 1}, "-1"),
+        ({"5": 1}, "'5'"),
+        ({True: 1}, "True"),
+        ({5: 101}, r"logit_bias\[5\] is 101"),
+        ({5: float("nan")}, r"logit_bias\[5\] is nan"),
+        ({5: "x"}, r"logit_bias\[5\] is 'x'"),
+        (5, "logit_bias is 5"),
+        ([1, 2], "logit_bias is"),
+    ],
+)
+def test_a_wrong_bias_is_refused_by_what_is_wrong_with_it(given: object, named: str):
+    with pytest.raises(RequestError, match=named):
+        SamplingParams(logit_bias=given)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Source, State, Tier
-from bough.engines.contract import Capabilities, EngineInfo
+from bough.engines.contract import Capabilities, EngineInfo, ScoredRun
 from bough.types import Draw, Sampled
 
 VOCAB_SIZE = 4096
@@ -78,6 +78,10 @@ class NullEngine:
         assert isinstance(lane, NullLane)
         lane.offset += len(ids)
         return lane.offset
+
+    def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:
+        """Every token is certain."""
+        return ScoredRun(self.evaluate(lane, ids), [Sampled(token_id, 0.0) for token_id in following])
 
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[int]:
         return [self.evaluate(lane, (token_id,)) for lane, token_id in zip(lanes, ids, strict=True)]

@@ -127,11 +127,13 @@ class PrefixCache:
         max_new_tokens: int = 0,
         keep: bool = False,
         store: bool = True,
+        reuse: bool = True,
     ) -> Session:
         """Find what is known of a prompt, let a lane stand on it, and return the session that goes on from there.
 
-        The session may have to load first. Raises LanesBusy if no lane is idle, DoesNotFit if the budget cannot hold
-        prompt and answer; then nothing was taken from others.
+        The session may have to load first. Without `reuse` it begins at offset 0, for callers that need the logits of every
+        position, and what it computes is kept as usual. Raises LanesBusy if no lane is idle, DoesNotFit if the budget
+        cannot hold prompt and answer; then nothing was taken from others.
         """
         prompt = pack(ids)
         total = num_tokens(prompt)
@@ -141,7 +143,7 @@ class PrefixCache:
         reuses = self._reuses(total)
         trie = self.forest.open(salt)
         try:
-            adoption = self._adopter.adopt(trie, prompt, salt, total + max_new_tokens, reuses=reuses)
+            adoption = self._adopter.adopt(trie, prompt, salt, total + max_new_tokens, reuses=reuses and reuse)
         except BaseException:
             self.residency.evictor.forget_if_empty(trie)
             raise

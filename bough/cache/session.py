@@ -71,6 +71,7 @@ class Reuse(Protocol):
         max_new_tokens: int = 0,
         keep: bool = False,
         store: bool = True,
+        reuse: bool = True,
     ) -> ReuseSession: ...
 
 

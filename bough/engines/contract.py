@@ -62,6 +62,14 @@ class Capabilities:
     differences: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ScoredRun:
+    """The logits after the last token of a run, and how likely the tokens were that follow those of the run."""
+
+    logits: Logits
+    scores: list[Sampled]
+
+
 class Engine(ContentStore, Protocol):
     """A loaded model that evaluates tokens on lanes and looks after their pages."""
 
@@ -101,6 +109,14 @@ class Engine(ContentStore, Protocol):
         """Append `ids` (at least one; room is reserved) to the lane; returns the logits after the last.
 
         Raises EngineError if the forward pass fails; the lane's groups may then disagree.
+        """
+        ...
+
+    def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:
+        """As `evaluate`; also scores, for each of `ids`, the token that follows it, with the `num_top` likeliest there.
+
+        `following` has as many tokens as `ids`, or one less where the prompt ends. This takes memory for the logits of the
+        whole run: keep it short.
         """
         ...
 

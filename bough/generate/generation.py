@@ -16,6 +16,7 @@ from bough.engines.contract import Engine, Logits
 from bough.errors import PromptTooLong
 from bough.generate.constraints import Constraint
 from bough.generate.request import Request, uniform
+from bough.generate.scoring import PromptScorer
 from bough.generate.text import AnswerText, Vocabulary
 from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenCounts, TokenLogprob, Usage
 
@@ -77,11 +78,12 @@ class Generation:
         self._engine = engine
         self._constraint = constraint
         self.clock = clock
-        self._eos_ids = frozenset() if request.params.ignore_eos else vocabulary.eos_ids
+        self._eos_ids = frozenset() if request.params.ignore_eos else vocabulary.eos_ids | request.end_ids
         self._text = AnswerText(vocabulary, request.params.stop, strip_leading_space=request.strip_leading_space)
         self._token_ids: list[int] = []
         self._seen = _count_penalised(request)
         self._logprobs: list[TokenLogprob] = []
+        self._scorer = PromptScorer(engine, request, self._text.logprob) if request.scores_prompt else None
         self._session: ReuseSession | None = None
         self.is_loading = False  # whether the lane still waits for what is being read from disk
         self._is_prefilled = False
@@ -111,6 +113,7 @@ class Generation:
             max_new_tokens=self._room,
             keep=request.keep,
             store=request.store,
+            reuse=not request.scores_prompt,
         )
         self._note_begin(self._session)
 
@@ -155,22 +158,35 @@ class Generation:
     def is_done(self) -> bool:
         return self.finish_reason is not None
 
-    def prefill_chunk(self, size: ChunkSize, *, beside_others: bool = False) -> None:
-        """Evaluate the next chunk of the prompt and publish it. A cancelled request ends here instead."""
+    def prefill_chunk(self, size: ChunkSize, *, beside_others: bool = False) -> Chunk | None:
+        """Evaluate the next chunk of the prompt and publish it. A cancelled request ends here instead.
+
+        Returns the log-probabilities of its tokens if they were asked for.
+        """
         if self._ends_if_cancelled():
-            return
+            return None
         started_s = self.clock()
-        chunk = self.session.next_chunk(size.choose(beside_others=beside_others))
+        most = size.choose(beside_others=beside_others)
+        chunk = self.session.next_chunk(min(most, self._scorer.max_chunk) if self._scorer else most)
+        num_scored = len(self.prompt_logprobs)
         with self.session.feeding(chunk):
-            self.logits = self._engine.evaluate(self.lane, chunk)
+            self.logits = (self._scorer or self._engine).evaluate(self.lane, chunk)
         self.session.publish()
         self._is_prefilled = self.lane.offset >= len(self.request.ids)
         seconds = self.clock() - started_s
-        size.measure(len(chunk), seconds)
+        if self._scorer is None:  # otherwise it takes longer than usual
+            size.measure(len(chunk), seconds)
         self._timings = replace(self._timings, prefill_s=self._timings.prefill_s + seconds)
         self._report_progress()
         if self.is_prefilled and self._max_tokens == 0:
             self.finish_reason = "length"
+        scored = tuple(self.prompt_logprobs[num_scored:])
+        return Chunk("", prompt_logprobs=scored) if scored else None
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        """Those of the prompt's tokens from the second on, as far as it is evaluated; none if they were not asked for."""
+        return self._scorer.logprobs if self._scorer else []
 
     def cancel(self) -> None:
         """End the request now, also if it has no lane yet."""
@@ -228,9 +244,9 @@ class Generation:
         else:
             so_far = self._timings.begin_s + self._timings.prefill_s
             self._timings = replace(self._timings, first_token_s=so_far + seconds)
-            self.session.note_prefill(
-                self._timings.prefill_s + seconds
-            )  # an asynchronous device finishes the prefill only now
+            if self._scorer is None:
+                # an asynchronous device finishes the prefill only now
+                self.session.note_prefill(self._timings.prefill_s + seconds)
 
     def _reason_to_stop(self) -> FinishReason | None:
         if self._text.stop is not None or (self._constraint and self._constraint.is_done):
@@ -279,6 +295,7 @@ class Generation:
             timings=timings,
             logprobs=tuple(self._logprobs),
             stop=self._text.stop,
+            prompt_logprobs=tuple(self.prompt_logprobs),
         )
 
     @property

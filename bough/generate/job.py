@@ -88,6 +88,11 @@ class Job:
         return len(self.generation.request.ids)
 
     @property
+    def reuses(self) -> bool:
+        """Whether the request may reuse state. One that scores its prompt computes all of it."""
+        return not self.generation.request.scores_prompt
+
+    @property
     def remaining(self) -> int:
         """Prompt tokens that are still to be evaluated. The request must have a lane."""
         return self.num_tokens - self.generation.done_tokens

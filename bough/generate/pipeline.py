@@ -25,8 +25,7 @@ def run_alone(
             yield Chunk("")
             generation.advance_loading()
         while not generation.is_done and not generation.is_prefilled:
-            generation.prefill_chunk(size)
-            yield Chunk("")
+            yield generation.prefill_chunk(size) or Chunk("")
         while not generation.is_done:
             chunk = _next_token(engine, generation)
             if chunk is not None:

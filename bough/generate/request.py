@@ -29,7 +29,9 @@ class Request:
     """What to generate from. `seed` is always set; `choice` numbers several answers to one prompt.
 
     `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is called
-    between chunks and steps. `on_progress` is called with the number of prompt tokens that are done.
+    between chunks and steps. `on_progress` is called with the number of prompt tokens that are done. `scores_prompt` asks
+    for the log-probabilities of the prompt's tokens, too, with as many alternatives as `params.logprobs` says; then nothing
+    is reused, though what is computed is kept. `end_ids` end this answer besides the model's own.
     """
 
     ids: Sequence[int]
@@ -41,6 +43,8 @@ class Request:
     store: bool = True
     keep: bool = False
     strip_leading_space: bool = False
+    scores_prompt: bool = False
+    end_ids: frozenset[int] = frozenset()
     is_cancelled: Callable[[], bool] = _never
     on_progress: Callable[[int, int], None] = _ignore
 

@@ -161,6 +161,8 @@ class Scheduler:
 
     def _known(self, job: Job) -> int:
         """How many tokens of its prompt could be reused now. They are counted again only when that may have changed."""
+        if not job.reuses:
+            return 0
         salt = job.generation.request.salt
         version = self._cache.reuse_version(salt)
         if job.reusable is None or job.reusable.version != version:
@@ -176,6 +178,8 @@ class Scheduler:
 
     def _leader_of(self, job: Job) -> Job | None:
         """The running request that computes a prefix of this one, if waiting was worth it when that was first seen."""
+        if not job.reuses:
+            return None
         leaders = [other for other in self.running if not other.is_decoding and self._can_lead(other, job)]
         job.leader = next((other for other in leaders if self._leads(other, job)), None)
         return job.leader
@@ -234,6 +238,8 @@ class Scheduler:
 
     def _must_wait_to_load(self, job: Job) -> bool:
         """Whether a request has to read from disk while half of the lanes do so already."""
+        if not job.reuses:
+            return False
         most = max(1, len(self._cache.lanes.slots) // 2)
         if sum(other.is_loading for other in self.running) < most:
             job.is_waiting_to_load = False
@@ -273,10 +279,12 @@ class Scheduler:
             job.passed = 0 if job is chosen else job.passed + 1
         try:
             others = any(job.is_decoding for job in self.running)
-            chosen.generation.prefill_chunk(self._size, beside_others=others)
+            scored = chosen.generation.prefill_chunk(self._size, beside_others=others)
         except (BoughError, MemoryError) as error:
             self._fail(chosen, _translated(error))
             return
+        if scored is not None:
+            chosen.deliver(scored)
         if chosen.is_decoding and self._verifier:
             self._verifier.note(chosen.generation)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from bough.errors import PromptTooLong, RequestCancelled
@@ -74,6 +75,13 @@ class Encoder:
         is_exact = self._is_byte_level and self._backend.normalizer is None and not swallows_blanks
         return longest if is_exact else max(4 * longest, _LONGEST_STRETCH_BYTES)
 
+    @cached_property
+    def start_ids(self) -> list[int]:
+        """The tokens that the tokenizer puts before every raw prompt, usually one or none."""
+        (encoding,) = self._backend.encode_batch(["a"])
+        marked = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        return [token_id for token_id, _ in takewhile(lambda each: each[1], marked)]
+
     def require_fits(self, num_bytes: int, limit: PromptLimit) -> None:
         """Raise PromptTooLong if any text of so many bytes has more tokens than allowed."""
         least = -(-num_bytes // self.token_bytes)
@@ -107,6 +115,19 @@ class Encoder:
         (encoding,) = self._backend.encode_batch_fast([text])
         limit.check(len(encoding))
         return list(encoding.ids)
+
+    def find_starts(self, text: str) -> list[int]:
+        """Where in a raw prompt each token of `encode_whole` begins. Every token of one character begins where that does.
+
+        A tokenizer may count the space before a word to no token, or to the token of the word: here it is the latter.
+        """
+        (encoding,) = self._backend.encode_batch([text])
+        starts: list[int] = []
+        end = 0
+        for token_start, token_end in encoding.offsets:
+            starts.append(max(min(token_start, end), starts[-1] if starts else 0))
+            end = max(end, token_end)
+        return starts
 
     def _encodings(self, text: str, limit: PromptLimit, encode: Callable[..., list[Any]]) -> Iterator[tuple[int, Any]]:
         """Each part of a text as its start and its encoding."""

@@ -43,8 +43,10 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
     if not files.weights:
         raise UnsupportedModel(f"no safetensors weights in {files.folder}")
     config = files.config | (files.config.get("text_config") or {})
-    template = load_tokenizer(files).template if files.has_tokenizer else None
+    tokenizer = load_tokenizer(files)
+    template = tokenizer.template if tokenizer.has_text else None
     has_template = template is not None and template.is_present
+    insert = ("insert",) if tokenizer.infill is not None else ()
     return ModelInfo(
         name=files.name,
         architecture=str((files.config.get("architectures") or [config.get("model_type", "")])[0]),
@@ -57,7 +59,7 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
         digest=digest(files, hashes),
         has_tokenizer=files.has_tokenizer,
         has_chat_template=has_template,
-        capabilities=_capabilities(template) if has_template else ("completion",),
+        capabilities=(_capabilities(template) if has_template else ("completion",)) + insert,
     )
 
 

@@ -16,11 +16,15 @@ from bough.types import Boundary, Prompt
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as ids, with the boundaries of its messages if it is a chat."""
+    """A prompt as ids, with the boundaries of its messages if it is a chat.
+
+    `end_ids` end its answer besides the usual ones.
+    """
 
     ids: Sequence[int]
     boundaries: Sequence[Boundary] = ()
     is_chat: bool = False
+    end_ids: frozenset[int] = frozenset()
 
 
 class Prompts:
@@ -56,6 +60,13 @@ class Prompts:
             return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
         limit.check(len(prompt))
         return Encoded(self._checked_ids(prompt))
+
+    def encode_infill(self, prefix: str, suffix: str, limit: PromptLimit = UNLIMITED) -> Encoded:
+        """The prompt for the text between two others. Raises RequestError if the model was not trained for that."""
+        infill = self.tokenizer.infill
+        if infill is None:
+            raise RequestError("the model does not support insert: its vocabulary has no tokens for it")
+        return Encoded(infill.encode(prefix, suffix, limit), end_ids=infill.end_ids)
 
     def count(
         self, messages: Sequence[Any], *, tools: Any = None, limit: PromptLimit = UNLIMITED, **template_kwargs: Any

@@ -13,9 +13,11 @@ from functools import cached_property
 from typing import Any
 
 from bough.errors import RequestError, UnsupportedModel
+from bough.models.chat.control_tokens import ControlTokens
 from bough.models.chat.template import Rendered, Template, Tools
 from bough.models.encoder import UNLIMITED, Encoder, PromptLimit
 from bough.models.files import ModelFiles, read_json
+from bough.models.infill import Infill, find_infill
 
 _CONFIG_FILES = ("generation_config.json", "config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -65,12 +67,29 @@ class Tokenizer:
         self._require_text()
         return Encoder(self._backend)
 
+    @cached_property
+    def infill(self) -> Infill | None:
+        """How to ask for the text between two others; None if the vocabulary has no tokens for it."""
+        return find_infill(self._backend, self.encoder) if self.hf is not None else None
+
     def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
         """The ids of a raw prompt. Special tokens in it count as such, and a start token is added if that is usual.
 
         Raises PromptTooLong and RequestCancelled, as the limit says.
         """
         return self.encoder.encode_whole(text, limit)
+
+    def encode_part(
+        self, text: str, limit: PromptLimit = UNLIMITED, *, has_start: bool = False, has_special: bool = True
+    ) -> list[int]:
+        """The ids of a text, as `encode` gives them if both are set: with a start token, with special tokens as such.
+
+        Raises PromptTooLong and RequestCancelled, as the limit says.
+        """
+        if has_special:
+            return self.encode(text, limit) if has_start else self.encoder.encode(text, limit).ids
+        start = self.encoder.start_ids if has_start else []
+        return [*start, *ControlTokens(self._backend, "", self.encoder).encode_typed(text, limit)]
 
     def render(
         self,

@@ -119,6 +119,7 @@ class Runner:
         salt: str = "",
         store: bool = True,
         choice: int = 0,
+        prompt_logprobs: bool = False,
         tools: Any = None,
         template_kwargs: dict[str, Any] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
@@ -137,6 +138,7 @@ class Runner:
             salt=salt,
             store=store,
             choice=choice,
+            prompt_logprobs=prompt_logprobs,
             is_cancelled=is_cancelled,
             on_progress=on_progress,
         )
@@ -151,10 +153,13 @@ class Runner:
         store: bool = True,
         keep: bool = False,
         choice: int = 0,
+        prompt_logprobs: bool = False,
         is_cancelled: Callable[[], bool] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Generation:
         """Check a request and make its generation, which the caller drives. Raises RequestError or PromptTooLong."""
+        if prompt_logprobs and params.logprobs is None:
+            raise RequestError("prompt_logprobs needs logprobs: the number of likeliest tokens to tell, from 0 on")
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
             encoded.ids,
@@ -166,6 +171,8 @@ class Runner:
             store=store,
             keep=keep,
             strip_leading_space=encoded.is_chat and self.tokenizer.strips_leading_space,
+            scores_prompt=prompt_logprobs,
+            end_ids=encoded.end_ids,
             **{name: hook for name, hook in hooks.items() if hook is not None},
         )
         return self._generation(request)
@@ -216,6 +223,7 @@ class Runner:
             raise RequestError(f"salt is {request.salt!r}, and must be valid Unicode")
         if request.params.format is not None and not self.tokenizer.has_text:
             raise RequestError("structured output needs a tokenizer, and this model has none")
+        _check_bias(request.params, self.engine.vocab_size)
         constraint = self._constraints.make(request.params.format)
         return Generation(self.engine, request, self._vocabulary, constraint, time.perf_counter)
 
@@ -227,7 +235,7 @@ class Runner:
             while isinstance(piece, Chunk):
                 with self._engine_lock:
                     piece = self._next_piece(steps)
-                if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
+                if not isinstance(piece, Chunk) or piece.text or piece.token_ids or piece.prompt_logprobs:
                     yield piece
                 elif generation.is_loading:
                     generation.wait_for_reads(_READ_WAIT_S)  # without the lock: other streams go on
@@ -294,6 +302,12 @@ def _num_lanes(engine: Engine, budget_bytes: int) -> int:
     most = 8 if engine.info.is_on_cpu else 32
     lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
     return max(_MIN_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _MIN_LANES
+
+
+def _check_bias(params: SamplingParams, vocab_size: int) -> None:
+    wrong = next((token_id for token_id, _ in params.logit_bias if token_id >= vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"logit_bias has the token id {wrong}, which is outside the vocabulary of {vocab_size}")
 
 
 def _is_text(text: str) -> bool:

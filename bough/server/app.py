@@ -21,6 +21,7 @@ from bough.server.apis.anthropic import messages as anthropic
 from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough import health
 from bough.server.apis.bough import run as run_api
+from bough.server.apis.bough import tokens as tokens_api
 from bough.server.apis.ollama import answers as ollama
 from bough.server.apis.ollama import models as ollama_models
 from bough.server.apis.openai import chat as openai_chat
@@ -46,6 +47,7 @@ _ROUTERS = (
     anthropic.router,
     cache_api.router,
     run_api.router,
+    tokens_api.router,
     health.router,
 )
 _ERROR_FORMATS: dict[Api, ErrorFormat] = {

@@ -38,12 +38,12 @@ def run(engine: Engine, lane: Lane, ids: Sequence[int], sizes: Iterable[int]) ->
 
 
 def is_close(left: Any, right: Any) -> bool:
-    return max(abs(a - b) for a, b in zip(_floats(left), _floats(right), strict=True)) <= TOLERANCE
+    return max(abs(a - b) for a, b in zip(as_floats(left), as_floats(right), strict=True)) <= TOLERANCE
 
 
-def _floats(logits: Any) -> Iterable[float]:
+def as_floats(logits: Any) -> Sequence[float]:
     """All of them at once: an array hands them out one by one slowly."""
-    floats: Iterable[float] = logits.tolist() if hasattr(logits, "tolist") else logits
+    floats: Sequence[float] = logits.tolist() if hasattr(logits, "tolist") else logits
     return floats
 
 

@@ -5,8 +5,22 @@ from __future__ import annotations
 import pytest
 
 from bough.cache.tree.state import Group, Kind, Source
+from bough.types import Draw, SamplingParams
+from tests import reference_sampler as reference
 from tests.contract.conftest import EngineUnderTest
-from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, publish, rewind, run
+from tests.contract.driving import (
+    answer,
+    as_floats,
+    give_back,
+    is_close,
+    items,
+    keep,
+    make_ids,
+    new_lane,
+    publish,
+    rewind,
+    run,
+)
 
 LENGTH = 90  # several windows of every engine here
 LONG = 300  # across a page border
@@ -27,6 +41,24 @@ def test_a_prompt_gives_the_same_logits_in_whatever_runs_it_is_evaluated(tested:
     logits = run(tested.engine, new_lane(tested.engine, LENGTH), ids, sizes)
 
     assert is_close(logits, answer(tested.engine, ids))
+
+
+def test_a_scored_run_tells_how_likely_the_next_token_was_after_each_of_its_own(tested: EngineUnderTest) -> None:
+    engine, ids = tested.engine, make_ids(tested.engine, 12)
+    lane, other = new_lane(engine, 20), new_lane(engine, 20)
+    rows = [as_floats(engine.evaluate(other, [token_id])) for token_id in ids]
+    expected = [reference.score(row, token_id, 2) for row, token_id in zip(rows, ids[1:], strict=False)]
+
+    first = engine.evaluate_scored(lane, ids[:5], ids[1:6], 2)
+    second = engine.evaluate_scored(lane, ids[5:], ids[6:], 2)
+
+    assert lane.offset == 12 and is_close(second.logits, rows[-1])
+    for found, wanted in zip([*first.scores, *second.scores], expected, strict=True):
+        assert found.token_id == wanted.token_id
+        assert found.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+        assert [each.logprob for each in found.top] == pytest.approx([each.logprob for each in wanted.top], abs=1e-4)
+    (sampled,) = engine.sample([second.logits], [Draw(SamplingParams())])
+    assert is_close(engine.step([lane], [sampled.token_id])[0], answer(engine, [*ids, sampled.token_id]))
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 4, 5, 22, 23, 24, 25, 60, 255, 256, 257, 290])

@@ -38,6 +38,7 @@ class Client:
         self.started: Usage | None = None
         self.loaded: Usage | None = None
         self.tokens: list[int] = []
+        self.scored: list[int] = []
         self.completion: Completion | None = None
         self.error: BoughError | None = None
         self.is_gone = False
@@ -57,6 +58,7 @@ class Client:
     def on_chunk(self, chunk: Chunk) -> None:
         self._note("a chunk", is_wrong=self.is_done)
         self.tokens += chunk.token_ids
+        self.scored += [each.token_id for each in chunk.prompt_logprobs]
 
     def on_end(self, completion: Completion) -> None:
         self._note("an end", is_wrong=self.is_done)
@@ -106,6 +108,7 @@ class Concert:
         salt: str = "",
         seed: int = 0,
         tenant: str = "",
+        scores_prompt: bool = False,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         **params: object,
     ) -> Client:
@@ -113,7 +116,13 @@ class Concert:
         self.clients.append(client)
         wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
         request = Request(
-            list(ids), wanted, salt=salt, seed=seed, is_cancelled=lambda: client.is_gone, on_progress=on_progress
+            list(ids),
+            wanted,
+            salt=salt,
+            seed=seed,
+            scores_prompt=scores_prompt,
+            is_cancelled=lambda: client.is_gone,
+            on_progress=on_progress,
         )
         job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock(), tenant=tenant)
         self.scheduler.add(job)

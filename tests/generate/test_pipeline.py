@@ -9,12 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.errors import EngineError, PromptTooLong
+from bough.engines.contract import Capabilities
+from bough.errors import EngineError, PromptTooLong, RequestError
+from bough.generate import scoring
 from bough.generate.generation import MIN_CHUNK, MIN_CHUNK_BESIDE_OTHERS, ChunkSize, Generation
 from bough.generate.pipeline import run_alone
 from bough.generate.request import Request
 from bough.types import Chunk, Completion, SamplingParams
 from tests import invariants
+from tests import reference_sampler as reference
 from tests.fakes import MODELS, FakeEngine
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -273,3 +276,60 @@ def test_without_penalties_no_token_is_counted() -> None:
     generation = Generation(bench.engine, Request(PROMPT, SamplingParams()), Letters(), None, bench.clock)
 
     assert generation.draw().seen is None
+
+
+@every_model
+def test_a_scored_prompt_is_computed_whole_tells_the_same_cold_and_warm_and_stays_reusable(model: str) -> None:
+    bench = Bench(model)
+    expected = []
+    for end in range(1, len(PROMPT)):
+        lane = bench.engine.make_lane()
+        lane.reserve(end)
+        scores = bench.engine.evaluate(lane, PROMPT[:end])
+        expected.append(reference.score(scores, PROMPT[end], 2))
+
+    def score() -> list[Chunk | Completion]:
+        request = Request(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True, logprobs=2), scores_prompt=True)
+        pieces = list(bench.stream(request))
+        invariants.check(bench.cache, bench.engine)
+        return pieces
+
+    plain = bench.run(max_tokens=2, ignore_eos=True)
+    pieces = score()
+    completion = pieces[-1]
+    assert isinstance(completion, Completion)
+    assert [(each.token_id, each.logprob, each.top) for each in completion.prompt_logprobs] == [
+        (each.token_id, each.logprob, each.top) for each in expected
+    ]
+    streamed = [each for piece in pieces[:-1] if isinstance(piece, Chunk) for each in piece.prompt_logprobs]
+    assert tuple(streamed) == completion.prompt_logprobs
+    assert completion.token_ids == plain.token_ids
+    assert completion.usage.cached_tokens == 0 and completion.usage.computed_tokens == len(PROMPT)
+
+    again = score()[-1]
+    assert isinstance(again, Completion) and again.prompt_logprobs == completion.prompt_logprobs
+    assert bench.run(max_tokens=2, ignore_eos=True).usage.cached_tokens == len(PROMPT) - 1
+
+
+def test_a_prompt_that_only_fits_at_once_has_a_bound_for_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "MAX_LOGITS", 4 * 64)
+    bench = Bench()
+    request = Request(PROMPT, SamplingParams(max_tokens=0, logprobs=0), scores_prompt=True)
+    *_, chunked = bench.stream(request)
+    assert isinstance(chunked, Completion) and len(chunked.prompt_logprobs) == 7
+
+    bench.engine.capabilities = Capabilities(can_chunk=False)
+    with pytest.raises(RequestError, match=r"the prompt has 8 tokens, .* and may have 4"):
+        bench.stream(request)
+
+
+def test_further_end_tokens_end_an_answer_and_are_no_part_of_it() -> None:
+    bench = Bench()
+    ids = PROMPT[1:]
+    first, second = bench.run(ids, max_tokens=2, ignore_eos=True).token_ids
+    assert first != second and 63 not in (first, second)
+
+    *_, ended = bench.stream(Request(ids, SamplingParams(max_tokens=5), end_ids=frozenset({second})))
+
+    assert isinstance(ended, Completion)
+    assert (ended.token_ids, ended.finish_reason) == ((first,), "stop")

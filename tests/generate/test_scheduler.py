@@ -440,3 +440,23 @@ def test_a_request_whose_lane_took_long_to_adopt_gets_its_first_chunk_in_the_nex
     concert.ask(prompt(3, 40))
     concert.turn()
     assert evaluated[before + 1 :] == [16, 1]  # not twice in a row
+
+
+def test_a_request_that_scores_its_prompt_waits_for_nobody_reuses_nothing_and_leaves_the_others_as_they_are() -> None:
+    concert = Concert()
+    prompt = [number % 60 for number in range(400)]
+    leader = concert.ask([*prompt, 1])
+    scored = concert.ask([*prompt, 2], scores_prompt=True, logprobs=1)
+    follower = concert.ask([*prompt, 3])
+
+    for _ in range(3):
+        concert.turn()
+    assert scored.started is not None and follower.started is None
+    concert.play()
+
+    assert scored.scored == [*prompt[1:], 2]
+    assert scored.completion is not None and follower.completion is not None
+    assert scored.completion.usage.cached_tokens == 0
+    assert follower.completion.usage.cached_tokens == len(prompt)
+    for client, last in ((leader, 1), (scored, 2), (follower, 3)):
+        assert client.tokens == concert.alone([*prompt, last])

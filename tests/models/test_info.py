@@ -65,3 +65,14 @@ def test_weights_that_mlx_packed_count_as_what_they_stand_for(tmp_path):
 
     assert info.num_parameters == 64 * 128 + 32 * 64 + 32 + 128
     assert info.quantization == "4-bit"
+
+
+def test_a_vocabulary_with_tokens_for_infill_can_insert(tmp_path):
+    folder = make_folder("qwen3", tmp_path / "coder")
+    tokenizer = byte_level(None)
+    tokenizer.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    tokenizer.save_pretrained(folder)
+
+    info = describe(resolve(folder, Settings(data_folder=tmp_path), FOR_TORCH))
+
+    assert info.capabilities == ("completion", "insert")

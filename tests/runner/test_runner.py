@@ -17,7 +17,7 @@ import torch
 import bough
 from bough import Chunk, Completion, PromptTooLong, RequestError, Runner
 from bough.config import Settings
-from tests.tiny_models import CONFIGS, make_folder
+from tests.tiny_models import CONFIGS, make_folder, make_model
 
 CLOSE = 1e-4  # two best log-probabilities nearer than this may change places by rounding
 REUSING = (
@@ -340,3 +340,41 @@ def test_an_engine_that_is_missing_or_broken_is_told_with_the_way_to_install_it(
 
     assert found.stdout.startswith(message), found.stderr[-2000:]
     assert "pip install 'bough[" in found.stdout
+
+
+def test_a_banned_token_never_comes_and_one_outside_the_vocabulary_is_refused(folders: Path) -> None:
+    with load("llama", folders) as runner:
+        first = runner.generate([5, 6, 7], max_tokens=1, ignore_eos=True).token_ids[0]
+        answer = runner.generate([5, 6, 7], max_tokens=8, ignore_eos=True, logit_bias={first: -100})
+
+        assert answer.token_ids and first not in answer.token_ids
+        with pytest.raises(
+            RequestError, match=f"token id 5000, which is outside the vocabulary of {runner.engine.vocab_size}"
+        ):
+            runner.generate([5, 6, 7], logit_bias={5000: 1})
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_the_log_probabilities_of_a_prompt_are_those_of_transformers(name: str, folders: Path) -> None:
+    ids = conversation(5)[1]
+    with torch.inference_mode():
+        rows = make_model(name)(torch.tensor([ids])).logits[0, :-1].log_softmax(dim=-1)
+    expected = rows.gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1).tolist()
+
+    with load(name, folders, chunk=9) as runner:
+        runner.generate(ids, max_tokens=1)
+        scored = [runner.generate(ids, max_tokens=0, logprobs=3, prompt_logprobs=True) for _ in range(2)]
+        after = runner.generate(ids, max_tokens=1)
+
+        for each in scored:
+            assert [token.token_id for token in each.prompt_logprobs] == ids[1:]
+            assert [token.logprob for token in each.prompt_logprobs] == pytest.approx(expected, abs=1e-4)
+            tops = [[other.logprob for other in token.top] for token in each.prompt_logprobs]
+            assert torch.tensor(tops) == pytest.approx(rows.topk(3).values, abs=1e-4)
+            assert (each.usage.cached_tokens, each.token_ids) == (0, ())
+        assert after.usage.cached_tokens == (len(ids) - 1 if runner.engine.capabilities.can_reuse else 0)
+
+
+def test_the_log_probabilities_of_a_prompt_need_a_number_of_alternatives(folders: Path) -> None:
+    with load("llama", folders) as runner, pytest.raises(RequestError, match="prompt_logprobs needs logprobs"):
+        runner.generate([5, 6], prompt_logprobs=True)

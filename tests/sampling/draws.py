@@ -19,7 +19,7 @@ def bits(allowed: Iterable[int], vocab_size: int) -> bytes:
 
 
 def make_many_draws(count: int, vocab_size: int) -> list[Draw]:
-    """Draws of every kind: greedy and not, with each of the limits, penalties, a mask and log-probabilities."""
+    """Draws of every kind: greedy and not, with each of the limits, penalties, biases, a mask and log-probabilities."""
     limits: list[dict[str, Any]] = [
         {},
         {"top_k": 40},
@@ -27,6 +27,7 @@ def make_many_draws(count: int, vocab_size: int) -> list[Draw]:
         {"min_p": 0.1},
         {"top_k": 40, "top_p": 0.9, "repeat_penalty": 1.3},
         {"logprobs": 3},
+        {"logit_bias": {7: 100.0, 8: -100.0, 9: 2.5}, "logprobs": 2},
     ]
     return [
         Draw(

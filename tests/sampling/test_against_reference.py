@@ -39,8 +39,10 @@ LOGITS = st.one_of(st.floats(-20, 20, allow_subnormal=False), st.integers(-8, 8)
 
 
 @st.composite
-def sampling_params(draw: st.DrawFn) -> SamplingParams:
+def sampling_params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
+    biases = st.one_of(st.just(-100.0), st.just(100.0), st.floats(-5, 5, allow_subnormal=False))
     return SamplingParams(
+        logit_bias=tuple(draw(st.dictionaries(st.integers(0, vocab_size - 1), biases, max_size=4)).items()),
         temperature=draw(st.sampled_from([0.0, 0.0, 0.3, 0.8, 1.0, 2.5])),
         top_k=draw(st.integers(0, 12)),
         top_p=draw(st.one_of(st.just(1.0), st.floats(0.01, 1.0))),
@@ -59,14 +61,14 @@ def cases(draw: st.DrawFn, vocab_size: int) -> Case:
     values = TORCH.row(draw(st.lists(LOGITS, min_size=vocab_size, max_size=vocab_size)), dtype).tolist()
     allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, vocab_size - 1), min_size=1)))
     wanted = Draw(
-        draw(sampling_params()),
+        draw(sampling_params(vocab_size)),
         uniform=draw(st.floats(0, 1, exclude_max=True)),
         seen=TokenCounts(draw(st.lists(st.integers(0, vocab_size - 1), max_size=8))),
         allowed=None if allowed is None else bits(allowed, vocab_size),
     )
     assume(max(reference.mask(values, wanted.allowed)) > -math.inf)
     assume(not reference.is_near_border(values, wanted))
-    assume(not _is_tied_by_rounding(reference.penalise(values, wanted)))
+    assume(not _is_tied_by_rounding(reference.penalise(reference.bias(values, wanted), wanted)))
     return Case(values, dtype, wanted)
 
 

@@ -40,6 +40,40 @@ def test_greedy_takes_no_notice_of_the_number_drawn(sampler: Sampler):
     assert chosen == [1, 1]
 
 
+# Biases
+
+
+def test_a_bias_of_100_forces_a_token_and_one_of_minus_100_bans_it(sampler: Sampler):
+    assert sampler.choose([5.0, 3.0, 1.0], logit_bias={2: 100}) == 2
+    assert sampler.choose([5.0, 3.0, 1.0], logit_bias={0: -100}) == 1
+    assert sampler.shares(logs(0.5, 0.3, 0.2), logit_bias={0: -100}) == [0, pytest.approx(0.6), pytest.approx(0.4)]
+
+
+def test_a_bias_is_added_before_the_penalties(sampler: Sampler):
+    draw = Draw(SamplingParams(logit_bias={0: 3}, repeat_penalty=2.0), seen=TokenCounts([0]))
+    assert sampler.choose([1.0, 2.5], draw) == 1  # (1 + 3) / 2 and not 1 / 2 + 3
+
+
+def test_a_grammar_wins_against_a_bias(sampler: Sampler):
+    draw = Draw(SamplingParams(logit_bias={0: 100, 1: -100}), allowed=bits([1, 2], 3))
+    assert sampler.choose([5.0, 3.0, 1.0], draw) == 2
+
+
+def test_a_bias_leaves_the_log_probabilities_and_the_other_rows_as_they_are(sampler: Sampler):
+    row = sampler.row(logs(0.7, 0.2, 0.1))
+    plain, biased = SamplingParams(logprobs=1), SamplingParams(logprobs=1, logit_bias={2: 100})
+
+    first, second, third = sampler.sample([row, row, row], [Draw(plain), Draw(biased), Draw(plain)])
+
+    assert (first.token_id, second.token_id, third.token_id) == (0, 2, 0)
+    assert second.logprob == pytest.approx(math.log(0.1), abs=1e-5)
+    assert second.top == first.top == third.top
+
+
+def test_a_bias_beyond_the_vocabulary_changes_nothing(sampler: Sampler):
+    assert sampler.choose([5.0, 3.0], logit_bias={2: 100, 10**6: 100}) == 0
+
+
 # Distributions computed by hand
 
 

@@ -32,6 +32,9 @@ class ScriptedAnswer:
         if self._failure is not None:
             raise self._failure
 
+    def close(self) -> None:
+        """Nothing to release."""
+
 
 def script(events: Sequence[Event], **options: Any) -> Answer:
     """A scripted answer where an answer is wanted."""

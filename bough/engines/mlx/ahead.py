@@ -41,6 +41,11 @@ class AheadCompute:
         lane.latest = self._compute.evaluate(lane, ids)
         return lane.latest
 
+    def evaluate_all(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns the logits after each of its tokens. The next token is not chosen ahead."""
+        lane.latest = None
+        return self._compute.evaluate_all(lane, ids)
+
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
         """Append one token to each lane: where that was done ahead, take it."""
         wanted = dict(zip(lanes, ids, strict=True))

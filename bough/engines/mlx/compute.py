@@ -53,6 +53,15 @@ class LaneCompute:
         self._allocator.trim(len(ids))
         return logits
 
+    def evaluate_all(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        with lane.running(len(ids)):
+            logits = self._forward.run_logits(mx.array([list(ids)]), lane.cache, len(ids))
+        with computing([lane]):
+            mx.eval(logits, lane.arrays)
+        self._allocator.trim(len(ids))
+        return logits
+
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
         """Append one token to each lane."""
         rows = self.build_step(lanes, mx.array(list(ids)))
@@ -117,6 +126,15 @@ class LibraryCompute(_PlainCompute):
         self._allocator.trim(len(ids))
         return logits
 
+    def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        with lane.extending(ids):
+            lane.cache = self._forward.make_cache() if lane.cache is None else lane.cache
+            logits = self._forward.run_logits(mx.array([list(ids)]), lane.cache, len(ids))
+            mx.eval(logits, list(tensors_in(lane.cache, mx.array)))
+        self._allocator.trim(len(ids))
+        return logits
+
 
 class RecomputeCompute(_PlainCompute):
     """Runs a model anew each time: every token costs the whole sequence. Slow, and right for every model.
@@ -129,6 +147,15 @@ class RecomputeCompute(_PlainCompute):
         with lane.extending(ids):
             tokens = mx.array([[*lane.ids, *ids]])
             logits = self._forward.last_logits(tokens, self._forward.make_cache())[0]
+            mx.eval(logits)
+        self._allocator.trim(lane.offset)
+        return logits
+
+    def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        with lane.extending(ids):
+            tokens = mx.array([[*lane.ids, *ids]])
+            logits = self._forward.run_logits(tokens, self._forward.make_cache(), len(ids))
             mx.eval(logits)
         self._allocator.trim(lane.offset)
         return logits

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import EngineInfo, ReportProgress
+from bough.engines.contract import EngineInfo, ReportProgress, ScoredRun
 from bough.engines.mlx import device
 from bough.engines.mlx.ahead import AheadCompute
 from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
@@ -25,7 +25,7 @@ from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
 from bough.engines.mlx.library import VERSION, utils
 from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type, make_random_model
-from bough.engines.mlx.sampling import sample
+from bough.engines.mlx.sampling import sample, score
 from bough.engines.mlx.self_check.check import self_check, verdict_key
 from bough.engines.mlx.self_check.probe import probe, without_groups
 from bough.engines.self_check.verdicts import find_verdict
@@ -100,6 +100,11 @@ class MlxEngine(LaneEngine):
     def sample(self, logits: Sequence[mx.array], draws: Sequence[Draw]) -> list[Sampled]:
         with as_engine_errors("choosing tokens"):
             return self._compute.sample(logits, draws) if isinstance(self._compute, AheadCompute) else sample(logits, draws)
+
+    def _score(self, rows: mx.array, following: Sequence[int], num_top: int) -> ScoredRun:
+        last = mx.contiguous(rows[-1])  # memory of its own
+        mx.eval(last)
+        return ScoredRun(last, score(rows[: len(following)], following, num_top))
 
     @property
     def has_host(self) -> bool:

@@ -34,6 +34,11 @@ class Forward:
             logits: mx.array = self.model(tokens, cache=cache)
         return logits[:, -1].astype(mx.float32)
 
+    def run_logits(self, tokens: mx.array, cache: Any, run: int) -> mx.array:
+        """Logits [run, vocabulary] in float32 after each of the last `run` of `tokens` [1, …], not evaluated yet."""
+        logits: mx.array = self.model(tokens, cache=cache)
+        return logits[0, -run:].astype(mx.float32)
+
     def all_logits(self, ids: Sequence[int], cache: Any = None) -> mx.array:
         """Logits [run, vocabulary] in float32 after each of `ids`, evaluated."""
         logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)[0].astype(mx.float32)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from bough.types import Alternative, Draw, Sampled, SamplingParams
 Scores = NDArray[np.floating[Any]]
 Positions = NDArray[np.intp]
 
+_NUM_BIASES = 64  # the latest that are kept as arrays
 _BROKEN = -1  # instead of a token id, so that finding a failure needs no second wait
 _GROUP_SIZE = 64  # larger ones leave more to look at, smaller ones more maxima
 _SLACK = 1e-6  # far above what rounding moves, far below what would let many more tokens through
@@ -79,8 +81,25 @@ def _sample_row(row: Scores, draw: Draw) -> Sampled:
     if not np.isfinite(row.max()):
         raise EngineError(NOT_FINITE)
     with np.errstate(over="ignore"):  # what overflows is infinitely unlikely, as it should be
-        token_id = _choose(_allow(_penalise(row, draw), draw.allowed), draw)
+        token_id = _choose(_allow(_penalise(_bias(row, draw.params), draw), draw.allowed), draw)
     return _describe(row, token_id, draw.params.logprobs)
+
+
+def _bias(row: Scores, params: SamplingParams) -> Scores:
+    """The row with what the request adds to the logits of single tokens; the row itself if that is nothing."""
+    if not params.logit_bias:
+        return row
+    token_ids, biases = _read_bias(params.logit_bias, len(row))
+    scores = row.astype(np.float64)
+    scores[token_ids] += biases
+    return scores
+
+
+@lru_cache(maxsize=_NUM_BIASES)
+def _read_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> tuple[Positions, NDArray[np.float64]]:
+    """Token ids within the vocabulary and their biases as arrays, made once for a request."""
+    known = [(token_id, each) for token_id, each in bias if token_id < vocab_size]
+    return np.array([token_id for token_id, _ in known], np.intp), np.array([each for _, each in known], np.float64)
 
 
 def _penalise(row: Scores, draw: Draw) -> Scores:
@@ -190,6 +209,13 @@ def _draw(weights: Scores, uniform: float) -> int:
     # The first sum above a number is never that of a token without weight, and the last is above: `uniform` is below 1.
     cumulative = weights.cumsum()
     return int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+
+
+def score(rows: mx.array, token_ids: Sequence[int], num_top: int) -> list[Sampled]:
+    """How likely a given token is in each row of logits in float32, and the likeliest ones there."""
+    mx.eval(rows)
+    values = np.array(rows, copy=False)
+    return [_describe(row, token_id, num_top) for row, token_id in zip(values, token_ids, strict=True)]
 
 
 def _describe(row: Scores, token_id: int, num_top: int | None) -> Sampled:

@@ -22,6 +22,10 @@ class Compute(Protocol[Logits]):
         """Append a run to the lane; returns the logits after its last token."""
         ...
 
+    def evaluate_all(self, lane: Any, ids: Sequence[int]) -> Logits:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        ...
+
     def step(self, lanes: Sequence[Any], ids: Sequence[int]) -> list[Logits]:
         """Append one token to each lane."""
         ...

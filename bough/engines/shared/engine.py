@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from bough.cache.tree.state import Buffer, Group, Lane, Page, State, Tier
-from bough.engines.contract import Capabilities, EngineInfo, Logits
+from bough.engines.contract import Capabilities, EngineInfo, Logits, ScoredRun
 from bough.engines.shared.compute import Compute, Shapes, Verdict, Way
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageAllocator, packed_bytes
@@ -77,6 +77,15 @@ class LaneEngine(ABC):
         assert len(ids) > 0, "a run has at least one token"
         with as_engine_errors("the forward pass"):
             return self._compute.evaluate(lane, ids)
+
+    def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:
+        assert 0 <= len(ids) - len(following) <= 1, "a token follows each of a run, but perhaps the last"
+        with as_engine_errors("the forward pass"):
+            return self._score(self._compute.evaluate_all(lane, ids), following, num_top)
+
+    @abstractmethod
+    def _score(self, rows: Any, following: Sequence[int], num_top: int) -> ScoredRun:
+        """Score the token that follows each row of logits, and keep the last row alone."""
 
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> Sequence[Logits]:
         with as_engine_errors("the forward pass"):

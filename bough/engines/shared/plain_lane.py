@@ -82,6 +82,10 @@ class PlainCompute(ABC, Generic[Tensor]):
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
 
+    @abstractmethod
+    def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+
     def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane, one by one."""
         return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]

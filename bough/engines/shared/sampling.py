@@ -9,9 +9,10 @@ NONE_ALLOWED = "no token can be chosen: the grammar's mask forbids all of them"
 
 
 def is_plain(draw: Draw) -> bool:
-    """Whether the draw is plain argmax: no temperature, mask, penalties or log-probabilities."""
+    """Whether the draw is plain argmax: no temperature, bias, mask, penalties or log-probabilities."""
     params = draw.params
-    return params.temperature == 0 and draw.allowed is None and params.logprobs is None and find_penalised(draw) is None
+    is_unchanged = not params.logit_bias and draw.allowed is None and find_penalised(draw) is None
+    return params.temperature == 0 and params.logprobs is None and is_unchanged
 
 
 def find_penalised(draw: Draw) -> TokenCounts | None:

@@ -44,11 +44,21 @@ class LaneCompute:
 
     def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
-        positions = torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
         lane.begin_run(len(ids))
-        logits = self._forward.last_logits(self._forward.tensor_of(ids), positions, lane.cache)
+        logits = self._forward.last_logits(self._forward.tensor_of(ids), self._positions(lane, ids), lane.cache)
         lane.end_run(len(ids))
         return logits[0]
+
+    def evaluate_all(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        lane.begin_run(len(ids))
+        tokens, positions = self._forward.tensor_of(ids), self._positions(lane, ids)
+        logits = self._forward.run_logits(tokens, positions, lane.cache, len(ids))
+        lane.end_run(len(ids))
+        return logits
+
+    def _positions(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
+        return torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
 
     def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane: in one forward pass where the self-check found that right, else one by one."""
@@ -106,10 +116,18 @@ class LibraryCompute(_PlainCompute):
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
+        return self._extend(lane, ids, keeps_all=False)[0]
+
+    def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        return self._extend(lane, ids, keeps_all=True)
+
+    def _extend(self, lane: PlainLane, ids: Sequence[int], *, keeps_all: bool) -> Tensor:
         positions = torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
         with lane.extending(ids):
-            logits, lane.cache = self._forward.continue_cache(self._forward.tensor_of(ids), positions, lane.cache)
-        return logits[0]
+            tokens = self._forward.tensor_of(ids)
+            logits, lane.cache = self._forward.continue_cache(tokens, positions, lane.cache, keeps_all=keeps_all)
+        return logits
 
 
 class RecomputeCompute(_PlainCompute):
@@ -118,7 +136,16 @@ class RecomputeCompute(_PlainCompute):
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
         everything = [*lane.ids, *ids]
-        positions = torch.arange(len(everything), device=self._forward.device)[None]
         with lane.extending(ids):
-            logits = self._forward.last_logits(self._forward.tensor_of(everything), positions, None)
-        return logits[0]
+            tokens = self._forward.tensor_of(everything)
+            return self._forward.last_logits(tokens, self._positions(everything), None)[0]
+
+    def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        everything = [*lane.ids, *ids]
+        with lane.extending(ids):
+            tokens = self._forward.tensor_of(everything)
+            return self._forward.run_logits(tokens, self._positions(everything), None, len(ids))
+
+    def _positions(self, ids: Sequence[int]) -> Tensor:
+        return torch.arange(len(ids), device=self._forward.device)[None]

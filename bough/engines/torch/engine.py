@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import EngineInfo, ReportProgress
+from bough.engines.contract import EngineInfo, ReportProgress, ScoredRun
 from bough.engines.self_check.verdicts import find_verdict
 from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
@@ -28,7 +28,7 @@ from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
 from bough.engines.torch.loading import load_model, make_random_model, prepare
-from bough.engines.torch.sampling import sample
+from bough.engines.torch.sampling import sample, score
 from bough.engines.torch.self_check.check import self_check, verdict_key
 from bough.engines.torch.self_check.probe import probe, without_groups
 from bough.types import Draw, Sampled
@@ -92,6 +92,9 @@ class TorchEngine(LaneEngine):
 
     def sample(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Sampled]:
         return sample(list(logits), draws)
+
+    def _score(self, rows: Tensor, following: Sequence[int], num_top: int) -> ScoredRun:
+        return ScoredRun(rows[-1].clone(), score(rows[: len(following)], following, num_top))
 
     @property
     def has_host(self) -> bool:

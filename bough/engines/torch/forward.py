@@ -27,6 +27,13 @@ class Forward:
         return self._last(self.call(ids, positions, cache, use_cache=cache is not None, **keep).logits)
 
     @torch.inference_mode()
+    def run_logits(self, ids: Tensor, positions: Tensor, cache: Any, run: int) -> Tensor:
+        """Logits [run, vocabulary] in float32 after each of the last `run` of `ids` [1, …]; the cache takes all in."""
+        keep = {"logits_to_keep": run} if self._takes_keep else {}
+        logits: Tensor = self.call(ids, positions, cache, use_cache=cache is not None, **keep).logits
+        return logits[0, -run:].float()
+
+    @torch.inference_mode()
     def all_logits(self, ids: Tensor) -> Tensor:
         """Logits [run, vocabulary] in float32 after each of `ids` [1, run], with no cache at all."""
         positions = torch.arange(ids.shape[1], device=self.device)[None]
@@ -34,10 +41,11 @@ class Forward:
         return logits.float()
 
     @torch.inference_mode()
-    def continue_cache(self, ids: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """The last logits, and the cache that the model itself made or went on with."""
+    def continue_cache(self, ids: Tensor, positions: Tensor, cache: Any, *, keeps_all: bool = False) -> tuple[Tensor, Any]:
+        """The last logits [1, vocabulary], or all [run, vocabulary], and the cache that the model made or went on with."""
         output = self.call(ids, positions, cache, use_cache=True)
-        return self._last(output.logits), getattr(output, self._cache_name, None)
+        logits = output.logits[0].float() if keeps_all else self._last(output.logits)
+        return logits, getattr(output, self._cache_name, None)
 
     def call(self, ids: Tensor, positions: Tensor, cache: Any, **kwargs: Any) -> Any:
         """The model's own output."""

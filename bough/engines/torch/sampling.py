@@ -10,6 +10,8 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ from bough.errors import EngineError
 from bough.types import Alternative, Draw, Sampled, TokenCounts
 
 _NUM_CANDIDATES = 1024  # top-p looks at this many of the largest first: a full sort costs ten times more
+_NUM_SCORED = 64  # rows of a prompt at a time: ranking takes several times their memory
+_NUM_BIASES = 64  # the latest that stay on the device, 16 KB each
 _NOT_FINITE, _NONE_ALLOWED = -1, -2  # instead of a token id, so that failures need no copy of their own
 _FAILURES = {_NOT_FINITE: NOT_FINITE, _NONE_ALLOWED: NONE_ALLOWED}
 
@@ -57,7 +61,7 @@ def _choose(rows: Tensor, draws: Sequence[Draw]) -> Tensor:
     if all(map(is_plain, draws)):
         largest = rows.argmax(dim=-1, keepdim=True)
         return torch.where(rows.gather(-1, largest).isfinite(), largest, _NOT_FINITE).squeeze(-1)
-    scores = _mask(_penalise(rows.to(_precise(rows.device)), draws), draws)
+    scores = _mask(_penalise(_bias(rows.to(_precise(rows.device)), draws), draws), draws)
     token_ids = scores.argmax(dim=-1, keepdim=True)
     best = scores.gather(-1, token_ids)
     if any(draw.params.temperature > 0 for draw in draws):
@@ -73,6 +77,28 @@ def _precise(device: torch.device) -> torch.dtype:
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(-1)
+
+
+def _bias(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Add what requests add to the logits of single tokens. Costs O(entries), and one copy of the scores."""
+    biased = [row for row, draw in enumerate(draws) if draw.params.logit_bias]
+    if not biased:
+        return scores
+    scores = scores.clone()  # they may be the raw logits
+    for row in biased:
+        token_ids, biases = _load_bias(draws[row].params.logit_bias, scores.shape[-1], scores.device, scores.dtype)
+        scores[row].index_add_(0, token_ids, biases)
+    return scores
+
+
+@lru_cache(maxsize=_NUM_BIASES)
+def _load_bias(
+    bias: tuple[tuple[int, float], ...], vocab_size: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Token ids and biases on the device, copied there once for a request and not again for each token."""
+    known = [(token_id, each) for token_id, each in bias if token_id < vocab_size]  # see `_list_pairs`
+    token_ids = torch.tensor([token_id for token_id, _ in known], dtype=torch.int64, device=device)
+    return token_ids, torch.tensor([each for _, each in known], dtype=dtype, device=device)
 
 
 def _penalise(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -164,18 +190,34 @@ def _draw(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
     return is_beyond.to(torch.uint8).argmax(dim=-1, keepdim=True)
 
 
+def score(rows: Tensor, token_ids: Sequence[int], num_top: int) -> list[Sampled]:
+    """How likely a given token is in each row of logits, and the likeliest ones there, some rows at a time."""
+    results: list[Sampled] = []
+    for start in range(0, len(token_ids), _NUM_SCORED):
+        part = token_ids[start : start + _NUM_SCORED]
+        results += _score(rows[start : start + len(part)], part, num_top)
+    return results
+
+
+def _score(rows: Tensor, token_ids: Sequence[int], num_top: int) -> list[Sampled]:
+    ranked = _rank(rows, num_top)
+    chosen = torch.tensor(token_ids, device=rows.device).unsqueeze(-1)
+    logprobs = torch.log_softmax(rows.float(), dim=-1).gather(-1, torch.cat([chosen, ranked], dim=-1)).tolist()
+    return [
+        Sampled(token_id, own[0], tuple(map(Alternative, top_ids, own[1:])))
+        for token_id, own, top_ids in zip(token_ids, logprobs, ranked.tolist(), strict=True)
+    ]
+
+
 def _describe(rows: Tensor, token_ids: Sequence[int], draws: Sequence[Draw]) -> list[Sampled]:
     """The results, with log-probabilities of the raw distribution where they were asked for."""
     results = [Sampled(token_id) for token_id in token_ids]
     asking = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
     if asking:
-        raw = rows[asking]
-        ranked = _rank(raw, max(draws[row].params.logprobs or 0 for row in asking))
-        chosen = torch.tensor([token_ids[row] for row in asking], device=rows.device).unsqueeze(-1)
-        logprobs = torch.log_softmax(raw.float(), dim=-1).gather(-1, torch.cat([chosen, ranked], dim=-1)).tolist()
-        for row, own, top_ids in zip(asking, logprobs, ranked.tolist(), strict=True):
-            top = tuple(map(Alternative, top_ids, own[1:]))
-            results[row] = Sampled(token_ids[row], own[0], top[: draws[row].params.logprobs])
+        most = max(draws[row].params.logprobs or 0 for row in asking)
+        scored = _score(rows[asking], [token_ids[row] for row in asking], most)
+        for row, each in zip(asking, scored, strict=True):
+            results[row] = replace(each, top=each.top[: draws[row].params.logprobs])
     return results
 
 

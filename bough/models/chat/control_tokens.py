@@ -79,20 +79,22 @@ class ControlTokens:
         marked = [self._enclose(message, marks, self._pattern_for(message)) for message in messages]
         return Marked(marked, self._enclose(tools, marks, self._control), marks)
 
-    def encode(self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED) -> EncodedText:
+    def encode(
+        self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED, *, is_inside: bool = False
+    ) -> EncodedText:
         """The tokens of rendered text; `ends` count in the text as it was given, marks included.
 
-        Raises PromptTooLong and RequestCancelled, as the limit says.
+        `is_inside`: other text comes before. Raises PromptTooLong and RequestCancelled, as the limit says.
         """
         if marks is None:
-            return self._encoder.encode(text, limit)
+            return self._encode_piece(text, 0, limit, is_inside=True) if is_inside else self._encoder.encode(text, limit)
         ids: list[int] = []
         ends: list[int] = []
         position = 0
         plain: dict[str, list[int]] = {}  # texts that occur often are encoded once
         for found in marks.pattern.finditer(text):
             limit.check_cancelled()
-            before = self._encode_piece(text[position : found.start()], position, limit)
+            before = self._encode_piece(text[position : found.start()], position, limit, is_inside=is_inside)
             said = found[1] or ""
             if said not in plain:
                 plain[said] = self.encode_plain(said)
@@ -100,16 +102,26 @@ class ControlTokens:
             ends += before.ends + [found.end()] * len(plain[said])
             limit.check(len(ids), is_part=True)
             position = found.end()
-        rest = self._encode_piece(text[position:], position, limit)
+        rest = self._encode_piece(text[position:], position, limit, is_inside=is_inside)
         limit.check(len(ids) + len(rest.ids))
         return EncodedText(ids + rest.ids, ends + rest.ends)
 
     def encode_inside(self, text: str) -> list[int]:
         """The tokens of an assistant's text in the middle of a chat, with special tokens as plain text."""
-        marked = self.mark([{"role": "assistant", "content": text}], None)
+        return self._encode_said("assistant", text, UNLIMITED, is_inside=True)
+
+    def encode_typed(self, text: str, limit: PromptLimit = UNLIMITED, *, is_inside: bool = False) -> list[int]:
+        """The tokens of a user's text outside of a chat, with control tokens as plain text.
+
+        Raises PromptTooLong and RequestCancelled, as the limit says.
+        """
+        return self._encode_said("user", text, limit, is_inside=is_inside)
+
+    def _encode_said(self, role: str, text: str, limit: PromptLimit, *, is_inside: bool) -> list[int]:
+        marked = self.mark([{"role": role, "content": text}], None)
         if marked is None:
-            return self._encode_piece(text, 1).ids
-        return self.encode(marked.messages[0]["content"], marked.marks).ids
+            return self.encode(text, None, limit, is_inside=is_inside).ids
+        return self.encode(marked.messages[0]["content"], marked.marks, limit, is_inside=is_inside).ids
 
     def encode_plain(self, text: str) -> list[int]:
         """The tokens of text inside a chat, without control tokens. Raises RequestError if that is impossible."""
@@ -119,12 +131,12 @@ class ControlTokens:
                 return ids
         raise RequestError(f"{text!r} cannot be sent as plain text: the tokenizer always makes a special token of it")
 
-    def _encode_piece(self, text: str, position: int, limit: PromptLimit = UNLIMITED) -> EncodedText:
+    def _encode_piece(self, text: str, position: int, limit: PromptLimit, *, is_inside: bool) -> EncodedText:
         """Encode text that begins at `position` of the chat. Except at the start, a newline is put in front and removed
         again: otherwise some tokenizers add a space before the first word."""
         if not text:
             return EncodedText([], [])
-        if position:
+        if position or is_inside:
             lead = self._newline_ids
             found = self._encoder.encode("\n" + text, limit)
             if found.ids[: len(lead)] == lead:

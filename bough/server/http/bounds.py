@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from bough.errors import RequestError
-from bough.types import MAX_STOP_CHARACTERS, MAX_STOPS
+from bough.types import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOPS
 
 MAX_DEPTH = 64
 MAX_VALUES = 1_100_000  # of a body: a prompt of `MAX_IDS` ids, and what stands beside it
@@ -106,10 +106,10 @@ def check_text(text: str, place: str, limit: int) -> None:
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Refuses a list with more entries than this before any of them is validated."""
+    """Refuses a list or an object with more entries than this before any of them is validated."""
 
     def check(value: Any) -> Any:
-        if isinstance(value, list) and len(value) > limit:
+        if isinstance(value, list | dict) and len(value) > limit:
             raise ValueError(f"it has {len(value):,} entries, and may have {limit:,}")
         return value
 
@@ -145,6 +145,7 @@ SHORT_NAME = no_longer_than(MAX_NAME_CHARACTERS)
 SMALL_SCHEMA = no_larger_than(MAX_SCHEMA_VALUES, MAX_SCHEMA_CHARACTERS)
 SMALL_TOOLS = no_larger_than(MAX_TOOLS_VALUES)
 FEW_STOPS = at_most(MAX_STOPS)
+FEW_BIASES = at_most(MAX_LOGIT_BIASES)
 SHORT_STOP = no_longer_than(MAX_STOP_CHARACTERS)
 
 

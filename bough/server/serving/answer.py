@@ -105,7 +105,7 @@ class Answer:
 
     def set_prompt(self, prepared: PreparedPrompt) -> None:
         """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
-        self.started = replace(self.started, prompt_ids=prepared.encoded.ids)
+        self.started = replace(self.started, prompt_ids=prepared.encoded.ids, echo=prepared.echo)
         ask, tokenizer = self.ask, self._loaded.runner.tokenizer
         self._parsers = [AnswerParser(prepared, tokenizer, choice, ask) for choice in range(ask.num_choices)]
 
@@ -136,7 +136,8 @@ class Answer:
             elif isinstance(message, _Loaded) and choice == 0:
                 self.started = replace(self.started, usage=message.usage)
             elif isinstance(message, Chunk):
-                self._first_s = self._first_s or self._clock() - self._opened_s
+                if not message.prompt_logprobs:
+                    self._first_s = self._first_s or self._clock() - self._opened_s
                 self._num_generated += len(message.token_ids)
                 yield self._parsers[choice].add(message)
             elif isinstance(message, Completion):

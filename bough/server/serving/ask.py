@@ -45,6 +45,9 @@ class Ask:
     context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
     may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
     think: bool | None = None  # None: the default of the template
+    echoes: bool = False  # tell the prompt's text, too
+    scores_prompt: bool = False  # tell the prompt's log-probabilities, too, as many as `params.logprobs` says
+    suffix: str | None = None  # the answer goes between `text` and this
     counts_thinking: bool = False  # tell how many tokens the thinking has; this costs a call of the tokenizer
     keeps_thinking: bool = False  # thinking stays part of the text
     num_choices: int = 1
@@ -57,7 +60,8 @@ class Ask:
     @property
     def num_chars(self) -> int:
         """The approximate length of the prompt, in characters or ids."""
-        return len(self.text or "") + len(self.ids or ()) + len(self.context) + _count_chars(self.messages or ())
+        plain = len(self.text or "") + len(self.suffix or "") + len(self.ids or ()) + len(self.context)
+        return plain + _count_chars(self.messages or ())
 
 
 def tenant_of(salt: str) -> str:
@@ -91,12 +95,23 @@ class ScoredToken:
 
 
 @dataclass(frozen=True)
+class EchoedPrompt:
+    """A prompt as the client gets it back: its text and, if it is scored, each token's bytes and where in the text it
+    begins."""
+
+    text: str
+    tokens: tuple[bytes, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Started:
     """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
 
     Tokens that are still being read from disk count as cached, until it is known how many were. The final figures are those
     of the completions.
-    `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse.
+    `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse. `echo` is the
+    prompt, if it was asked for.
     """
 
     usage: Usage
@@ -104,6 +119,7 @@ class Started:
     prompt_ids: Sequence[int] = ()
     digest: str = ""
     is_stored: bool = True
+    echo: EchoedPrompt | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +132,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of one choice: whole characters, and whole tool calls."""
+    """A piece of one choice: whole characters, and whole tool calls. The prompt's log-probabilities come with the first
+    choice, before its text."""
 
     choice: int = 0
     text: str = ""
@@ -124,11 +141,15 @@ class Delta:
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[ScoredToken, ...] = ()
     num_tokens: int = 0  # that were generated for it; the text of some may come with a later piece
+    prompt_logprobs: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One choice is complete. `text`, `thinking`, `tool_calls` and `logprobs` are all of it."""
+    """One choice is complete. `text`, `thinking`, `tool_calls` and `logprobs` are all of it.
+
+    `prompt_logprobs`, if they were asked for, are those of the prompt's tokens from the second on, with the first choice.
+    """
 
     choice: int
     text: str
@@ -138,6 +159,7 @@ class Finished:
     completion: Completion
     logprobs: tuple[ScoredToken, ...] = ()
     thinking_tokens: int = 0
+    prompt_logprobs: tuple[ScoredToken, ...] = ()
 
 
 Event = Progress | Delta | Finished

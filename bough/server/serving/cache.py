@@ -155,8 +155,7 @@ class CacheService:
 
     @asynccontextmanager
     async def _using(self, model: str | None) -> AsyncIterator[LoadedModel]:
-        latest = [each.name for each in self._models.list()[:1]]
-        async with self._models.using(model or next(iter(latest), self._settings.model)) as loaded:
+        async with self._models.using(self._models.choose_name(model)) as loaded:
             yield loaded
 
 

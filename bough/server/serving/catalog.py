@@ -29,7 +29,7 @@ from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 _MEMO_FILE = "digests.json"
 _LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING")
 _LICENSE_CHARS = 2**17
@@ -55,7 +55,7 @@ class CatalogEntry:
     modified: datetime
     context_tokens: int
     embedding_length: int
-    capabilities: tuple[str, ...]  # of completion, tools, thinking
+    capabilities: tuple[str, ...]  # of completion, tools, thinking, insert
     template: str
     license: str
 

@@ -142,6 +142,10 @@ class LoadedModels:
         """The model of that name if it is loaded."""
         return self._loaded.get(name.removesuffix(":latest"))
 
+    def choose_name(self, name: str | None) -> str:
+        """The name that was given; without one, that of the model that was used last, or of the server's own."""
+        return name or next((each.name for each in self.list()), self._settings.model)
+
     async def unload(self, name: str) -> bool:
         """Unload a model. False if it is in use: then it is unloaded when its last use ends."""
         loaded = self.find(name)

@@ -26,6 +26,7 @@ from bough.server.serving.inbox import Inbox
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
+from bough.server.serving.tokens import TokenService
 from bough.types import SamplingParams
 
 COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
@@ -50,6 +51,7 @@ class Service:
         self.catalog = catalog
         self.metrics = Metrics(models)
         self.cache = CacheService(settings, models, catalog)
+        self.tokens = TokenService(models)
 
     @cached_property
     def _inbox(self) -> Inbox[ChoiceMessage]:
@@ -96,6 +98,7 @@ class Service:
                 prepared.params,
                 salt=ask.salt,
                 choice=ask.first_choice + choice,
+                prompt_logprobs=ask.scores_prompt and choice == 0,
                 is_cancelled=answer.cancelled.is_set,
                 on_progress=listener.on_progress if choice == 0 else None,
             )
@@ -121,7 +124,7 @@ class Service:
         """Raise PromptTooLong unless the prompt of an ask leaves room in the model's context."""
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
             num_tokens, context = await self._count_tokens(ask, loaded), loaded.runner.engine.context_tokens
-        if num_tokens >= context:
+        if num_tokens + (ask.params.max_tokens != 0) > context:
             raise PromptTooLong(num_tokens, context)
 
     async def _count_tokens(self, ask: Ask, loaded: LoadedModel) -> int:

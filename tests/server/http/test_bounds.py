@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from bough.errors import RequestError
 from bough.server.apis.anthropic import wire as anthropic_wire
 from bough.server.apis.bough.cache import PrefixBody
+from bough.server.apis.bough.tokens import DetokenizeRequest, TokenizeRequest
 from bough.server.apis.ollama.wire import ChatRequest, CopyRequest, GenerateRequest, NamedRequest
 from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
@@ -47,6 +48,14 @@ def generate(**fields: Any) -> object:
 
 def prefix(**fields: Any) -> object:
     return PrefixBody.model_validate(fields)
+
+
+def tokenize(**fields: Any) -> object:
+    return TokenizeRequest.model_validate(fields).to_ask()
+
+
+def detokenize(**fields: Any) -> object:
+    return DetokenizeRequest.model_validate(fields)
 
 
 def chat(**fields: Any) -> object:
@@ -103,6 +112,10 @@ TOO_MUCH: list[tuple[Read, dict[str, Any], str, str, str]] = [
     (prefix, {"messages": [USER] * 10_001}, "messages", "10,001", "10,000"),
     (prefix, {"prompt": "a", "tools": [FUNCTION] * 1_025}, "tools", "1,025", "1,024"),
     (prefix, {"prompt": "a", "model": "m" * 513}, "model", "513", "512"),
+    (tokenize, {"messages": [USER] * 10_001}, "messages", "10,001", "10,000"),
+    (tokenize, {"content": "a", "model": "m" * 513}, "model", "513", "512"),
+    (tokenize, {"messages": [USER], "tools": [FUNCTION] * 1_025}, "tools", "1,025", "1,024"),
+    (detokenize, {"tokens": TOO_MANY_IDS}, "tokens", "1,048,577", "1,048,576"),
     (chat, {"messages": [USER] * 10_001}, "messages", "10,001", "10,000"),
     (chat, {"messages": asked(content=[{"type": "text", "text": ""}] * 10_001)}, r"messages\[0\]", "10,001", "10,000"),
     (chat, {"messages": said(tool_calls=[TEXT_CALL] * 1_025)}, "messages.0.tool_calls", "1,025", "1,024"),
@@ -114,6 +127,7 @@ TOO_MUCH: list[tuple[Read, dict[str, Any], str, str, str]] = [
     (chat, {"stop": ["a" * 1_025]}, r"stop\[0\]", "1,025", "1,024"),
     (chat, {"stop": "a" * 1_025}, r"stop\[0\]", "1,025", "1,024"),
     (chat, {"model": "m" * 513}, "model", "513", "512"),
+    (chat, {"logit_bias": dict.fromkeys(map(str, range(1_025)), 1)}, "logit_bias", "1,025", "1,024"),
     (complete, {"prompt": TOO_MANY_IDS}, "prompt", "1,048,577", "1,048,576"),
     (complete, {"prompt": [[1] * 600_000] * 2}, "prompt", "1,200,000", "1,048,576"),
     (complete, {"prompt": ["a"] * 2_049}, "prompt", "2,049", "2,048"),
@@ -187,6 +201,11 @@ def test_the_library_bounds_stop_strings_too() -> None:
         SamplingParams(stop=("a",) * 65)
     with pytest.raises(RequestError, match=r"^stop\[1\] has 1,025 characters, and may have 1,024$"):
         SamplingParams(stop=("a", "b" * 1_025))
+
+
+def test_the_library_bounds_biases_too() -> None:
+    with pytest.raises(RequestError, match=r"^logit_bias has 1,025 entries, and may have 1,024$"):
+        SamplingParams(logit_bias=tuple((number, 1.0) for number in range(1_025)))
 
 
 def test_earlier_calls_may_have_so_many_characters_of_arguments_together() -> None:

@@ -50,10 +50,13 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOf, 
     """What follows a prompt."""
     body.check()
     writer = LineWriter(body.model, write_response)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return await _load(body, service, writer)
     ask = body.to_ask(salt)
     await _check_thinking(ask, service)
+    if body.suffix:
+        ask = replace(ask, text=body.prompt or "", suffix=body.suffix, truncates=False)
+        return await _answer(body, ask, writer, request, service)
     if body.raw:
         return await _answer(body, replace(ask, text=body.prompt), writer, request, service)
     system = [{"role": "system", "content": body.system}] if body.system else []

@@ -231,8 +231,8 @@ class GenerateRequest(AnswerRequest):
         """Raise RequestError for fields that are not supported, or not together."""
         if self.raw and (self.system or self.template or self.context):
             raise RequestError("raw mode does not support template, system, or context")
-        if self.suffix:
-            raise RequestError(f"{self.model} does not support insert: send a prompt without a suffix")
+        if self.suffix and (self.raw or self.system or self.context):
+            raise RequestError("suffix does not go together with raw mode, system, or context")
         if self.template:
             raise RequestError(
                 f"{self.model} uses its own template: to use another, send the text of a whole prompt as raw"

@@ -1,24 +1,26 @@
 """OpenAI's plain completions: continue prompts given as texts or token ids, without a chat template.
 
 Several prompts are answered as if each had come alone; the choices of prompt p are those with the index p * n and after.
+With `echo` each choice begins with its prompt and, if logprobs are asked for, with the log-probabilities of its tokens, of
+which the first has none. With `suffix` the answer goes between prompt and suffix, if the model was trained for that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field
 
 from bough.errors import RequestError
 from bough.server.apis.openai.wire import (
     DONE,
     Counts,
     NumAlternatives,
-    NumTokens,
     ResponseHead,
     Sampling,
     count,
@@ -31,7 +33,7 @@ from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_le
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Finished, Progress, ScoredToken
+from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, Progress, ScoredToken
 from bough.server.serving.service import Service
 
 router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
@@ -45,7 +47,7 @@ class CompletionRequest(Sampling):
     """The body of a completion. Other fields are accepted and ignored."""
 
     prompt: Any
-    max_tokens: NumTokens | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: NumAlternatives | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -64,10 +66,13 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
 
 
 def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
-    """One ask for each prompt. Raises RequestError for what is not supported."""
-    _refuse_unsupported(body)
-    params = body.params(body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+    """One ask for each prompt. Raises RequestError for what is not supported, or not together."""
+    _check_fields(body)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = body.params(max_tokens, logprobs=body.logprobs)
     prompts = read_prompts(body.prompt)
+    if body.suffix and not all(isinstance(prompt, str) for prompt in prompts):
+        raise RequestError("suffix needs a prompt that is a text, and this one has token ids")
     num_answers = len(prompts) * (body.n or 1)
     if num_answers > MAX_ANSWERS:
         asked = f"n is {body.n} for {len(prompts):,} prompts, so that the request has {num_answers:,} answers"
@@ -79,19 +84,23 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
             ids=None if isinstance(prompt, str) else prompt,
             params=params,
             num_choices=body.n or 1,
+            echoes=bool(body.echo),
+            scores_prompt=bool(body.echo) and body.logprobs is not None,
+            suffix=body.suffix or None,
             salt=salt,
         )
         for prompt in prompts
     ]
 
 
-def _refuse_unsupported(body: CompletionRequest) -> None:
-    if body.echo:
-        raise RequestError("echo is not supported: the answer has the completion alone")
-    if body.suffix:
-        raise RequestError(f"suffix is not supported, and has {len(body.suffix)} characters")
-    if body.best_of is not None and body.best_of > 1:
-        raise RequestError(f"best_of is {body.best_of}, and only 1 is supported")
+def _check_fields(body: CompletionRequest) -> None:
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens is 0, and must be at least 1 unless echo is true")
+    if body.echo and body.suffix:
+        raise RequestError("echo is not supported together with suffix: send one of them")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        asked = f"best_of is {body.best_of} and n is {body.n or 1}"
+        raise RequestError(f"{asked}: choosing among answers is not supported, so best_of may be at most n")
 
 
 def read_prompts(prompt: Any) -> Sequence[str | list[int]]:
@@ -148,7 +157,7 @@ def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[st
     """All answers as one object."""
     first, *others = (count(each.choices) for each in answers)
     choices = [
-        _write_choice(number * (body.n or 1) + finished.choice, finished, body)
+        _write_choice(number * (body.n or 1) + finished.choice, finished, each, body)
         for number, each in enumerate(answers)
         for finished in each.choices
     ]
@@ -156,38 +165,59 @@ def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[st
     return head.write(KIND, choices, usage=sum(others, start=first).write())
 
 
-def _write_choice(index: int, finished: Finished, body: CompletionRequest) -> dict[str, Any]:
-    logprobs = None if body.logprobs is None else LogprobList().write(finished.logprobs)
-    text = finished.thinking + finished.text
+def _write_choice(index: int, finished: Finished, answered: Answered, body: CompletionRequest) -> dict[str, Any]:
+    echo = answered.started.echo or EchoedPrompt("")
+    logprobs = None
+    if body.logprobs is not None:
+        own = LogprobList(len(echo.text)).write(finished.logprobs)
+        before = write_prompt_logprobs(echo, answered.choices[0].prompt_logprobs)
+        logprobs = {name: before[name] + own[name] for name in own}
+    text = echo.text + finished.thinking + finished.text
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished.finish_reason}
 
 
+def write_prompt_logprobs(echo: EchoedPrompt, scores: Sequence[ScoredToken]) -> dict[str, list[Any]]:
+    """The log-probabilities of a prompt. Nothing comes before its first token, which has none."""
+    first = [None] * bool(echo.tokens)
+    return {
+        "tokens": [_name(each) for each in echo.tokens],
+        "token_logprobs": [*first, *(finite(each.logprob) for each in scores)],
+        "top_logprobs": [*first, *map(_write_alternatives, scores)],
+        "text_offset": list(echo.offsets),
+    }
+
+
+def _write_alternatives(token: ScoredToken) -> dict[str, float]:
+    """The likeliest tokens, and always the chosen one."""
+    found = {_name(other.data): finite(other.logprob) for other in token.top}
+    return {**found, _name(token.data): finite(token.logprob)}
+
+
+def _name(data: bytes) -> str:
+    """The text of a token. A token that is part of a character is written as bytes, so that tokens stay distinct."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 class LogprobList:
-    """Writes the log-probabilities of one choice as completions do: side by side, with where in the text each begins."""
+    """Writes the log-probabilities of one choice as completions do: side by side, with where in the text each begins.
 
-    def __init__(self) -> None:
+    The answer itself begins `start` characters into the text.
+    """
+
+    def __init__(self, start: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0  # of the characters that are complete
+        self._offset = start  # of the characters that are complete
 
-    def write(self, logprobs: Sequence[ScoredToken]) -> dict[str, Any]:
+    def write(self, logprobs: Sequence[ScoredToken]) -> dict[str, list[Any]]:
         return {
-            "tokens": [self._name(each) for each in logprobs],
+            "tokens": [_name(each.data) for each in logprobs],
             "token_logprobs": [finite(each.logprob) for each in logprobs],
-            "top_logprobs": [self._alternatives(each) for each in logprobs],
+            "top_logprobs": [_write_alternatives(each) for each in logprobs],
             "text_offset": [self._step(each) for each in logprobs],
         }
-
-    def _alternatives(self, token: ScoredToken) -> dict[str, float]:
-        """The likeliest tokens, and always the chosen one."""
-        found = {self._name(other): finite(other.logprob) for other in token.top}
-        return {**found, self._name(token): finite(token.logprob)}
-
-    def _name(self, token: ScoredToken) -> str:
-        """The text of a token. A token that is part of a character is written as bytes, so that tokens stay distinct."""
-        try:
-            return token.data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
 
     def _step(self, token: ScoredToken) -> int:
         """Where the token begins; one within a character begins where the character does."""
@@ -224,18 +254,56 @@ async def _write_pieces(
     answer: Answer, first_index: int, body: CompletionRequest, counts: list[Counts]
 ) -> AsyncIterator[dict[str, Any] | str]:
     """The choices of one answer piece by piece, with comments in between; its counts are added to `counts` at its end."""
-    logprobs = [LogprobList() for _ in range(answer.ask.num_choices)]
+    writer = _PieceWriter(answer, first_index)
     finished: list[Finished] = []
     async for event in answer:
         if isinstance(event, Progress):
             yield progress_comment(event)
-        elif isinstance(event, Finished):
+            continue
+        if isinstance(event, Finished):
             finished.append(event)
-            yield _write_piece(first_index + event.choice, "", finish_reason=event.finish_reason)
-        elif (text := event.thinking + event.text) or event.logprobs:
-            written = logprobs[event.choice].write(event.logprobs) if event.logprobs else None
-            yield _write_piece(first_index + event.choice, text, written)
+        for piece in writer.add(event):
+            yield piece
     counts.append(count(finished))
+
+
+class _PieceWriter:
+    """Writes the pieces of one answer. A prompt that is repeated comes first; choices wait until all of it is scored."""
+
+    def __init__(self, answer: Answer, first_index: int) -> None:
+        self._first_index = first_index
+        self._num_choices = answer.ask.num_choices
+        self._echo = answer.started.echo
+        self._num_scored = max(0, len(self._echo.tokens) - 1) if self._echo else 0
+        self._scores: list[ScoredToken] = []
+        self._waiting: list[Delta | Finished] = []
+        start = len(self._echo.text) if self._echo else 0
+        self._logprobs = [LogprobList(start) for _ in range(self._num_choices)]
+
+    def add(self, event: Delta | Finished) -> Iterator[dict[str, Any]]:
+        """The pieces that may be sent now."""
+        self._waiting.append(event)
+        self._scores += event.prompt_logprobs if isinstance(event, Delta) else ()
+        if len(self._scores) < self._num_scored:
+            return
+        yield from self._repeat_prompt()
+        for each in self._waiting:
+            yield from self._write(each)
+        self._waiting.clear()
+
+    def _repeat_prompt(self) -> Iterator[dict[str, Any]]:
+        echo, self._echo = self._echo, None  # once
+        if echo is not None:
+            logprobs = write_prompt_logprobs(echo, self._scores) if echo.tokens else None
+            for choice in range(self._num_choices):
+                yield _write_piece(self._first_index + choice, echo.text, logprobs)
+
+    def _write(self, event: Delta | Finished) -> Iterator[dict[str, Any]]:
+        index = self._first_index + event.choice
+        if isinstance(event, Finished):
+            yield _write_piece(index, "", finish_reason=event.finish_reason)
+        elif (text := event.thinking + event.text) or event.logprobs:
+            yield _write_piece(index, text, self._logprobs[event.choice].write(event.logprobs) if event.logprobs else None)
 
 
 def _write_piece(

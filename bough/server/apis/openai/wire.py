@@ -16,6 +16,7 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.server.http.bounds import (
+    FEW_BIASES,
     MAX_ARGUMENTS_CHARACTERS,
     MAX_CHOICES,
     MAX_DEPTH,
@@ -39,6 +40,7 @@ TOO_LONG = "context_length_exceeded"
 MODES: dict[str, ToolMode] = {"auto": "auto", "none": "none", "required": "required"}
 
 _PARAM = re.compile(r"([a-z]\w*(?:\.\w+|\[\d+\])*)(?=:| is | has | needs | cannot | \()")
+_MAX_ID_DIGITS = 20
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
@@ -96,25 +98,32 @@ class Sampling(Wire):
     frequency_penalty: Penalty | None = None
     seed: int | None = None
     stop: Any = None  # a text or several: `SamplingParams` checks it
-    logit_bias: dict[str, Any] | None = None
+    logit_bias: Annotated[dict[str, Any], FEW_BIASES] | None = None  # by token ids as texts
 
     @property
     def has_usage_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def params(self, max_tokens: int | None, **more: Any) -> SamplingParams:
-        """Sampling as asked for, with OpenAI's defaults. Raises RequestError for what is not supported."""
-        if self.logit_bias:
-            raise RequestError(f"logit_bias is not supported, and has {len(self.logit_bias)} entries")
+        """Sampling as asked for, with OpenAI's defaults. Raises RequestError for a value that is wrong."""
         return SamplingParams(
             max_tokens=max_tokens,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=self.seed,
             stop=self.stop,
+            logit_bias=read_logit_bias(self.logit_bias),
             **temperature_and_top_p(self.temperature, self.top_p),
             **more,
         )
+
+
+def read_logit_bias(given: Mapping[str, Any] | None) -> tuple[tuple[int, Any], ...]:
+    """The biases by token ids, which JSON writes as texts. `SamplingParams` checks their values."""
+    for text in given or ():
+        if not (text.isascii() and text.isdecimal()) or len(text) > _MAX_ID_DIGITS:
+            raise RequestError(f"logit_bias has the field {show(text)}, and must have token ids for fields")
+    return tuple((int(text), bias) for text, bias in (given or {}).items())
 
 
 def temperature_and_top_p(temperature: float | None, top_p: float | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class AnswerParser:
         self._thinking: list[str] = []
         self._found: list[ToolCall] = []
         self._logprobs: list[ScoredToken] = []
+        self._prompt_logprobs: list[ScoredToken] = []
 
     def add(self, chunk: Chunk) -> Delta:
         """What the next piece adds to the choice."""
@@ -49,6 +50,7 @@ class AnswerParser:
             completion,
             tuple(self._logprobs),
             len(self._tokenizer.encode(whole_thinking)) if whole_thinking and self._counts_thinking else 0,
+            tuple(self._prompt_logprobs),
         )
 
     def _keep(self, thinking: str, text: str, chunk: Chunk, *, is_end: bool) -> Delta:
@@ -64,7 +66,9 @@ class AnswerParser:
         self._thinking.append(thinking)
         self._found += calls
         self._logprobs += logprobs
-        return Delta(self._choice, text, thinking, tuple(calls), logprobs, len(chunk.token_ids))
+        prompt_logprobs = tuple(self._score(each, each.top) for each in chunk.prompt_logprobs)
+        self._prompt_logprobs += prompt_logprobs
+        return Delta(self._choice, text, thinking, tuple(calls), logprobs, len(chunk.token_ids), prompt_logprobs)
 
     def _score(self, token: TokenLogprob | Alternative, top: tuple[Alternative, ...] = ()) -> ScoredToken:
         data = self._tokenizer.token_bytes(token.token_id)

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from bough.errors import PromptTooLong, RequestError
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
-from bough.server.serving.ask import Ask, Tool
+from bough.server.serving.ask import Ask, EchoedPrompt, Tool
 from bough.server.serving.prompting.continuation import continue_context
+from bough.server.serving.prompting.echo import make_echo
 from bough.server.serving.prompting.tools import forced_format, prepare_messages
 from bough.server.serving.prompting.truncation import shorten
 from bough.system.threads import lower_priority
@@ -56,6 +57,7 @@ class PreparedPrompt:
     is_forced: bool = False
     splits_thinking: bool = False
     starts_thinking: bool = False
+    echo: EchoedPrompt | None = None
 
 
 def prepare_prompt(
@@ -84,6 +86,7 @@ def prepare_prompt(
         is_forced=forced is not None,
         splits_thinking=splits,
         starts_thinking=splits and model.prompts.decode(encoded.ids[-8:]).rstrip().endswith(_THINK),
+        echo=make_echo(ask, encoded.ids, model.prompts.tokenizer) if ask.echoes else None,
     )
 
 
@@ -107,6 +110,8 @@ def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> A
 def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
     if ask.messages is not None:
         return _encode_chat(ask, model, limit, sorts_tools)
+    if ask.suffix is not None:
+        return _encode_infill(ask, model, limit)
     prompt = ask.text if ask.text is not None else list(ask.ids or ())
     if not ask.truncates:
         return model.prompts.encode(prompt, raw=True, limit=limit)
@@ -116,6 +121,13 @@ def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) 
         prompt = prompt[-(longest + _RESYNC_CHARS) :]
     encoded = model.prompts.encode(prompt, raw=True)
     return Encoded(encoded.ids[-kept_tokens:]) if len(encoded.ids) > kept_tokens else encoded
+
+
+def _encode_infill(ask: Ask, model: ModelFacts, limit: PromptLimit) -> Encoded:
+    assert ask.text is not None and ask.suffix is not None
+    if model.prompts.tokenizer.infill is None:
+        raise RequestError(f"{model.name} does not support insert")
+    return model.prompts.encode_infill(ask.text, ask.suffix, limit)
 
 
 def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:

@@ -266,7 +266,6 @@ def test_raw_goes_with_nothing_that_changes_the_prompt(field):
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("suffix", "x", "does not support insert"),
         ("template", "{{ .Prompt }}", "own template"),
         ("images", ["aGk="], "images"),
     ],
@@ -274,6 +273,14 @@ def test_raw_goes_with_nothing_that_changes_the_prompt(field):
 def test_what_is_not_supported_is_refused(field, value, text):
     with pytest.raises(RequestError, match=text):
         GenerateRequest.model_validate({"model": "m", "prompt": "p", field: value}).check()
+
+
+@pytest.mark.parametrize(("field", "value"), [("raw", True), ("system", "x"), ("context", [1])])
+def test_a_suffix_goes_with_a_prompt_alone(field, value):
+    GenerateRequest.model_validate({"model": "m", "prompt": "p", "suffix": "s"}).check()
+
+    with pytest.raises(RequestError, match="suffix does not go together"):
+        GenerateRequest.model_validate({"model": "m", "prompt": "p", "suffix": "s", field: value}).check()
 
 
 def test_a_model_may_be_named_by_the_old_field():

@@ -75,6 +75,12 @@ def test_without_sampling_fields_openais_defaults_hold() -> None:
     assert (params.temperature, params.top_p, params.max_tokens) == (1, 1, None)
 
 
+def test_biases_come_by_token_ids_as_texts() -> None:
+    params = to_ask(body(logit_bias={"50": -100, "7": 2.5}), "").params
+
+    assert params.logit_bias == ((7, 2.5), (50, -100.0))
+
+
 @pytest.mark.parametrize(
     ("choice", "parallel", "expected"),
     [
@@ -323,7 +329,8 @@ BAD = {
     "max_tokens": {"max_tokens": 0},
     "max_completion_tokens": {"max_completion_tokens": "5"},
     "top_logprobs": {"logprobs": True, "top_logprobs": 21},
-    "logit_bias": {"logit_bias": {"5": 1}},
+    "logit_bias": {"logit_bias": {"five": 1}},
+    "logit_bias[5]": {"logit_bias": {"5": 101}},
     "messages": {"messages": []},
     "messages[0]": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
     "response_format.type": {"response_format": {"type": "xml"}},
