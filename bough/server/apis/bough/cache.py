@@ -19,6 +19,7 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from bough.cache.admin.view import TreeView
+from bough.cache.disk import ReadOnlyTree
 from bough.errors import RequestError, TooLarge, Unavailable
 from bough.server.http.bounds import SHORT_NAME
 from bough.server.http.errors import HttpError, error_response, format_plain_error
@@ -157,9 +158,12 @@ async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> 
 
 
 @router.delete("")
-async def clear(service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
-    """Delete the trees that the client sees, of one model or of every loaded one, on disk too."""
-    return JSONResponse({"cleared": await service.cache.clear(model, scope)})
+async def clear(service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> Response:
+    """Delete the trees that the client sees, of one model or of every loaded one, on disk too; 409 if that is only read."""
+    try:
+        return JSONResponse({"cleared": await service.cache.clear(model, scope)})
+    except ReadOnlyTree as error:
+        return error_response(HttpError(409, str(error)), format_plain_error)
 
 
 @router.post("/export", response_class=Response)
