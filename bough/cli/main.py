@@ -22,8 +22,9 @@ from bough.cli.cache.app import app as cache_app
 from bough.cli.models import list_models, pull, remove, show
 from bough.cli.replay import replay
 from bough.cli.run import run
-from bough.cli.server import explain, ps, serve, stop, tree
+from bough.cli.server import ps, serve, stop
 from bough.cli.terminal.screen import Screen
+from bough.cli.tree import explain, tree
 from bough.errors import BoughError
 
 INTERRUPTED = 130
