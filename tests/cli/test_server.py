@@ -81,7 +81,7 @@ def test_ps_as_json_has_exact_numbers(invoke, answered):
 
 
 def test_tree_draws_what_is_remembered(invoke, answered):
-    result = invoke("tree", "tiny", "--url", answered.url)
+    result = invoke("tree", "tiny", "--url", answered.url, env={"COLUMNS": "200"})
 
     assert result.exit_code == 0
     assert result.stdout.startswith("root") and "<|im_start|>system" in result.stdout

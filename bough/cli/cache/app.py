@@ -154,7 +154,8 @@ def _describe_check(check: Check) -> list[str]:
         return [f"{check.name}: {check.not_owner}, not read"]
     verdict = f"{len(check.problems):,} damaged" if check.problems else "sound"
     removed = ", removed" if check.problems and check.is_repaired else ""
-    owner = f" ({check.not_owner}: what changes meanwhile is left out)" if check.not_owner else ""
+    owner = f"; {check.not_owner}" if check.not_owner else ""
+    owner += ": what changes meanwhile is left out" if check.is_in_use else ""
     first = f"{check.name}: {check.num_files:,} files, {filesize.decimal(check.nbytes)}, {verdict}{removed}{owner}"
     return [first, *(f"  {problem}" for problem in check.problems)]
 

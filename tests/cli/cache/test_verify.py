@@ -73,7 +73,7 @@ def test_verify_says_that_a_tree_is_in_use_and_by_whom_and_calls_it_no_damage(in
         result = invoke("cache", "verify")
 
     assert result.exit_code == 0
-    told = f"sound (in use by process {os.getpid()}: what changes meanwhile is left out)"
+    told = f"sound; in use by process {os.getpid()}: what changes meanwhile is left out"
     assert result.stdout == f"small-1f1f1f1f1f1f: 4 files, 3.8 kB, {told}\n"
 
 
