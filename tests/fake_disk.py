@@ -70,6 +70,8 @@ class FakeReader(Reader):
 class FakeDisk:
     """A disk for one run over a platter."""
 
+    read_only = ""
+
     def __init__(self, page_tokens: int, budget_bytes: int = 1 << 40, platter: Platter | None = None) -> None:
         self.page_tokens = page_tokens
         self.budget_bytes = budget_bytes

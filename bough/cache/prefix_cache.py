@@ -180,7 +180,8 @@ class PrefixCache:
     def clear(self, salt: str | None = None, run: RunSteps = run_at_once) -> None:
         """Forget everything that no busy lane stands on, or one salt's; what is on disk of it is deleted for good, all.
 
-        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError if something may be left.
+        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError if something may be left,
+        as all of it is on a disk that is only read.
         """
         run(lambda: self._clear(salt))()
 
@@ -226,10 +227,12 @@ class PrefixCache:
         """Write all of a salt that the disk lacks, while requests go on.
 
         Repeated a few times, because requests may cut a page that is not written yet: without its parts, what follows them
-        could not be found from the root.
+        could not be found from the root. A disk that is only read has no room for anything.
         """
         disk = self.memory.disk
         assert disk is not None
+        if disk.read_only:
+            return Saved(is_written=True, num_without_room=run(lambda: self._drop_replaced(salt)))
         for _ in range(SAVE_PASSES):
             done = run(lambda: self._save_all(salt))
             if not disk.settle(disk.root(salt)):

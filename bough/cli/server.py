@@ -1,10 +1,8 @@
-"""Commands on a server: `bough serve` runs one; `bough ps`, `stop`, `tree` and `explain` ask a running one."""
+"""Commands on a server: `bough serve` runs one; `bough ps` and `stop` ask a running one."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -14,8 +12,7 @@ from rich import filesize
 
 from bough.cli import options
 from bough.cli.client import Client
-from bough.cli.prompt_args import read_prompt_args
-from bough.cli.terminal.columns import ahead, align, describe, memory
+from bough.cli.terminal.columns import ahead, align, memory
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, load_settings
@@ -27,7 +24,6 @@ _APIS = "Ollama, OpenAI, Anthropic"
 _EXTRAS = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
 _PS_HEADER = ("NAME", "SIZE", "ENGINE", "DEVICE", "CONTEXT", "LANES", "TREE", "UNTIL")
 _FOR_EVER_YEARS = 100
-_SHOWN_BRANCHES = 4
 
 
 def serve(
@@ -172,57 +168,3 @@ def stop(
     for name in names:
         screen.write_line(f"stopped {name}")
     return None if names else screen.note("no model is loaded")
-
-
-def tree(
-    model: Annotated[str | None, typer.Argument(help="A model; not given: the server's default.")] = None,
-    salt: Annotated[str | None, typer.Option(help="Only the tree of this salt.")] = None,
-    as_json: options.AsJson = False,
-    url: options.Url = None,
-) -> None:
-    """Draw the tree: each edge with its text and its tier, what is kept and what is in use."""
-    screen = Screen()
-    with Client(load_settings(), url) as client:
-        if as_json:
-            found = client.get("/api/cache/tree", model=model, salt=salt)
-            return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
-        return screen.write_line(client.get_text("/api/cache/tree", model=model, salt=salt, format="text"))
-
-
-def explain(
-    first: Annotated[str | None, typer.Argument(metavar="MODEL", help="A model; not given: the server's default.")] = None,
-    rest: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="The prompt, with - for standard input.", show_default=False),
-    ] = None,
-    model: options.Model = None,
-    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
-    as_json: options.AsJson = False,
-    url: options.Url = None,
-) -> None:
-    """Show how much of a prompt is cached, and where it diverges from the tree."""
-    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
-    if not args.prompt:
-        raise typer.BadParameter("there is no prompt to explain")
-    if raw and system is not None:
-        raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
-    screen = Screen()
-    with Client(load_settings(), url) as client:
-        found = client.post("/api/cache/explain", model=args.model, prompt=args.prompt, system=system, raw=raw)
-    if as_json:
-        return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
-    for line in _explain_lines(found):
-        screen.write_line(line)
-    return None
-
-
-def _explain_lines(found: dict[str, Any]) -> Iterator[str]:
-    """The explanation as lines of text."""
-    yield f"{found['model']}: {found['reason']}"
-    facts = {name: f"{found[f'{name}_tokens']:,} tokens" for name in ("prompt", "matched", "cached")}
-    if found["prompt_goes_on"]:
-        facts["the prompt continues"] = repr(found["prompt_goes_on"])
-    for number, text in enumerate(found["tree_goes_on"][:_SHOWN_BRANCHES], start=1):
-        facts[f"the tree continues ({number})"] = repr(text)
-    yield from describe(facts)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from bough.errors import RequestError, UnsupportedModel
@@ -182,6 +183,34 @@ def load_tokenizer(files: ModelFiles, trust_remote_code: bool = False) -> Tokeni
     except Exception as error:  # the library raises anything for malformed files
         raise UnsupportedModel(f"cannot load the tokenizer in {files.folder}: {type(error).__name__}: {error}") from error
     return Tokenizer(hf, eos_ids)
+
+
+def load_decoder(files: ModelFiles, trust_remote_code: bool = False) -> Callable[[Sequence[int]], str]:
+    """What turns ids into text, special tokens included, as the model's tokenizer does. Raises UnsupportedModel.
+
+    If `tokenizer.json` says everything, it is read without transformers, whose import takes seconds.
+    """
+    file = files.folder / "tokenizer.json"
+    if not file.is_file() or not _has_all_tokens(files.folder):
+        tokenizer = load_tokenizer(files, trust_remote_code)
+        return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the library raises nothing more exact
+        raise UnsupportedModel(f"cannot load the tokenizer in {files.folder}: {error}") from error
+    return lambda ids: str(backend.decode(list(ids), skip_special_tokens=False))
+
+
+def _has_all_tokens(folder: Path) -> bool:
+    """Whether `tokenizer.json` has the tokens that the configuration of the tokenizer adds."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return True
+    added = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    known = read_json(folder / "tokenizer.json").get("added_tokens") or []
+    have = {(str(token.get("id")), token.get("content")) for token in known}
+    return {(index, token.get("content")) for index, token in added.items()} <= have
 
 
 def read_eos_ids(files: ModelFiles) -> frozenset[int]:

@@ -1,14 +1,16 @@
 """The tiers below the device, opened for one model: host memory, and the tree's folder on disk.
 
-If the disk cannot be opened, the model runs without it: the reason is logged and shown in the statistics.
+A tree that another process uses, or whose folder cannot be written, is only read, until this process ends. If it cannot
+even be read, the model runs without a disk. Either is logged once, with the reason, and shown in the statistics.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from bough.cache.admin.trees import list_trees, make_room
-from bough.cache.disk import Disk, DiskError
+from bough.cache.disk import Disk, DiskError, NotOwner
 from bough.cache.residency.memory import Tiers
 from bough.cache.tree.state import PAGE_TOKENS
 from bough.config import Settings
@@ -47,16 +49,23 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
         return None
     mark = fingerprint(files, settings, progress, **_facts(engine))
     folder = tree_folder(settings, files.name, mark)
-    others_bytes = make_room(settings.trees_folder, folder, budget_bytes)
-    return Disk.open(
+    open_tree = partial(
+        Disk.open,
         folder,
         fingerprint=mark,
         model=files.name,
         page_tokens=PAGE_TOKENS,
-        budget_bytes=max(0, budget_bytes - others_bytes),
+        groups=engine.groups,
         floor_bytes=settings.disk_free,
         ttl_s=settings.disk_ttl,
     )
+    try:
+        others_bytes = make_room(settings.trees_folder, folder, budget_bytes)
+        return open_tree(budget_bytes=max(0, budget_bytes - others_bytes))
+    except NotOwner as reason:
+        disk = open_tree(budget_bytes=0, not_owner=reason)
+    log.warning("the tree of %s is %s: reading it, writing nothing", files.name, disk.read_only)
+    return disk
 
 
 def disk_budget_bytes(settings: Settings) -> int:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +54,16 @@ class Nursery:
         while self._hear(job) != word:
             pass
         time.sleep(delay_s)
+        self._kill_worker()
+        assert self._end() == signal.SIGKILL, "it did not live until it was killed"
+
+    @contextlib.contextmanager
+    def living(self, job: Job, word: str) -> Iterator[int]:
+        """A job that has said a word, by its process id; it lives until it is killed at the end of the block."""
+        self._begin(job)
+        while self._hear(job) != word:
+            pass
+        yield self._pid
         self._kill_worker()
         assert self._end() == signal.SIGKILL, "it did not live until it was killed"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bough.cache.disk import Disk
+from bough.cache.disk import Disk, NotOwner
 from bough.cache.tree.plan import Live, plan
 from bough.cache.tree.state import Group
 from bough.types import Boundary, Mark
@@ -65,9 +65,18 @@ class Setup:
         states = sum(group.state_bytes for group in self.groups)
         return (2 * LONGEST + spare_tokens) * rows + (2 + spare_tokens // 10) * states
 
-    def open(self, folder: Path, kind: type[World] = World, *, is_roomy: bool = False) -> World:
-        """The cache over this folder, restored; its device holds little more than its lanes, unless it is to be roomy."""
-        disk = Disk.open(folder, fingerprint="crash", page_tokens=4, budget_bytes=self.disk_bytes, floor_bytes=0)
+    def open_disk(self, folder: Path, not_owner: NotOwner | None = None) -> Disk:
+        options: dict[str, Any] = {"budget_bytes": self.disk_bytes, "floor_bytes": 0, "not_owner": not_owner}
+        return Disk.open(folder, fingerprint="crash", page_tokens=4, groups=self.groups, **options)
+
+    def open(
+        self, folder: Path, kind: type[World] = World, *, is_roomy: bool = False, not_owner: NotOwner | None = None
+    ) -> World:
+        """The cache over this folder, restored; its device holds little more than its lanes, unless it is to be roomy.
+
+        With `not_owner` the folder is only read.
+        """
+        disk = self.open_disk(folder, not_owner)
         host_bytes = (2**20 if is_roomy else 600) if self.seed % 3 == 1 else 0
         engine = FakeEngine(self.groups, has_host=host_bytes > 0)
         budgets: dict[str, Any] = {"budget_bytes": self.device_bytes(4000 if is_roomy else 60), "host_bytes": host_bytes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -85,15 +86,42 @@ def test_other_weights_find_nothing(folders: Path, tmp_path: Path) -> None:
         assert ask(runner, PROMPT).usage.cached_tokens == 0
 
 
-def test_a_second_runner_says_who_has_the_disk_and_runs_without(
+def test_a_second_runner_says_who_has_the_disk_and_reads_it(
     folders: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with load("llama", folders, tmp_path) as first:
-        ask(first, PROMPT)
+        answer = ask(first, PROMPT)
+        first.cache.flush()
         with caplog.at_level(logging.WARNING), load("llama", folders, tmp_path) as second:
-            assert "in use by process" in caplog.text
-            assert "in use by process" in str(second.cache.stats()["disk_problem"])
+            owner = f"in use by process {os.getpid()}"
+            assert [record.message for record in caplog.records] == [
+                f"the tree of llama is {owner}: reading it, writing nothing"
+            ]
+            stats = second.cache.stats()
+            assert stats["disk_is_read_only"] and owner in stats["disk_problem"]
+            again = ask(second, PROMPT)
+            assert (again.usage.cached_tokens, again.token_ids) == (len(PROMPT) - 1, answer.token_ids)
+            ask(second, OTHER)
+            assert not second.cache.flush()  # what is new stays in memory
+            assert second.cache.export_file(tmp_path / "tree.tar").num_skipped > 0
+            with pytest.raises(bough.BoughError, match=f"nothing was added on disk.*{owner}"):
+                second.cache.import_file(tmp_path / "tree.tar")
+            with pytest.raises(bough.BoughError, match=f"nothing was deleted on disk.*{owner}"):
+                second.cache.clear()
             assert ask(second, PROMPT).usage.cached_tokens == 0
+        assert ask(first, PROMPT).usage.cached_tokens == len(PROMPT) - 1
+
+
+def test_a_runner_that_only_reads_removes_no_other_tree(folders: Path, tmp_path: Path) -> None:
+    with load("llama", folders, tmp_path) as first, load("gemma3_text", folders, tmp_path) as other:
+        for runner in (first, other):
+            ask(runner, PROMPT)
+            runner.cache.flush()
+        other.close()
+        with load("llama", folders, tmp_path, disk="1KB"):
+            assert len(list_trees(tmp_path / "trees")) == 2
+    with load("llama", folders, tmp_path, disk="1KB"):
+        assert len(list_trees(tmp_path / "trees")) == 1
 
 
 def test_a_disk_that_is_off_is_not_touched(folders: Path, tmp_path: Path) -> None:

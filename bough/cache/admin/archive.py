@@ -173,9 +173,10 @@ def import_tree(
     """Add what an archive holds to a disk, under this salt, as far as there is room. Any thread may call it.
 
     What was added is given to `graft`, which takes it up into a tree; else it stays on disk for the next start. If `graft`
-    raises before it has begun, what was added is dropped. Raises DiskError if the archive is of another model, fingerprint,
-    format or page size; then nothing was added.
+    raises before it has begun, what was added is dropped. Raises DiskError if the disk is only read, or the archive of
+    another model, fingerprint, format or page size; then nothing was added.
     """
+    disk.require_writable()
     importing: _Importing | None = None
     try:
         with _opened(file) as archive:

@@ -1,7 +1,7 @@
 """Many trees: the folders of all models and fingerprints, side by side below one folder.
 
-Looking takes no lock and changes nothing that is kept. Whatever changes a tree takes its lock first, and raises DiskBusy
-if it is in use.
+Looking takes no lock and changes nothing that is kept. Whatever changes a tree takes its lock first, and raises NotOwner
+if it is in use or cannot be written.
 """
 
 from __future__ import annotations
@@ -10,12 +10,20 @@ import contextlib
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bough.cache.disk.errors import DiskBusy, DiskMiss
-from bough.cache.disk.folder import CONTENT, SECRET, SET_ASIDE, read_secret, translate_errors
+from bough.cache.disk.errors import DiskBusy, DiskMiss, NotOwner
+from bough.cache.disk.folder import (
+    CONTENT,
+    SECRET,
+    SET_ASIDE,
+    lock_folder,
+    read_secret,
+    telling_unwritable,
+    translate_errors,
+)
 from bough.cache.disk.index import (
     FORMAT,
     INDEX,
@@ -23,15 +31,20 @@ from bough.cache.disk.index import (
     Identity,
     Index,
     UnusableIndex,
+    find_problems,
     index_bytes,
     open_read_only,
+    read_index,
     read_meta,
 )
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.lock import LOCK, FolderLock, owner_pid
 from bough.cache.disk.page_files import PAGES, PageFiles
-from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS
+from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS, Content
 from bough.cache.tree.address import DiskFile
+
+CONFIRMATIONS = 2
+"""How often damage in a tree that is in use must be found again."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,7 @@ class Verified:
     problems: tuple[str, ...]
     orphans: int
     is_repaired: bool = False  # whether everything that was wrong has been removed
+    not_owner: NotOwner | None = None  # why it was only read, as far as it held still; then orphans are not looked for
 
 
 def list_trees(folder: Path) -> list[TreeInfo]:
@@ -77,7 +91,7 @@ def list_trees(folder: Path) -> list[TreeInfo]:
 
 def remove_tree(folder: Path) -> int:
     """Delete a tree for good and return the bytes that were freed; what else lies in its folder stays."""
-    with translate_errors(folder), FolderLock(folder):
+    with translate_errors(folder), telling_unwritable(folder), FolderLock(folder):
         content = [folder / name for name in CONTENT if (folder / name).exists()]
         freed_bytes = sum(map(_files_bytes, content))
         for entry in content:
@@ -94,8 +108,14 @@ def remove_tree(folder: Path) -> int:
 def make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
     """Remove unused trees other than `keep` while together they take over half the budget; returns what they still take.
 
-    Trees that were set aside go first, then the least recently used.
+    Trees that were set aside go first, then the least recently used. Raises NotOwner if `keep` cannot be taken: nothing is
+    removed for a tree that is only read.
     """
+    with translate_errors(keep), lock_folder(keep):
+        return _make_room(folder, keep, budget_bytes)
+
+
+def _make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
     others = [tree for tree in list_trees(folder) if tree.folder.resolve() != keep.resolve()]
     total_bytes = sum(tree.nbytes + tree.index_bytes for tree in others)
     for tree in sorted(others, key=lambda tree: (not tree.is_set_aside, tree.last_used)):
@@ -108,8 +128,21 @@ def make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
 
 
 def verify_tree(folder: Path, on_file: Callable[[int], None] = lambda nbytes: None, repair: bool = False) -> Verified:
-    """Read and check every file of a tree; `on_file` hears the size of each. With `repair`, what is damaged is removed."""
-    with translate_errors(folder), FolderLock(folder):
+    """Read and check every file of a tree; `on_file` hears the size of each. With `repair`, what is damaged is removed.
+
+    A tree that is in use, or whose folder cannot be written, is checked as it is found; `repair` then raises NotOwner.
+    """
+    try:
+        return _verify_owned(folder, on_file, repair)
+    except NotOwner as reason:
+        if repair:
+            raise
+        with translate_errors(folder):
+            return replace(_verify_unowned(folder, on_file), not_owner=reason)
+
+
+def _verify_owned(folder: Path, on_file: Callable[[int], None], repair: bool) -> Verified:
+    with translate_errors(folder), telling_unwritable(folder), FolderLock(folder):
         try:
             with open_read_only(folder) as connection:
                 identity = _read_identity(folder, read_meta(connection))
@@ -118,6 +151,64 @@ def verify_tree(folder: Path, on_file: Callable[[int], None] = lambda nbytes: No
             return Verified(0, 0, (f"index: {error}",), 0)
         with contextlib.closing(index):
             return _Verifying(folder, index).run(on_file, repair)
+
+
+def _verify_unowned(folder: Path, on_file: Callable[[int], None]) -> Verified:
+    """Check a tree that its owner may be changing: a file that has left the index meanwhile was not damaged."""
+    try:
+        with open_read_only(folder) as connection:
+            identity = _read_identity(folder, read_meta(connection))
+            broken = find_problems(connection)
+        return _Looking(folder, identity).run(on_file, broken)
+    except (UnusableIndex, sqlite3.DatabaseError) as error:
+        return Verified(0, 0, (f"index: {error}",), 0)
+
+
+class _Looking:
+    """One verification under way of a folder that is not ours."""
+
+    def __init__(self, folder: Path, identity: Identity) -> None:
+        self._folder, self._identity = folder, identity
+        self._keys = Keys(read_secret(folder) or b"", identity.fingerprint, identity.page_tokens)
+        self._files = PageFiles(folder, identity.fingerprint)
+
+    def run(self, on_file: Callable[[int], None], broken: Sequence[str]) -> Verified:
+        content = self._read()
+        suspects = {}
+        for name, disk_file in content.files.items():
+            if problem := _find_damage(self._files, name, disk_file):
+                suspects[name] = problem
+            on_file(disk_file.nbytes)
+        whole = [disk_file.nbytes for name, disk_file in content.files.items() if name not in suspects]
+        problems = [f"index: {each}" for each in (*broken, *content.bad_rows)]
+        damaged = self._confirm(suspects)
+        return Verified(len(whole), sum(whole), (*problems, *map(_describe_damage, damaged.items())), 0)
+
+    def _confirm(self, suspects: dict[bytes, str]) -> dict[bytes, str]:
+        """The files that are damaged while the index has them: one is deleted after its row, and written before it."""
+        for _ in range(CONFIRMATIONS if suspects else 0):
+            files = self._read().files
+            found = {name: _find_damage(self._files, name, files[name]) for name in suspects if name in files}
+            suspects = {name: problem for name, problem in found.items() if problem}
+        return suspects
+
+    def _read(self) -> Content:
+        return read_index(self._folder, self._identity, self._keys, time.time())
+
+
+def _find_damage(page_files: PageFiles, name: bytes, disk_file: DiskFile) -> str:
+    """What is wrong with a file; "" if nothing is."""
+    try:
+        payload = page_files.read(name, disk_file.address)
+    except DiskMiss as miss:
+        return miss.reason
+    is_whole = page_files.size(disk_file.address, len(payload)) == disk_file.nbytes
+    return "" if is_whole else "its size is not what the index says"
+
+
+def _describe_damage(damage: tuple[bytes, str]) -> str:
+    name, problem = damage
+    return f"{name.hex()}: {problem}"
 
 
 class _Verifying:
@@ -142,8 +233,8 @@ class _Verifying:
         problems = broken + [f"index: {row}" for row in content.bad_rows]
         damaged = {}
         for name, disk_file in files.items():
-            if problem := self._check(name, disk_file):
-                damaged[name] = f"{self._files.path(name).name}: {problem}"
+            if problem := _find_damage(self._files, name, disk_file):
+                damaged[name] = problem
             on_file(disk_file.nbytes)
         orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in files]
         if repair:
@@ -153,15 +244,9 @@ class _Verifying:
                 file.unlink(missing_ok=True)
         whole = [disk_file.nbytes for name, disk_file in files.items() if name not in damaged]
         is_repaired = repair and not broken
-        return Verified(len(whole), sum(whole), (*problems, *damaged.values()), len(orphans), is_repaired)
-
-    def _check(self, name: bytes, disk_file: DiskFile) -> str:
-        try:
-            payload = self._files.read(name, disk_file.address)
-        except DiskMiss as miss:
-            return miss.reason
-        is_whole = self._files.size(disk_file.address, len(payload)) == disk_file.nbytes
-        return "" if is_whole else "its size is not what the index says"
+        return Verified(
+            len(whole), sum(whole), (*problems, *map(_describe_damage, damaged.items())), len(orphans), is_repaired
+        )
 
 
 def _inspect(folder: Path) -> TreeInfo:

@@ -12,21 +12,21 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from bough.cache.admin.drawing import draw
+from bough.cache.admin.node_view import PLAIN, Decode, NodeView, flatten, make_view
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltForest, SaltTrie
 from bough.cache.steps import Steps, run_at_once
 from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import cut, num_tokens, pack, unpack
 
-Decode = Callable[[Sequence[int]], str]
 Result = TypeVar("Result")
 
 MOST_BRANCHES = 16
@@ -45,8 +45,6 @@ MOST_RECENT = 16  # roots
 
 PAUSE_NODES, PAUSE_S = 8, 0.0002
 """After so many nodes, writing JSON pauses so long: else others wait 5 ms for the interpreter at each of their calls."""
-
-_NOT_PLAIN = ("edge", "decode", "children")
 
 
 @dataclass(frozen=True)
@@ -76,52 +74,6 @@ def _name(salt: str, trie: SaltTrie) -> str:
 
 
 @dataclass(frozen=True)
-class NodeView:
-    """One node: where it stands, what it holds, and when it was last used (seconds ago).
-
-    `nbytes` is memory; `tiers` counts pages and states by where their content lies: device, host, disk.
-    """
-
-    start: int
-    end: int
-    nbytes: int
-    num_pages: int
-    tiers: dict[str, int]
-    points: tuple[int, ...]
-    kept: tuple[int, ...]
-    is_pinned: bool
-    hits: int
-    idle_s: float
-    depth: int
-    edge: bytes = field(repr=False)
-    decode: Decode = field(repr=False)
-    children: list[NodeView] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(unpack(self.edge))
-
-    @property
-    def text(self) -> str:
-        return self.decode(unpack(self.edge))
-
-    def as_dict(self, *, has_ids: bool = True) -> dict[str, Any]:
-        """Plain data for JSON, without recursion limits: the tree as nested dictionaries."""
-        done: dict[int, dict[str, Any]] = {}
-        for view in reversed(_flatten([self])):
-            plain = {name: getattr(view, name) for name in _PLAIN} | ({"token_ids": view.token_ids} if has_ids else {})
-            done[id(view)] = plain | {"children": [done[id(child)] for child in view.children]}
-        return done[id(self)]
-
-
-_PLAIN = ("start", "end", "text", *(each.name for each in fields(NodeView)[2:] if each.name not in _NOT_PLAIN))
-
-
-@dataclass(frozen=True)
 class TreeView:
     """All roots, one for each salt; of one that came from disk the salt may not be known yet. `str` draws it.
 
@@ -143,7 +95,7 @@ class TreeView:
         stack = [(record, top, 0) for record in reversed(below[None])]
         while stack:
             record, siblings, depth = stack.pop()
-            view = _view(record, self.decode, self.records.taken_s, depth)
+            view = make_view(record, self.decode, self.records.taken_s, depth)
             siblings.append(view)
             stack += [(child, view.children, depth + 1) for child in reversed(below[record.key])]
         return top
@@ -151,7 +103,7 @@ class TreeView:
     @property
     def nodes(self) -> list[NodeView]:
         """Every node, parents first."""
-        return [view for nodes in self.roots.values() for view in _flatten(nodes)]
+        return [view for nodes in self.roots.values() for view in flatten(nodes)]
 
     def as_dict(self, *, has_ids: bool = True) -> dict[str, Any]:
         return {salt: [node.as_dict(has_ids=has_ids) for node in nodes] for salt, nodes in self.roots.items()}
@@ -189,12 +141,12 @@ class TreeView:
             if num_written % PAUSE_NODES == 0:
                 time.sleep(PAUSE_S)
 
+    def draw(self, width: int | None = None) -> str:
+        """Lines of text, one for each edge; of at most `width` columns, or with a short text each if none is given."""
+        return draw(self.roots, width)
+
     def __str__(self) -> str:
-        lines = []
-        for salt, nodes in self.roots.items():
-            lines.append(f"root {salt!r}" if salt else "root")
-            lines += _draw(nodes)
-        return "\n".join(lines) or "(empty)"
+        return self.draw()
 
 
 @dataclass(frozen=True)
@@ -247,64 +199,14 @@ def _by_parent(records: Sequence[NodeRecord]) -> dict[int | None, list[NodeRecor
 
 def _describe(decode: Decode, record: NodeRecord) -> str:
     """What JSON says of a node that stays the same until the node changes, without the brackets."""
-    view = _view(record, decode, record.last_used, 0)
-    plain = {name: getattr(view, name) for name in _PLAIN if name not in ("idle_s", "depth")}
+    view = make_view(record, decode, record.last_used, 0)
+    plain = {name: getattr(view, name) for name in PLAIN if name not in ("idle_s", "depth")}
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))[1:-1]
-
-
-def _flatten(nodes: Sequence[NodeView]) -> list[NodeView]:
-    found, stack = [], list(reversed(nodes))
-    while stack:
-        view = stack.pop()
-        found.append(view)
-        stack.extend(reversed(view.children))
-    return found
-
-
-def _draw(nodes: Sequence[NodeView], width: int = 48) -> list[str]:
-    lines, stack = [], [("", node, node is nodes[-1]) for node in reversed(nodes)]
-    while stack:
-        indent, view, is_last = stack.pop()
-        lines.append(f"{indent}{'└─' if is_last else '├─'} {_label(view, width)}")
-        deeper = indent + ("   " if is_last else "│  ")
-        stack += [(deeper, child, child is view.children[-1]) for child in reversed(view.children)]
-    return lines
-
-
-def _label(view: NodeView, width: int) -> str:
-    text = " ".join(view.text.split())
-    if len(text) > width:
-        text = f"{text[: width // 2 - 1]} … {text[-(width // 2 - 2) :]}"
-    notes = [f"{view.num_tokens} tokens", f"{view.nbytes / 2**20:.1f} MiB", f"{view.hits} uses"]
-    if set(view.tiers) - {"device"}:
-        notes.insert(2, ", ".join(f"{number} on {tier}" for tier, number in view.tiers.items()))
-    notes += [f"restore points {', '.join(map(str, view.points))}"] if view.points else []
-    notes += [f"kept {', '.join(map(str, view.kept))}"] if view.kept else []
-    notes += ["pinned"] if view.is_pinned else []
-    return f'[{view.start}, {view.end}) "{text}"  {" · ".join(notes)}'
 
 
 def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None = None) -> TreeView:
     """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
     return Viewer(decode).view(run_at_once(lambda: take_records(forest, lambda: now, salt)))
-
-
-def _view(record: NodeRecord, decode: Decode, now: float, depth: int) -> NodeView:
-    return NodeView(
-        start=record.start,
-        end=record.end,
-        nbytes=record.nbytes,
-        num_pages=record.num_pages,
-        tiers={tier.name.lower(): record.tiers[tier] for tier in Tier if record.tiers[tier]},
-        points=record.points,
-        kept=record.kept,
-        is_pinned=record.is_pinned,
-        hits=record.hits,
-        idle_s=max(0.0, now - record.last_used),
-        depth=depth,
-        edge=record.edge,
-        decode=decode,
-    )
 
 
 @dataclass(frozen=True)

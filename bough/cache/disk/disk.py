@@ -1,10 +1,10 @@
 """The disk tier: pages and states of one model in files, found again after a restart.
 
-A `Disk` owns one folder. One thread, the writer, does all the writing; those of the `reader` read what is to be loaded. Any
-thread may put, look and wait. What makes a saved file useless (`take`, `mark_lost`, `clear`) is left to the engine's
-thread, which decides by what is saved. Nothing here raises because of a failing disk but `open`, waiting for a clear and,
-as a miss, `take` and `open_payload`. Only `open_payload`, `flush`, `settle` and `close` wait for the disk, and the engine's
-thread calls none of them while requests run.
+A `Disk` owns one folder, or only reads one that it cannot own. One thread, the writer, does all the writing; those of the
+`reader` read what is to be loaded. Any thread may put, look and wait. What makes a saved file useless (`take`, `mark_lost`,
+`clear`) is left to the engine's thread, which decides by what is saved. Nothing here raises because of a failing disk but
+`open`, waiting for a clear and, as a miss, `take` and `open_payload`. Only `open_payload`, `flush`, `settle` and `close`
+wait for the disk, and the engine's thread calls none of them while requests run.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from bough.cache.disk import page_files
-from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, Warnings
-from bough.cache.disk.folder import Opened, open_folder, translate_errors
+from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, NotOwner, ReadOnlyTree, Warnings
+from bough.cache.disk.folder import Model, Opened, open_folder, read_folder, translate_errors
 from bough.cache.disk.keys import HASH_BYTES
 from bough.cache.disk.ledger import Counts, Ledger, Snapshot
 from bough.cache.disk.page_files import KeepReading
+from bough.cache.disk.read_only import NoWriter
 from bough.cache.disk.reader import Read, Reader
 from bough.cache.disk.rows import PointRecord
 from bough.cache.disk.writer import Writer
 from bough.cache.tree.address import POINT, Address, DiskFile
-from bough.cache.tree.state import Buffer
+from bough.cache.tree.state import Buffer, Group
 from bough.cache.tree.tokens import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
 
 
 class Disk:
-    """The store of one (model, fingerprint). Made by `open`, given back by `close`."""
+    """The store of one (model, fingerprint), from `open` to `close`. `read_only` says why it is only read, if it is."""
 
     def __init__(
         self,
@@ -47,11 +48,13 @@ class Disk:
         ttl_s: float | None,
         clock: Callable[[], float],
         warnings: Warnings,
+        read_only: str = "",
     ) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
-        self.identity = opened.index.identity
+        self.read_only = read_only
+        self.identity = opened.identity
         self.keys = opened.keys
         self.page_tokens = opened.keys.page_tokens
         self._opened = opened
@@ -69,9 +72,16 @@ class Disk:
         if ttl_s is not None:
             self._ledger.expire(clock() - ttl_s)
         self._is_closed = False
-        self._writer = Writer(self._ledger, opened.index, opened.files, warnings, folder)
-        self._writer.start()
+        self._writer = self._make_writer()
         self.reader = Reader(self._read)
+
+    def _make_writer(self) -> Writer | NoWriter:
+        owned = self._opened.owned
+        if owned is None:
+            return NoWriter(self._ledger, self.folder, self.read_only)
+        writer = Writer(self._ledger, owned.index, self._opened.files, self._warnings, self.folder)
+        writer.start()
+        return writer
 
     @classmethod
     def open(
@@ -81,25 +91,32 @@ class Disk:
         fingerprint: str,
         model: str = "",
         page_tokens: int,
+        groups: Sequence[Group] = (),
         budget_bytes: int,
         floor_bytes: int = 2 * 2**30,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.time,
         warn: Callable[[str], None] = log.warning,
+        not_owner: NotOwner | None = None,
     ) -> Disk:
-        """Take a folder and read its index. Raises DiskBusy if another owner has it, DiskError if the system fails.
+        """Take a folder and read its index. Raises NotOwner if it cannot be taken, DiskError if the system fails.
 
-        Content that is damaged, or of another fingerprint, format or page size, is moved to a folder beside it.
+        Content that is damaged, or of another fingerprint, format or page size, is moved to a folder beside it. With
+        `not_owner`, what was raised before, the folder is only read as it is now: nothing of it is ever changed, and a file
+        that its owner deletes later is a miss. The budget is then what there is.
         """
-        opened = open_folder(folder, fingerprint, model, page_tokens, now=clock())
+        tree = Model(fingerprint, model, page_tokens, groups)
+        opened = open_folder(folder, tree, now=clock()) if not_owner is None else read_folder(folder, tree, now=clock())
+        held_bytes = sum(file.nbytes for file in opened.content.files.values())
         return cls(
             folder,
             opened,
-            budget_bytes=budget_bytes,
+            budget_bytes=budget_bytes if not_owner is None else held_bytes,
             floor_bytes=floor_bytes,
             ttl_s=ttl_s,
             clock=clock,
             warnings=Warnings(warn),
+            read_only="" if not_owner is None else not_owner.why,
         )
 
     def close(self) -> None:
@@ -111,8 +128,10 @@ class Disk:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._opened.lock.is_inherited:
-            self._opened.lock.release()
+        owned = self._opened.owned
+        if self._opened.is_inherited:
+            if owned is not None:
+                owned.lock.release()
             return
         self.reader.close()
         if not self._writer.stop():
@@ -120,11 +139,10 @@ class Disk:
             return
         self._ledger.back_off(math.inf)
         try:
-            self._opened.index.checkpoint()
+            if owned is not None:
+                owned.close()
         except sqlite3.Error as error:
             self._warnings.say("close", f"{self.folder}: the log of the index stays as it is: {error}")
-        self._opened.index.close()
-        self._opened.lock.release()
 
     def __enter__(self) -> Disk:
         return self
@@ -233,6 +251,8 @@ class Disk:
     def mark_lost(self, file: DiskFile, miss: DiskMiss) -> None:
         """Drop a file that was found not to be what it should be, also if pages still use it."""
         self._ledger.mark_lost(file, miss.reason)
+        if self.read_only and miss.reason == MISSING:
+            return  # its owner has deleted it
         self._warnings.say(f"miss {miss.reason}", f"{self.folder}: {miss}; it is computed again")
 
     @contextmanager
@@ -309,6 +329,11 @@ class Disk:
                 self._writer.wait_cleared(clearing)
 
         return wait
+
+    def require_writable(self) -> None:
+        """Raise ReadOnlyTree if the tree is only read."""
+        if self.read_only:
+            raise ReadOnlyTree("nothing was added on disk", self.folder, self.read_only)
 
     @property
     def is_closed(self) -> bool:

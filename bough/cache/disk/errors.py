@@ -17,17 +17,40 @@ class DiskError(BoughError):
     """A tree on disk cannot be opened, cleared, exported or imported; the message names the path and the reason."""
 
 
-class DiskBusy(DiskError):
+class NotOwner(DiskError):
+    """A tree's folder cannot be taken, and may still be read; `why` says the reason as part of a sentence."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+class DiskBusy(NotOwner):
     """Another process, or another store of this process, has the tree's folder open."""
 
     def __init__(self, folder: Path, pid: int | None) -> None:
         owner = f"process {pid}" if pid is not None else "another process"
         super().__init__(
             f"the tree in {folder} is in use by {owner}; stop that process, or run this one without a disk or with "
-            "another cache folder"
+            "another cache folder",
+            f"in use by {owner}",
         )
         self.folder = folder
         self.pid = pid
+
+
+class ReadOnlyTree(DiskError):
+    """Something was to be written to a tree that this process only reads, or deleted from it."""
+
+    def __init__(self, problem: str, folder: Path, why: str) -> None:
+        super().__init__(f"{problem}: this process only reads the tree {folder.name}, which was {why} when it was opened")
+
+
+class DiskUnwritable(NotOwner):
+    """A tree's folder cannot be written by this user, or at all."""
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        super().__init__(f"{folder} cannot be written: {problem}", f"in a folder that cannot be written ({problem})")
 
 
 class DiskMiss(BoughError):

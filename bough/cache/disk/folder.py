@@ -3,54 +3,127 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bough.cache.disk.errors import DiskError
-from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, UnusableIndex
+from bough.cache.disk.errors import DiskError, DiskUnwritable
+from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, UnusableIndex, read_index
 from bough.cache.disk.keys import SECRET_BYTES, Keys
 from bough.cache.disk.lock import FolderLock
 from bough.cache.disk.page_files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
-from bough.cache.disk.rows import Content
+from bough.cache.disk.rows import Content, encode_groups
+from bough.cache.tree.state import Group
 
 SECRET = "secret"
 SET_ASIDE = ".set-aside-"
 CONTENT = (*INDEX_FILES, PAGES, TEMPORARY, SECRET, f"{SECRET}.tmp")  # the index first: without it nothing is used
 
 
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
 @dataclass(frozen=True)
-class Opened:
-    """A folder that we have locked, and everything that its index knows. `set_aside` says why older content was moved."""
+class Model:
+    """What a tree is of: a fingerprint, the model's name and groups (for those who look at it without the model)."""
+
+    fingerprint: str
+    name: str
+    page_tokens: int
+    groups: Sequence[Group] = ()
+
+    def identity(self, keys: Keys) -> Identity:
+        return Identity(self.fingerprint, self.name, self.page_tokens, keys.proof(), encode_groups(self.groups))
+
+
+@dataclass(frozen=True)
+class Owned:
+    """What only the owner of a folder has: its lock, and its open index."""
 
     lock: FolderLock
+    index: Index
+
+    def close(self) -> None:
+        """Empty the log of the index, and release the folder. Raises sqlite3.Error if the log stays as it is."""
+        try:
+            self.index.checkpoint()
+        finally:
+            self.index.close()
+            self.lock.release()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A folder, and everything that its index knows. If it is only read, `owned` is None.
+
+    `set_aside` says why older content was moved.
+    """
+
+    identity: Identity
     keys: Keys
     files: PageFiles
-    index: Index
     content: Content
-    set_aside: str
+    owned: Owned | None = None
+    set_aside: str = ""
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that opened the folder."""
+        return self.pid != os.getpid()
 
 
-def open_folder(folder: Path, fingerprint: str, model: str, page_tokens: int, *, now: float) -> Opened:
-    """Take a folder, or raise DiskBusy or DiskError. What is damaged, or another model's, is moved beside it first.
+def open_folder(folder: Path, model: Model, *, now: float) -> Opened:
+    """Take a folder, or raise NotOwner or DiskError. What is damaged, or another model's, is moved beside it first.
 
     Rows of the index that make no sense are removed from it, and uses after `now` become uses at `now`.
     """
-    with translate_errors(folder):
+    with translate_errors(folder), telling_unwritable(folder):
         lock = lock_folder(folder)
         try:
             _sync_names(folder)
             try:
-                return _open(folder, lock, fingerprint, model, page_tokens, now, set_aside="")
+                return _open(folder, lock, model, now, set_aside="")
             except UnusableIndex as reason:
                 moved = set_aside_content(folder)
                 message = f"the tree in {folder} cannot be used: {reason}; it was set aside as {moved.name}"
-                return _open(folder, lock, fingerprint, model, page_tokens, now, set_aside=message)
+                return _open(folder, lock, model, now, set_aside=message)
         except BaseException:
             lock.release()
             raise
+
+
+def read_folder(folder: Path, model: Model, *, now: float) -> Opened:
+    """What the index of a folder knows now. Takes no lock and changes nothing; raises DiskError if it cannot be read.
+
+    Where there is no index yet, the tree is empty: its keys are made up, and nothing is found by them.
+    """
+    with translate_errors(folder):
+        secret = read_secret(folder)
+        has_index = secret is not None and (folder / INDEX).exists() and (folder / INDEX).stat().st_size > 0
+        keys = Keys(secret or secrets.token_bytes(SECRET_BYTES), model.fingerprint, model.page_tokens)
+        identity = model.identity(keys)
+        content = read_index(folder, identity, keys, now) if has_index else Content()
+        return Opened(identity, keys, PageFiles(folder, model.fingerprint), content)
+
+
+@contextlib.contextmanager
+def telling_unwritable(folder: Path) -> Iterator[None]:
+    """Raise DiskUnwritable where the system, or SQLite, refuses to write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise DiskUnwritable(folder, error.strerror or str(error)) from error
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+            raise
+        raise DiskUnwritable(folder, str(error)) from error
 
 
 @contextlib.contextmanager
@@ -63,13 +136,14 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Make the folder if need be, and take its lock."""
-    while True:
-        make_private_folder(folder)
-        try:
-            return FolderLock(folder)
-        except FileNotFoundError:
-            continue  # another process removed the folder just now
+    """Make the folder if need be, and take its lock. Raises NotOwner."""
+    with telling_unwritable(folder):
+        while True:
+            make_private_folder(folder)
+            try:
+                return FolderLock(folder)
+            except FileNotFoundError:
+                continue  # another process removed the folder just now
 
 
 def _sync_names(folder: Path) -> None:
@@ -102,9 +176,7 @@ def set_aside_content(folder: Path) -> Path:
     return target
 
 
-def _open(
-    folder: Path, lock: FolderLock, fingerprint: str, model: str, page_tokens: int, now: float, *, set_aside: str
-) -> Opened:
+def _open(folder: Path, lock: FolderLock, model: Model, now: float, *, set_aside: str) -> Opened:
     secret = read_secret(folder)
     if secret is None:
         if (folder / INDEX).exists() and (folder / INDEX).stat().st_size:
@@ -112,15 +184,15 @@ def _open(
         secret = secrets.token_bytes(SECRET_BYTES)
         write_private(folder / SECRET, secret)
     (folder / SECRET).chmod(0o600)
-    keys = Keys(secret, fingerprint, page_tokens)
-    files = PageFiles(folder, fingerprint)
+    keys = Keys(secret, model.fingerprint, model.page_tokens)
+    files = PageFiles(folder, model.fingerprint)
     files.prepare()
-    index = Index.open(folder / INDEX, Identity(fingerprint, model, page_tokens, keys.proof()))
+    index = Index.open(folder / INDEX, model.identity(keys))
     try:
         content = index.read(keys, now)
         with contextlib.suppress(sqlite3.OperationalError):  # on a full disk they stay, and are left out again next time
             index.remove_bad_rows(content.bad_rows, now)
-        return Opened(lock, keys, files, index, content, set_aside)
+        return Opened(index.identity, keys, files, content, Owned(lock, index), set_aside)
     except BaseException:
         index.close()
         raise

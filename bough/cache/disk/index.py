@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ from bough.cache.tree.address import DiskFile
 FORMAT = 1
 INDEX = "index.sqlite"
 INDEX_FILES = (f"{INDEX}-wal", f"{INDEX}-shm", INDEX)
+READ_ATTEMPTS, READ_AGAIN_S = 5, 0.2
 APPLICATION_ID = 0x426F7567  # "Boug", in the header of the SQLite file
 
 _SCHEMA = (
@@ -73,12 +75,29 @@ class UnusableIndex(Exception):
 
 @dataclass(frozen=True)
 class Identity:
-    """What an index and its user must agree on. `model` is only a name, for people."""
+    """What an index and its user must agree on; but for `model`, a name for people, and `groups`, for who has no model."""
 
     fingerprint: str
     model: str
     page_tokens: int
     proof: str
+    groups: str = ""
+
+    def require(self, found: Mapping[str, str]) -> None:
+        """Raise UnusableIndex if an index says that it is of something else."""
+        wanted = self.as_meta()
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise UnusableIndex(f"its {key} is {found.get(key)!r}, and {value!r} is wanted")
+
+    def as_meta(self) -> dict[str, str]:
+        """What an index says of itself."""
+        return {
+            "format": str(FORMAT),
+            "fingerprint": self.fingerprint,
+            "page_tokens": str(self.page_tokens),
+            "proof": self.proof,
+        }
 
 
 @dataclass
@@ -171,46 +190,36 @@ class Index:
                 connection.execute("DELETE FROM uses WHERE id IN (SELECT id FROM copies WHERE root = ?)", (root,))
                 connection.execute("DELETE FROM copies WHERE root = ?", (root,))
                 connection.execute("DELETE FROM points WHERE root = ?", (root,))
-        self.checkpoint()
+        if not self.checkpoint():
+            raise sqlite3.OperationalError("another process reads the index: what was deleted is still in its log")
         free, total = (_scalar(self._connection, f"PRAGMA {name}") for name in ("freelist_count", "page_count"))
         if 2 * free >= total:
             self._connection.execute("VACUUM")
             self.checkpoint()
 
-    def checkpoint(self) -> None:
-        """Move everything from the log into the index itself and empty the log."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    def checkpoint(self) -> bool:
+        """Move everything from the log into the index itself and empty the log; False if another process still reads it."""
+        is_busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not is_busy
 
     def close(self) -> None:
         self._connection.close()
 
     def problems(self) -> list[str]:
         """What SQLite itself finds wrong with the file."""
-        try:
-            found = [str(row[0]) for row in self._connection.execute("PRAGMA integrity_check(20)")]
-        except sqlite3.DatabaseError as error:
-            return [str(error)]
-        return [] if found == ["ok"] else found
+        return find_problems(self._connection)
 
     def _prepare(self) -> None:
-        identity = self.identity
         for pragma in ("page_size = 8192", "journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
             self._connection.execute(f"PRAGMA {pragma}").fetchall()
-        wanted = {
-            "format": str(FORMAT),
-            "fingerprint": identity.fingerprint,
-            "page_tokens": str(identity.page_tokens),
-            "proof": identity.proof,
-        }
         if _scalar(self._connection, "SELECT count(*) FROM sqlite_master") == 0:
-            self._begin(wanted)
+            self._begin(self.identity.as_meta())
         found = read_meta(self._connection)
-        for key, value in wanted.items():
-            if found.get(key) != value:
-                raise UnusableIndex(f"its {key} is {found.get(key)!r}, and {value!r} is wanted")
-        if found.get("model") != identity.model:
+        self.identity.require(found)
+        notes = {"model": self.identity.model, "groups": self.identity.groups or found.get("groups", "")}
+        if any(found.get(key, "") != value for key, value in notes.items()):
             with self._transaction() as connection:
-                connection.execute("INSERT OR REPLACE INTO meta VALUES ('model', ?)", (identity.model,))
+                connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", notes.items())
         with contextlib.suppress(sqlite3.OperationalError):  # a full disk can still be read from
             # A process may have been killed between a commit and its sync: files must not be deleted on the word of that.
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -248,6 +257,34 @@ def open_read_only(folder: Path) -> Iterator[sqlite3.Connection]:
         yield connection
     finally:
         connection.close()
+
+
+def read_index(folder: Path, identity: Identity, keys: Keys, now: float) -> Content:
+    """Everything in an index that another process may be writing, as it was at one moment. Changes nothing.
+
+    What that process does may make reading fail once (it begins the index, or moves its log into it): then it is read
+    again. Raises UnusableIndex or sqlite3.Error if that does not help.
+    """
+    for attempt in range(READ_ATTEMPTS):
+        time.sleep(READ_AGAIN_S if attempt else 0)
+        try:
+            with _unusable_if_damaged(), without_gc(), open_read_only(folder) as connection:
+                connection.execute("BEGIN")
+                identity.require(read_meta(connection))
+                return read_content(connection, keys, now)
+        except (UnusableIndex, sqlite3.Error):
+            if attempt == READ_ATTEMPTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def find_problems(connection: sqlite3.Connection) -> list[str]:
+    """What SQLite itself finds wrong with an index."""
+    try:
+        found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(20)")]
+    except sqlite3.DatabaseError as error:
+        return [str(error)]
+    return [] if found == ["ok"] else found
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:

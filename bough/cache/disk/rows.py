@@ -6,6 +6,7 @@ row is a keyed hash of its address: a row whose name does not fit its other colu
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from bough.cache.disk.keys import HASH_BYTES, Keys
 from bough.cache.tree.address import POINT, Address, DiskFile
 from bough.cache.tree.node import Reason
+from bough.cache.tree.state import Group, Kind
 from bough.cache.tree.tokens import TOKEN_BYTES
 
 POINT_REASONS = frozenset(map(int, Reason))
@@ -70,6 +72,27 @@ def read_content(connection: sqlite3.Connection, keys: Keys, now: float) -> Cont
     _read_copies(connection, keys, last_used, content)
     _read_points(connection, keys, now, content)
     return content
+
+
+def encode_groups(groups: Sequence[Group]) -> str:
+    """The groups of a model as the index keeps them: text, "" for none."""
+    return (
+        json.dumps([[g.index, g.kind.value, g.bytes_per_token, g.state_bytes, g.window] for g in groups]) if groups else ""
+    )
+
+
+def decode_groups(text: str) -> list[Group]:
+    """Groups that `encode_groups` wrote; none if the text makes no sense."""
+    try:
+        return [Group(_count(index), Kind(kind), *map(_count, sizes)) for index, kind, *sizes in json.loads(text)]
+    except (ValueError, TypeError, RecursionError):
+        return []
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{_shown(value)} is not a count")
+    return value
 
 
 def are_tokens(tokens: bytes) -> bool:

@@ -415,7 +415,7 @@ class Evictor:
         """Make room on disk for so many bytes; False if that cannot be done, or the disk takes nothing now."""
         disk = self.memory.disk
         assert disk is not None
-        if not self.make_share(Tier.DISK, trie, nbytes, disk.budget_bytes):
+        if not disk.can_write or not self.make_share(Tier.DISK, trie, nbytes, disk.budget_bytes):
             return False
         while not disk.has_room(nbytes):
             if not disk.can_write or nbytes > disk.budget_bytes or not self.evict_one(Tier.DISK):

@@ -73,6 +73,11 @@ class Memory:
         """Bytes of the tree on the device."""
         return self.num_bytes[Tier.DEVICE]
 
+    @property
+    def writable_disk(self) -> Disk | None:
+        """The disk, unless it is only read."""
+        return None if self.disk is None or self.disk.read_only else self.disk
+
     def used_bytes(self, tier: Tier) -> int:
         """Bytes of the tree in a tier, and those that are promised to what is being read."""
         return self.num_bytes[tier] + self.reserved_bytes[tier]

@@ -37,7 +37,7 @@ class SavePass:
 
 
 class Saver:
-    """Saves what the disk does not have yet. Without a disk it does nothing."""
+    """Saves what the disk does not have yet. Without a disk, or with one that is only read, it does nothing."""
 
     def __init__(
         self, memory: Memory, evictor: Evictor, page_tokens: int, clock: Clock, ttl_s: float | None = None
@@ -56,7 +56,7 @@ class Saver:
         What cannot be handed over now, and what loses its file again later, is saved when the session ends; so is all that
         belongs to restore points, which are not indexed before.
         """
-        disk = self._memory.disk
+        disk = self._memory.writable_disk
         if disk is None or not self._full_groups:
             return
         border = sequence.saved_to = sequence.saved_to or self._last_border(disk, sequence)
@@ -94,7 +94,7 @@ class Saver:
 
     def save(self, trie: SaltTrie, tokens: bytes) -> None:
         """Hand over what the path of these tokens holds and the disk lacks. Costs as much as that path has tokens."""
-        disk = self._memory.disk
+        disk = self._memory.writable_disk
         if disk is None:
             return
         self._make_room(trie, [item for node in trie.match(tokens).path for item in node.items()])
@@ -137,7 +137,7 @@ class Saver:
 
     def note_split(self, trie: SaltTrie, tail: Node) -> None:
         """An edge was split above `tail`: the page across the cut became two, and neither may be on disk yet."""
-        if self._memory.disk is not None:
+        if self._memory.writable_disk is not None:
             self._split.append((trie, tail))
 
     def save_split(self) -> None:
@@ -147,7 +147,7 @@ class Saver:
             self._save_nodes(trie, tail.path())
 
     def _save_nodes(self, trie: SaltTrie, nodes: Sequence[Node]) -> None:
-        disk = self._memory.disk
+        disk = self._memory.writable_disk
         if disk is None:
             return
         for node in nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from rich import filesize
 
 from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree, verify_tree
-from bough.cache.disk import DiskBusy, DiskError
+from bough.cache.disk import DiskBusy, DiskError, NotOwner
 from bough.cli import options
 from bough.cli.cache.archive import export_file, import_file
 from bough.cli.cache.trees import DiskUse, choose_trees, measure_use, size_bytes
@@ -34,7 +34,8 @@ _HEADER = ("TREE", "MODEL", "FINGERPRINT", "PAGES", "STATES", "SIZE", "INDEX", "
 class Check:
     """The result of reading one tree. `orphans` are files that are missing from the index; they are not a problem.
 
-    A tree that is in use was not read: `owner_pid` is the process that uses it, if the lock file names it.
+    A tree that is in use, or whose folder cannot be written, was read as it was; with `--repair` it was not. `not_owner`
+    says why, and `owner_pid` is the process that uses it, if the lock file names it.
     """
 
     name: str
@@ -45,10 +46,8 @@ class Check:
     is_repaired: bool = False
     is_in_use: bool = False
     owner_pid: int | None = None
-
-    @property
-    def owner(self) -> str:
-        return f"process {self.owner_pid}" if self.owner_pid is not None else "another process"
+    not_owner: str = ""
+    is_read: bool = True
 
 
 @app.command()
@@ -105,7 +104,8 @@ def verify(
 ) -> None:
     """Read every file of the trees and name each problem. The exit code is 1 if there is one, repaired or not.
 
-    A tree that is in use is skipped. With --repair this is an error: if nothing else is wrong, the exit code is 3.
+    Of a tree that is in use everything is read that its owner does not change meanwhile. It cannot be repaired: with
+    --repair, if nothing else is wrong, the exit code is 3.
     """
     screen = Screen()
     trees = choose_trees(load_settings(), model, screen)
@@ -119,9 +119,9 @@ def verify(
     else:
         for line in (line for check in checks for line in _describe_check(check)):
             screen.write_line(line)
-    refused = [check for check in checks if repair and check.is_in_use]
+    refused = [check for check in checks if not check.is_read]
     for check in refused:
-        screen.error(f"{check.name} was not repaired: it is in use by {check.owner}")
+        screen.error(f"{check.name} was not repaired: it is {check.not_owner}")
     if any(check.problems for check in checks):
         raise typer.Exit(_DAMAGED)
     if refused:
@@ -129,25 +129,34 @@ def verify(
 
 
 def _check(tree: TreeInfo, repair: bool, progress: Progress) -> Check:
-    """Read one tree, unless it is in use. A tree that cannot be opened counts as a problem, and the next is still read."""
+    """Read one tree, unless it is to be repaired and cannot be. A tree that cannot be read at all counts as a problem."""
     progress.start(f"reading {tree.name}", tree.nbytes or None)
     try:
         found = verify_tree(tree.folder, on_file=progress.advance, repair=repair)
-    except DiskBusy as busy:
-        return Check(tree.name, is_in_use=True, owner_pid=busy.pid)
+    except NotOwner as reason:
+        return _note_owner(Check(tree.name, is_read=False), reason)
     except DiskError as error:
         return Check(tree.name, problems=(str(error),))
     finally:
         progress.finish()
-    return Check(tree.name, found.num_files, found.nbytes, found.orphans, found.problems, found.is_repaired)
+    check = Check(tree.name, found.num_files, found.nbytes, found.orphans, found.problems, found.is_repaired)
+    return check if found.not_owner is None else _note_owner(check, found.not_owner)
+
+
+def _note_owner(check: Check, reason: NotOwner) -> Check:
+    if isinstance(reason, DiskBusy):
+        check = replace(check, is_in_use=True, owner_pid=reason.pid)
+    return replace(check, not_owner=reason.why)
 
 
 def _describe_check(check: Check) -> list[str]:
-    if check.is_in_use:
-        return [f"{check.name}: in use by {check.owner}, not read"]
+    if not check.is_read:
+        return [f"{check.name}: {check.not_owner}, not read"]
     verdict = f"{len(check.problems):,} damaged" if check.problems else "sound"
     removed = ", removed" if check.problems and check.is_repaired else ""
-    first = f"{check.name}: {check.num_files:,} files, {filesize.decimal(check.nbytes)}, {verdict}{removed}"
+    owner = f"; {check.not_owner}" if check.not_owner else ""
+    owner += ": what changes meanwhile is left out" if check.is_in_use else ""
+    first = f"{check.name}: {check.num_files:,} files, {filesize.decimal(check.nbytes)}, {verdict}{removed}{owner}"
     return [first, *(f"  {problem}" for problem in check.problems)]
 
 

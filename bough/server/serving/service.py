@@ -31,7 +31,7 @@ from bough.types import SamplingParams
 
 COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
 
-DiskState = Literal["ok", "failing", "unavailable", "off"]
+DiskState = Literal["ok", "failing", "read-only", "unavailable", "off"]
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,8 @@ class Service:
         figures = [loaded.worker.snapshot() for loaded in self.models.list()]
         if any(figure.get("disk_is_failing") for figure in figures):
             return "failing"
+        if any(figure.get("disk_is_read_only") for figure in figures):
+            return "read-only"
         if any(figure.get("disk_problem") for figure in figures):
             return "unavailable"
         return "ok" if any("disk_bytes" in figure for figure in figures) else "off"

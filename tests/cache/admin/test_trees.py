@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,13 +119,36 @@ def test_an_index_that_is_nonsense_in_the_middle_is_a_problem_too(trees: Path) -
     assert "index: database disk image is malformed" in verify_tree(tree).problems
 
 
-def test_a_tree_in_use_is_neither_verified_nor_removed(trees: Path) -> None:
+def test_a_tree_in_use_is_neither_repaired_nor_removed(trees: Path) -> None:
     folder = make_tree(trees, "a")
     with reopen(folder) as disk:
-        for act in (verify_tree, remove_tree):
+        for act in (partial(verify_tree, repair=True), remove_tree):
             with pytest.raises(DiskBusy):
                 act(folder)
         assert get(disk, disk.files()[0]) == content_of(disk.files()[0].address)
+
+
+def test_what_an_owner_deletes_and_writes_while_its_tree_is_verified_is_no_damage(trees: Path) -> None:
+    folder = make_tree(trees, "a", num_tokens=16)
+    with reopen(folder) as disk:
+        known = disk.files()
+        in_the_way = known[-1]
+        damaged = next(file for file in Shelf(folder).page_files() if file.name == disk.keys.name(known[0].address).hex())
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+
+        def change(nbytes: int) -> None:
+            """At the first file: the last one goes, and another comes."""
+            if disk.has(in_the_way):
+                put(disk, address_of(disk, [99], 0))
+                disk.use(in_the_way)
+                disk.drop(in_the_way)
+                assert disk.flush(10)
+
+        found = verify_tree(folder, on_file=change)
+
+    assert (found.num_files, found.orphans) == (2, 0)
+    assert found.problems == (f"{damaged.name}: damaged",)
+    assert isinstance(found.not_owner, DiskBusy) and found.not_owner.pid == os.getpid()
 
 
 def test_a_removed_tree_is_gone_and_what_is_not_ours_stays(trees: Path) -> None:

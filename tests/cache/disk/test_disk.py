@@ -336,7 +336,7 @@ def test_clearing_a_small_salt_does_not_write_the_whole_index_anew(disk: Disk, s
     put_path(disk, ours, salt="ours")
     assert disk.flush(30)
     statements: list[str] = []
-    disk._opened.index._connection.set_trace_callback(statements.append)
+    disk._opened.owned.index._connection.set_trace_callback(statements.append)
 
     disk.clear(disk.root("nobody"))()
     disk.clear(disk.root("ours"))()

@@ -65,7 +65,7 @@ def test_verify_reads_the_other_trees_when_one_is_in_use(invoke, grow):
     large, small = json.loads(result.stdout)["trees"]
     assert result.exit_code == 0
     assert (large["num_files"], large["problems"], large["is_in_use"], large["owner_pid"]) == (4, [], False, None)
-    assert (small["num_files"], small["problems"], small["is_in_use"], small["owner_pid"]) == (0, [], True, os.getpid())
+    assert (small["num_files"], small["problems"], small["is_in_use"], small["owner_pid"]) == (4, [], True, os.getpid())
 
 
 def test_verify_says_that_a_tree_is_in_use_and_by_whom_and_calls_it_no_damage(invoke, grow):
@@ -73,7 +73,20 @@ def test_verify_says_that_a_tree_is_in_use_and_by_whom_and_calls_it_no_damage(in
         result = invoke("cache", "verify")
 
     assert result.exit_code == 0
-    assert result.stdout == f"small-1f1f1f1f1f1f: in use by process {os.getpid()}, not read\n"
+    told = f"sound; in use by process {os.getpid()}: what changes meanwhile is left out"
+    assert result.stdout == f"small-1f1f1f1f1f1f: 4 files, 3.8 kB, {told}\n"
+
+
+def test_verify_finds_damage_in_a_tree_in_use(invoke, grow):
+    folder = grow()
+    damage(page_files(folder)[0])
+
+    with open_disk(folder):
+        result = invoke("cache", "verify")
+
+    assert result.exit_code == 1
+    assert "3 files" in result.stdout and "1 damaged" in result.stdout
+    assert f"{page_files(folder)[0].name}: damaged" in result.stdout
 
 
 def test_damage_of_another_tree_counts_though_one_is_in_use(invoke, grow):

@@ -18,7 +18,9 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
 from bough.cache.admin.view import TreeView
+from bough.cache.disk import ReadOnlyTree
 from bough.errors import RequestError, TooLarge, Unavailable
 from bough.server.http.bounds import SHORT_NAME
 from bough.server.http.errors import HttpError, error_response, format_plain_error
@@ -91,11 +93,14 @@ async def read_tree(
     salt: Annotated[str | None, Query(description="Only the tree of this salt, for who sees all.")] = None,
     format: Annotated[Literal["json", "text"], Query(description="Plain data, or a drawing.")] = "json",
     ids: Annotated[bool, Query(description="The token ids of each edge, too.")] = False,
+    width: Annotated[
+        int | None, Query(ge=LEAST_WIDTH, le=MOST_WIDTH, description="The most columns of a drawing's lines.")
+    ] = None,
 ) -> Response:
     """The tree of one model: every edge with its text, its tiers, what is pinned and what is in use."""
     found = await cancel_on_disconnect(request, service.cache.tree(model, salt if scope is None else scope))
     if format == "text":
-        return PlainTextResponse(await asyncio.to_thread(str, found.result))
+        return PlainTextResponse(await asyncio.to_thread(found.result.draw, width))
     return await asyncio.to_thread(_tree_as_json, found, ids)
 
 
@@ -157,9 +162,12 @@ async def _pin(body: PrefixBody, service: Service, salt: str, *, kept: bool) -> 
 
 
 @router.delete("")
-async def clear(service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> JSONResponse:
-    """Delete the trees that the client sees, of one model or of every loaded one, on disk too."""
-    return JSONResponse({"cleared": await service.cache.clear(model, scope)})
+async def clear(service: ServiceOf, scope: ScopeOf, model: ModelName = None) -> Response:
+    """Delete the trees that the client sees, of one model or of every loaded one, on disk too; 409 if that is only read."""
+    try:
+        return JSONResponse({"cleared": await service.cache.clear(model, scope)})
+    except ReadOnlyTree as error:
+        return error_response(HttpError(409, str(error)), format_plain_error)
 
 
 @router.post("/export", response_class=Response)

@@ -82,6 +82,17 @@ def test_the_tree_can_be_drawn(client: httpx.Client) -> None:
     assert "└─ [0," in answer.text
 
 
+def test_a_drawing_has_no_more_columns_than_it_may_have(client: httpx.Client) -> None:
+    chat(client)
+
+    wide, narrow = (client.get("/api/cache/tree", params={"format": "text", "width": width}).text for width in (400, 50))
+
+    assert SYSTEM.strip() in wide
+    assert max(map(len, narrow.splitlines())) <= 50 and SYSTEM.strip() not in narrow
+    for width in (39, 1001, "x"):
+        assert client.get("/api/cache/tree", params={"format": "text", "width": width}).status_code == 400
+
+
 def test_a_prompt_is_explained_as_the_chat_would_find_it(client: httpx.Client) -> None:
     chat(client)
 

@@ -62,7 +62,8 @@ async def test_an_answer_that_differed_raises_the_alarm_and_the_server_stays_up(
     [
         ({"disk_bytes": 5, "disk_is_failing": False}, "ok"),
         ({"disk_bytes": 5, "disk_is_failing": True}, "failing"),
-        ({"disk_problem": "the tree is in use"}, "unavailable"),
+        ({"disk_bytes": 5, "disk_is_read_only": True, "disk_problem": "it is in use"}, "read-only"),
+        ({"disk_problem": "the tree cannot be read"}, "unavailable"),
         ({}, "off"),
     ],
 )

@@ -1,0 +1,206 @@
+"""`bough tree` and `bough explain`: a running server is asked if there is one, else the tree on disk is read.
+
+On disk no model is loaded: the index tells the tree, and the tokenizer its texts. Nothing is changed, and the tree may be
+in use by another process; what that has only in memory is not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bough.cache.admin import view
+from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
+from bough.cache.admin.node_view import Decode
+from bough.cache.admin.stored import open_stored
+from bough.cache.admin.trees import TreeInfo, list_trees
+from bough.cache.disk import DiskError
+from bough.cache.prefix_cache import PrefixCache
+from bough.cli import options
+from bough.cli.cache.trees import is_of
+from bough.cli.client import find_client
+from bough.cli.prompt_args import read_prompt_args
+from bough.cli.terminal.columns import describe
+from bough.cli.terminal.screen import Screen
+from bough.config import Settings, load_settings
+from bough.errors import ModelError, ModelNotFound
+from bough.models import GgufSupport, ModelFiles, resolve
+from bough.models.prompts import Prompts
+from bough.models.tokenizer import load_decoder, load_tokenizer
+from bough.types import Message
+
+_SHOWN_BRANCHES = 4
+_NO_CONVERSION = GgufSupport(is_readable=True, is_convertible=False)  # the tokenizer is all that is wanted
+
+Local = Annotated[bool, typer.Option("--local", help="Read the tree on disk, also if a server is running.")]
+Url = Annotated[str | None, typer.Option("--url", help="The server's address; not given: the one that is running here.")]
+Salt = Annotated[str | None, typer.Option(help="Only the tree of this salt.")]
+
+
+def tree(
+    model: Annotated[str | None, typer.Argument(help="A model, or a tree on disk; not given: the default model.")] = None,
+    salt: Salt = None,
+    as_json: options.AsJson = False,
+    url: Url = None,
+    local: Local = False,
+) -> None:
+    """Draw the tree: each edge with its text and its tier, what is kept and what is in use.
+
+    Without a running server the tree on disk is drawn. No model is loaded for that.
+    """
+    screen, settings = Screen(), load_settings()
+    client = find_client(settings, url, is_local=local)
+    if client is None:
+        return _draw_stored(model, salt, as_json, settings, screen)
+    with client:
+        if as_json:
+            found = client.get("/api/cache/tree", model=model, salt=salt)
+            return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
+        shown = client.get_text("/api/cache/tree", model=model, salt=salt, format="text", width=str(_width()))
+        return screen.write_line(shown)
+
+
+def _width() -> int:
+    """The columns of the terminal, or of the variable COLUMNS; 80 without either."""
+    return min(max(LEAST_WIDTH, shutil.get_terminal_size().columns), MOST_WIDTH)
+
+
+def _draw_stored(model: str | None, salt: str | None, as_json: bool, settings: Settings, screen: Screen) -> None:
+    with _open(model, settings, screen) as stored:
+        decode = _make_decoder(stored, settings, screen)
+        found = view.view_tree(stored.cache.forest, stored.cache.clock.now(), decode, salt)
+        if as_json:
+            plain = {"model": stored.tree.model, "roots": json.loads(found.to_json(has_ids=False))}
+            return screen.write_line(json.dumps(plain, indent=2, ensure_ascii=False))
+        return screen.write_line(found.draw(_width()))
+
+
+def explain(
+    first: Annotated[str | None, typer.Argument(metavar="MODEL", help="A model; not given: the default model.")] = None,
+    rest: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="The prompt, with - for standard input.", show_default=False),
+    ] = None,
+    model: options.Model = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    as_json: options.AsJson = False,
+    url: Url = None,
+    local: Local = False,
+) -> None:
+    """Show how much of a prompt is cached, and where it diverges from the tree.
+
+    Without a running server the tree on disk is looked at. No model is loaded for that.
+    """
+    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
+    if not args.prompt:
+        raise typer.BadParameter("there is no prompt to explain")
+    if raw and system is not None:
+        raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
+    screen, settings = Screen(), load_settings()
+    client = find_client(settings, url, is_local=local)
+    if client is None:
+        messages = [{"role": "system", "content": system}] if system else []
+        prompt = args.prompt if raw else [*messages, {"role": "user", "content": args.prompt}]
+        found = _explain_stored(args.model, prompt, settings, screen)
+    else:
+        with client:
+            found = client.post("/api/cache/explain", model=args.model, prompt=args.prompt, system=system, raw=raw)
+    if as_json:
+        return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
+    for line in _explain_lines(found):
+        screen.write_line(line)
+    return None
+
+
+def _explain_stored(
+    model: str | None, prompt: str | Sequence[Message], settings: Settings, screen: Screen
+) -> dict[str, Any]:
+    """What a server would answer, without the salt of a key."""
+    with _open(model, settings, screen) as stored:
+        if stored.files is None:
+            raise ModelNotFound(f"the files of {stored.tree.model} are not here: without its tokenizer nothing is matched")
+        tokenizer = load_tokenizer(stored.files, settings.trust_remote_code)
+        prompts = Prompts(tokenizer, vocab_size=0)
+        ids = prompts.encode(prompt, raw=isinstance(prompt, str)).ids
+        return {"model": stored.tree.model, **asdict(view.explain(stored.cache, ids, "", prompts.decode))}
+
+
+def _explain_lines(found: dict[str, Any]) -> Iterator[str]:
+    """The explanation as lines of text."""
+    yield f"{found['model']}: {found['reason']}"
+    facts = {name: f"{found[f'{name}_tokens']:,} tokens" for name in ("prompt", "matched", "cached")}
+    if found["prompt_goes_on"]:
+        facts["the prompt continues"] = repr(found["prompt_goes_on"])
+    for number, text in enumerate(found["tree_goes_on"][:_SHOWN_BRANCHES], start=1):
+        facts[f"the tree continues ({number})"] = repr(text)
+    yield from describe(facts)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tree on disk, restored, and the files of its model, if they are here."""
+
+    tree: TreeInfo
+    cache: PrefixCache
+    files: ModelFiles | None
+
+
+@contextmanager
+def _open(model: str | None, settings: Settings, screen: Screen) -> Iterator[_Stored]:
+    """The tree on disk of a model, or of the default model. Says which it is."""
+    tree = _choose(model, settings, screen)
+    owner = f", in use by process {tree.owner_pid}: what that has in memory only is not shown" if tree.owner_pid else ""
+    screen.note(f"the tree on disk {tree.name}{owner}")
+    with open_stored(tree.folder, tree.fingerprint, tree.page_tokens, settings.disk_ttl) as cache:
+        yield _Stored(tree, cache, _find_files(tree, model, settings))
+
+
+def _choose(model: str | None, settings: Settings, screen: Screen) -> TreeInfo:
+    """The tree of a model that was used last. Raises DiskError, with the names that there are, if it has none."""
+    trees = [tree for tree in list_trees(settings.trees_folder) if not tree.problem]
+    found = [tree for tree in trees if _is_of(tree, model or settings.model)]
+    if not found and model is None and len({tree.model for tree in trees}) == 1:
+        found = trees
+    if not trees:
+        raise DiskError("no server is running, and there are no trees on disk yet")
+    if not found:
+        names = ", ".join(sorted({tree.model or tree.name for tree in trees}))
+        raise DiskError(f"no server is running, and {model or settings.model!r} has no tree on disk; there are {names}")
+    newest = max(found, key=lambda tree: tree.last_used)
+    if others := [tree.name for tree in found if tree is not newest]:
+        screen.note(f"{newest.name} was used last; there are {', '.join(others)}, too")
+    return newest
+
+
+def _is_of(tree: TreeInfo, name: str) -> bool:
+    """Whether a name, or a model's folder, stands for this tree."""
+    return is_of(tree, name) or (Path(name).expanduser().is_dir() and is_of(tree, Path(name).expanduser().resolve().name))
+
+
+def _find_files(tree: TreeInfo, model: str | None, settings: Settings) -> ModelFiles | None:
+    """The files of a tree's model, by the name or the folder that was given, or by the name that the tree tells."""
+    for name in (model, tree.model):
+        try:
+            files = resolve(name, settings, _NO_CONVERSION) if name else None
+        except ModelError:
+            continue
+        if files is not None and is_of(tree, files.name):
+            return files
+    return None
+
+
+def _make_decoder(stored: _Stored, settings: Settings, screen: Screen) -> Decode:
+    """What gives an edge its text: none if the model's files are gone."""
+    if stored.files is None:
+        screen.note(f"the files of {stored.tree.model} are not here: no texts")
+        return lambda ids: ""
+    return load_decoder(stored.files, settings.trust_remote_code)
