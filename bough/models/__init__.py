@@ -8,6 +8,7 @@ from bough.models.info import ModelInfo, describe
 from bough.models.sources import GgufSupport, can_pull, convert_if_needed, pull, resolve
 from bough.models.store import Store
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.models.weights import check_weights
 from bough.types import Progress, SilentProgress
 
 # We use transformers for tokenizers and configurations, so its warning that torch is missing does not matter.
@@ -23,6 +24,7 @@ __all__ = [
     "Store",
     "Tokenizer",
     "can_pull",
+    "check_weights",
     "convert_if_needed",
     "describe",
     "load_tokenizer",

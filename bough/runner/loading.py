@@ -59,8 +59,9 @@ def gguf_support(settings: Settings) -> GgufSupport:
 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
-    """The engine that the settings ask for, with the model loaded."""
+    """The engine that the settings ask for, with the model loaded. Damaged files are found before the engine reads them."""
     engine = _import_engine(settings)
+    models.check_weights(files)
     if progress is None:
         return engine.load(files.folder, settings)
     try:
