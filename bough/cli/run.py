@@ -20,6 +20,7 @@ from bough.cli.terminal.answer import as_dict, stream_answer, summarise
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
 from bough.errors import ModelNotFound, RequestError
+from bough.models.sources import is_path
 from bough.runner import Runner, load
 from bough.types import Prompt, SamplingParams
 
@@ -131,14 +132,18 @@ def _load(args: PromptArgs, settings: dict[str, Any], screen: Screen) -> Runner:
     try:
         with show_progress(screen.notes, stays=False) as progress:
             progress.start(f"loading {args.model or 'the default model'}", None)
-            return load(args.model, progress=progress, **settings)
+            return load(
+                args.model, progress=progress, announce=lambda plan: screen.note(f"fetching {plan.describe()}"), **settings
+            )
     except ModelNotFound as error:
-        if not args.is_guess:
+        if not args.is_guess or is_path(args.model or ""):
             raise
         raise ModelNotFound(f"{error}; if {args.model!r} is part of the prompt, give the model with --model") from error
 
 
 def _require_template(runner: Runner, run_options: RunOptions) -> None:
+    if not runner.tokenizer.has_text and runner.files is not None and runner.files.tokenizer_problem:
+        raise RequestError(runner.files.tokenizer_problem)
     if not run_options.is_raw and not (runner.tokenizer.has_text and runner.tokenizer.template.is_present):
         raise RequestError("the model has no chat template: use --raw with a prompt to continue a text")
 

@@ -5,7 +5,8 @@ import logging
 from bough.models.chat.template import Rendered
 from bough.models.files import ModelFiles
 from bough.models.info import ModelInfo, describe
-from bough.models.sources import GgufSupport, can_pull, convert_if_needed, pull, resolve
+from bough.models.pulling import Announce, PullPlan, can_pull, pull
+from bough.models.sources import GgufSupport, convert_if_needed, resolve
 from bough.models.store import Store
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.models.weights import check_weights
@@ -15,10 +16,12 @@ from bough.types import Progress, SilentProgress
 logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
 __all__ = [
+    "Announce",
     "GgufSupport",
     "ModelFiles",
     "ModelInfo",
     "Progress",
+    "PullPlan",
     "Rendered",
     "SilentProgress",
     "Store",
