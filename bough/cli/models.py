@@ -16,24 +16,73 @@ from bough.cache.disk import DiskError
 from bough.cli import options
 from bough.cli.terminal.columns import ago, align, count, describe
 from bough.cli.terminal.progress import show_progress
-from bough.cli.terminal.screen import Screen, confirm_or_exit
+from bough.cli.terminal.screen import Screen, confirm_or_exit, is_interactive
 from bough.config import Settings, load_settings
 from bough.engines.contract import Engine
 from bough.errors import ModelNotFound
-from bough.models import ModelFiles, ModelInfo, Store
+from bough.models import ModelFiles, ModelInfo, PullPlan, Store
+from bough.models.fetching.short_names import SHORT_NAMES
 from bough.runner import gguf_support, make_engine
+
+_LARGE_BYTES = 2 * 10**9  # above this a download needs a yes on a terminal
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="A known name such as smollm2, or org/name on the Hugging Face hub.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name that --list shows, org/name on the Hugging Face hub, or hf.co/org/name:Q4_K_M for a GGUF file.",
+            show_default=False,
+        ),
+    ] = None,
+    lists: Annotated[bool, typer.Option("--list", help="List the short names, with sizes and licences.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fetch a model. An interrupted download continues where it stopped."""
-    screen, settings = Screen(), load_settings()
+    screen = Screen()
+    if lists:
+        return _list_short_names(screen, as_json)
+    if name is None:
+        raise typer.BadParameter("give the name of a model, or --list for the short names")
+    settings = load_settings()
     before = {model.name: model.created for model in Store(settings.models_folder).list()}
+    plans: list[PullPlan] = []
+
+    def announce(plan: PullPlan) -> None:
+        plans.append(plan)
+        screen.note(plan.describe())
+        if plan.download_bytes > _LARGE_BYTES and not yes and is_interactive():
+            confirm_or_exit(f"fetch {filesize.decimal(plan.download_bytes)}?")
+
     with show_progress(screen.notes) as progress:
-        model = models.pull(name, settings, gguf_support(settings), progress)
+        model = models.pull(name, settings, gguf_support(settings), progress, announce)
     is_new = before.get(model.name) != model.created
-    screen.write_line(f"{model.name} {'is here' if is_new else 'was here already'} ({filesize.decimal(model.size_bytes)})")
+    if as_json:
+        plan = {"plan": asdict(plans[0]) if plans else None}
+        return screen.write_line(json.dumps(_list_facts(model) | {"is_new": is_new} | plan, indent=2))
+    return screen.write_line(
+        f"{model.name} {'is here' if is_new else 'was here already'} ({filesize.decimal(model.size_bytes)})"
+    )
+
+
+def _list_short_names(screen: Screen, as_json: bool) -> None:
+    if as_json:
+        facts = [asdict(each) | {"names": list(each.names)} for each in SHORT_NAMES]
+        return screen.write_line(json.dumps(facts, indent=2))
+    rows = [
+        (
+            ", ".join(reversed(each.names)),
+            count(each.num_parameters),
+            filesize.decimal(each.download_bytes),
+            each.license,
+            each.repository or "package index",
+        )
+        for each in SHORT_NAMES
+    ]
+    for line in align([("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM"), *rows]):
+        screen.write_line(line)
+    return None
 
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False) -> None:

@@ -177,8 +177,8 @@ def _settle(args: PromptArgs, backends: Backends, screen: Screen) -> PromptArgs:
 
 
 def _require_template(backend: Backend, run_options: RunOptions) -> None:
-    if not run_options.is_raw and not backend.has_template:
-        raise RequestError("the model has no chat template: use --raw with a prompt to continue a text")
+    if not run_options.is_raw and backend.chat_problem:
+        raise RequestError(backend.chat_problem)
 
 
 def _answer(backend: Backend, text: str, run_options: RunOptions, screen: Screen) -> None:

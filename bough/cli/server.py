@@ -74,7 +74,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
 
     with bind(settings.host, settings.port) as bound:
         with show_progress(screen.notes, stays=False) as progress:
-            files = find_model(settings.model, settings, progress)
+            files = find_model(settings.model, settings, progress, lambda plan: screen.note(f"fetching {plan.describe()}"))
         set_up_logs(as_json=settings.log_json)
         service = make_service(settings, files)
         url = url_of(bound)

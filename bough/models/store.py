@@ -1,6 +1,7 @@
 """The local model folder: one directory per model, each with a `bough.json` that says where it came from.
 
-A model's name is the name of its directory, with `org--name` for `org/name`. `name` and `name:latest` are the same model.
+A model's name is the name of its directory, with `org--name` for `org/name` and `name@tag` for `name:tag`. `name` and
+`name:latest` are the same model, and so are `huggingface.co/org/name:q4_0` and `hf.co/org/name:Q4_0`.
 Always true:
 - every directory with a `bough.json` and no leading dot is a complete model: it is made elsewhere, synced, then renamed;
 - a `.replaced-` directory is complete too: the next access restores it if a process died before the new model was there;
@@ -29,21 +30,36 @@ _FORMAT = 1
 _COMMIT_FILE = ".left-by"
 _REPLACED = ".replaced-"
 _LONGEST_NAME = 200  # the file name gets a prefix, and most file systems allow 255 characters
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+HUB = "hf.co/"
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_NAME = re.compile(rf"(hf\.co/(?=.*/))?{_WORD}(/{_WORD})?(:{_WORD})?")
 
 
 def plain_name(name: str) -> str:
-    """The name without `:latest`. Raises ModelNotFound for anything that is not a name, such as a path."""
-    plain = name.removesuffix(":latest")
+    """The name without `:latest`, and a name on the hub in one spelling: `hf.co/org/name:Q4_K_M`.
+
+    Raises ModelNotFound for anything that is not a name, such as a path.
+    """
+    plain = _one_spelling(name.removesuffix(":latest"))
     if len(plain) > _LONGEST_NAME:
         raise ModelNotFound(
             f"{name[:20]!r}… is not a model name: it has {len(plain)} characters, more than {_LONGEST_NAME}"
         )
     if not _NAME.fullmatch(plain) or "--" in plain:
         raise ModelNotFound(
-            f"{name!r} is not a model name: letters, digits, '.', '_' and '-', with at most one '/' between"
+            f"{name!r} is not a model name: letters, digits, '.', '_' and '-', with at most one '/' between, and a ':tag'"
         )
     return plain
+
+
+def _one_spelling(name: str) -> str:
+    """A name on the hub begins with `hf.co/`, with its quantization in capitals. A file's name as a tag stays as it is."""
+    if name.startswith("huggingface.co/"):
+        name = HUB + name.removeprefix("huggingface.co/")
+    if not name.startswith(HUB) or name.endswith(".gguf"):
+        return name
+    repository, colon, tag = name.partition(":")
+    return repository + colon + tag.upper()
 
 
 class Store:
@@ -137,7 +153,7 @@ class Store:
         return model
 
     def _folder_of(self, name: str) -> Path:
-        return self.folder / plain_name(name).replace("/", "--")
+        return self.folder / plain_name(name).replace("/", "--").replace(":", "@")
 
     def _read(self, folder: Path) -> ModelFiles | None:
         with translate_os_errors(folder):

@@ -13,6 +13,7 @@ from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.engines.choice import choose_engine, find_installed, install_command
 from bough.engines.contract import Engine, EngineMaker
 from bough.errors import ModelNotFound, UnsupportedModel
+from bough.models import Announce
 from bough.models.files import ModelFiles
 from bough.models.sources import GgufSupport
 from bough.models.tokenizer import Tokenizer, load_tokenizer
@@ -21,13 +22,20 @@ from bough.runner.tiers import open_tiers
 from bough.types import Progress
 
 
-def load(name_or_path: str | Path | None = None, *, progress: Progress | None = None, **settings: Any) -> Runner:
+def load(
+    name_or_path: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    **settings: Any,
+) -> Runner:
     """Load a model by name, hub id, Hugging Face folder or GGUF file; without one, the default model.
 
-    A known name or hub id that is not on this machine is fetched first. `cache=False` runs without reuse.
+    A known name or hub id that is not on this machine is fetched first; `announce` is told before what will be fetched, and
+    may raise to prevent it. `cache=False` runs without reuse.
     """
     chosen = load_settings(settings)
-    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress), chosen, progress)
+    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress, announce), chosen, progress)
 
 
 def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
@@ -38,7 +46,9 @@ def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = 
     return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
 
 
-def find_model(name: str, settings: Settings, progress: Progress | None = None) -> ModelFiles:
+def find_model(
+    name: str, settings: Settings, progress: Progress | None = None, announce: Announce | None = None
+) -> ModelFiles:
     """The files of a model. A known name or hub id that is not on this machine is fetched first."""
     gguf = gguf_support(settings)
     try:
@@ -46,7 +56,7 @@ def find_model(name: str, settings: Settings, progress: Progress | None = None) 
     except ModelNotFound:
         if not models.can_pull(name):
             raise
-        return models.pull(name, settings, gguf, progress)
+        return models.pull(name, settings, gguf, progress, announce)
 
 
 def gguf_support(settings: Settings) -> GgufSupport:
@@ -59,8 +69,9 @@ def gguf_support(settings: Settings) -> GgufSupport:
 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
-    """The engine that the settings ask for, with the model loaded."""
+    """The engine that the settings ask for, with the model loaded. Damaged files are found before the engine reads them."""
     engine = _import_engine(settings)
+    models.check_weights(files)
     if progress is None:
         return engine.load(files.folder, settings)
     try:

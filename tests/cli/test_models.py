@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bough.errors import DownloadError
-from bough.models import ModelFiles
+from bough.models import ModelFiles, PullPlan
 from tests.cli.conftest import add_model
 from tests.fakes import MODELS, FakeEngine
 from tests.models.tiny_tokenizer import byte_level
@@ -89,7 +89,7 @@ def test_rm_asks_on_a_terminal(invoke, store, monkeypatch):
 
 
 def test_pull_tells_its_work_in_lines_where_there_is_no_terminal(invoke, store, monkeypatch):
-    def pull(name: str, settings, gguf, progress) -> ModelFiles:
+    def pull(name: str, settings, gguf, progress, announce) -> ModelFiles:
         progress.start("weights", 2_000_000)
         progress.advance(2_000_000)
         progress.finish()
@@ -105,9 +105,63 @@ def test_pull_tells_its_work_in_lines_where_there_is_no_terminal(invoke, store, 
 
 def test_pull_of_what_is_there_says_so(invoke, store, monkeypatch):
     model = add_model(store, "small")
-    monkeypatch.setattr("bough.models.pull", lambda name, settings, gguf, progress: model)
+    monkeypatch.setattr("bough.models.pull", lambda name, settings, gguf, progress, announce: model)
 
     assert invoke("pull", "small").stdout.startswith("small was here already")
+
+
+def test_pull_lists_the_short_names_with_sizes_and_licences(invoke):
+    lines = [line.split() for line in invoke("pull", "--list").stdout.splitlines()]
+    facts = json.loads(invoke("pull", "--list", "--json").stdout)
+
+    assert lines[0] == ["NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM"]
+    assert ["qwen3:4b,", "qwen3", "4.0B", "8.1", "GB", "apache-2.0", "Qwen/Qwen3-4B"] in lines
+    assert len(facts) == len(lines) - 1
+    assert {"qwen3", "qwen3:4b"} == set(next(each["names"] for each in facts if each["name"] == "qwen3:4b"))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words", "is_terminal", "is_asked"),
+    [
+        (3 * 10**9, [], True, True),
+        (3 * 10**9, ["-y"], True, False),
+        (3 * 10**9, [], False, False),
+        (10**9, [], True, False),
+    ],
+)
+def test_pull_tells_its_plan_and_asks_before_a_large_one(
+    invoke, store, monkeypatch, num_bytes, words, is_terminal, is_asked
+):
+    def pull(name: str, settings, gguf, progress, announce) -> ModelFiles:
+        announce(PullPlan(name, "org/small", "mit", num_bytes, 0, 10**12))
+        return add_model(store, name)
+
+    monkeypatch.setattr("bough.models.pull", pull)
+    for place in ("bough.cli.models", "bough.cli.terminal.screen"):
+        monkeypatch.setattr(f"{place}.is_interactive", lambda: is_terminal)
+
+    result = invoke("pull", "small", *words, piped="n\n")
+
+    assert f"small from org/small: {num_bytes // 10**9}.0 GB; licence mit; 1.0 TB free on the disk" in result.stderr
+    assert ("fetch 3.0 GB?" in result.stderr) == is_asked
+    assert result.exit_code == (1 if is_asked else 0)
+    assert (store.find("small") is None) == is_asked
+
+
+def test_pull_as_json_has_the_plan_and_the_model(invoke, store, monkeypatch):
+    def pull(name: str, settings, gguf, progress, announce) -> ModelFiles:
+        announce(PullPlan(name, "org/small", "mit", 5, 0, 10**12))
+        return add_model(store, name)
+
+    monkeypatch.setattr("bough.models.pull", pull)
+
+    found = json.loads(invoke("pull", "small", "--json").stdout)
+
+    assert (found["name"], found["is_new"], found["plan"]["license"]) == ("small", True, "mit")
+
+
+def test_pull_without_a_name_is_wrong_usage(invoke):
+    assert invoke("pull").exit_code == 2
 
 
 def test_pull_of_an_unknown_name_says_what_exists(invoke):
@@ -118,7 +172,7 @@ def test_pull_of_an_unknown_name_says_what_exists(invoke):
 
 
 def test_a_failed_download_is_one_line(invoke, monkeypatch):
-    def pull(name, settings, gguf, progress):
+    def pull(name, settings, gguf, progress, announce):
         raise DownloadError("is there a network?")
 
     monkeypatch.setattr("bough.models.pull", pull)

@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from bough.cli.prompt_args import PromptArgs
+from bough.models import Tokenizer
+from bough.runner import Runner
 from bough.types import SamplingParams
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
@@ -231,3 +233,18 @@ def test_the_default_model_passes_its_self_check(smollm2_files):
     found = json.loads(done.stdout)
     assert found["has_chat_template"]
     assert found["engine"]["capabilities"]["can_reuse"]
+
+
+def test_a_model_without_a_tokenizer_says_which_files_it_lacks(invoke, tmp_path, monkeypatch):
+    made = make_runner(tmp_path)
+    bare = Runner(made.engine, Tokenizer(None), made.settings, made.files)
+    monkeypatch.setattr("bough.cli.backends.local.load", lambda *args, **settings: bare)
+
+    result = invoke("run", "tiny", "Hello there")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {tmp_path} has no tokenizer: there is none of tokenizer.json,")
+
+
+def test_a_path_that_is_not_there_is_not_taken_for_a_part_of_the_prompt(invoke):
+    assert invoke("run", "/no/such/model", "Hello").stderr == "error: there is no file or folder /no/such/model\n"

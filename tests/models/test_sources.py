@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import gguf
 import pytest
@@ -63,7 +64,7 @@ def test_a_gguf_file_that_nobody_wrote_to_is_not_hashed_again(tmp_path, settings
 
 
 def test_a_path_that_cannot_be_read_is_a_model_error(tmp_path, settings, monkeypatch):
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
 
     def refuse(stream, name):
         raise PermissionError("no")
@@ -88,24 +89,74 @@ def test_a_local_name_is_found_with_and_without_latest(settings):
     assert resolve("small", settings, FOR_TORCH) == resolve("small:latest", settings, FOR_TORCH) == made
 
 
-@pytest.mark.parametrize("name", ["nothing", "org/nothing", "../nothing", "/no/such/folder", "nothing.gguf", "smollm2"])
-def test_what_is_not_there_is_told_with_what_is_and_how_to_pull(settings, name):
+@pytest.mark.parametrize("name", ["nothing", "org/nothing", "smollm2", "qwen3:4b", "hf.co/org/nothing:Q4_0"])
+def test_a_name_that_is_not_here_is_told_with_what_is_and_how_to_pull(settings, name):
     with Store(settings.models_folder).making("small") as making:
         making.commit("a test", "", 0, "")
+    hint = "`bough pull` fetches smollm2 and the other" if name == "nothing" else f"`bough pull {name}` fetches it"
 
-    with pytest.raises(ModelNotFound, match=r"local models: small; `bough pull` fetches smollm2"):
+    with pytest.raises(ModelNotFound, match=f"no model '{name}'; local models: small; {hint}"):
         resolve(name, settings, FOR_TORCH)
 
 
-def test_a_folder_without_a_config_is_told_as_such(tmp_path, settings):
-    with pytest.raises(ModelNotFound, match=r"has no config\.json"):
+@pytest.mark.parametrize("path", ["../nothing", "./nothing.gguf", "/no/such/folder", "nothing.gguf", "a/b/c", "~/nothing"])
+def test_a_path_that_is_not_there_is_told_as_a_path(settings, path):
+    with pytest.raises(ModelNotFound) as caught:
+        resolve(path, settings, FOR_TORCH)
+
+    assert str(caught.value).startswith(f"there is no file or folder {path}")
+    assert "model" not in str(caught.value).removesuffix(str(Path.cwd()))
+
+
+@pytest.mark.parametrize(
+    ("holds", "said"),
+    [
+        ([], "has no config.json: it is empty"),
+        (["notes.txt"], "has no config.json: it is not a model folder"),
+        (["notes.txt", "tiny.gguf"], "has no config.json; it holds tiny.gguf: give that file"),
+    ],
+)
+def test_a_folder_without_a_config_is_told_with_what_it_holds(tmp_path, settings, holds, said):
+    for name in holds:
+        (tmp_path / name).touch()
+
+    with pytest.raises(ModelNotFound) as caught:
         resolve(tmp_path, settings, FOR_TORCH)
+
+    assert str(caught.value) == f"the folder {tmp_path} {said}"
+
+
+def test_a_file_that_is_no_gguf_file_is_told_as_such(tmp_path, settings):
+    (tmp_path / "model.safetensors").touch()
+
+    with pytest.raises(ModelNotFound, match=r"model\.safetensors is a file, and not a GGUF file: give the folder"):
+        resolve(tmp_path / "model.safetensors", settings, FOR_TORCH)
+
+
+def test_a_damaged_gguf_file_is_refused_before_it_is_hashed(tmp_path, settings, monkeypatch):
+    (tmp_path / "tiny.gguf").write_bytes(b"<!DOCTYPE html>")
+    monkeypatch.setattr(hashlib, "file_digest", None)
+
+    with pytest.raises(UnsupportedModel, match=r"tiny\.gguf is not a GGUF file: it begins with b'<!DO'"):
+        resolve(tmp_path / "tiny.gguf", settings, FOR_TORCH)
+
+
+def test_both_names_of_a_usual_size_are_found(settings):
+    with Store(settings.models_folder).making("qwen3:4b") as making:
+        made = making.commit("a test", "", 0, "")
+
+    assert resolve("qwen3", settings, FOR_TORCH) == resolve("qwen3:4b", settings, FOR_TORCH) == made
+    with pytest.raises(ModelNotFound):
+        resolve("qwen3:8b", settings, FOR_TORCH)
 
 
 def test_names_that_can_be_pulled():
     assert can_pull("smollm2")
     assert can_pull("smollm2:latest")
     assert can_pull("org/name")
+    assert can_pull("qwen3") and can_pull("qwen3:4b") and can_pull("gpt-oss:20b")
+    assert can_pull("hf.co/org/name:Q4_K_M") and can_pull("huggingface.co/org/name")
+    assert not can_pull("qwen3:5b")
     assert not can_pull("nothing")
     assert not can_pull("../up")
 

@@ -53,7 +53,27 @@ def test_a_folder_that_does_not_exist_holds_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["..", "../x", "/etc", "a/../b", "a/b/c", "a\\b", "", ".", ".hidden", "a/.b", "a:b", "a--b", "~", "a\n", "a/"]
+    "name",
+    [
+        "..",
+        "../x",
+        "/etc",
+        "a/../b",
+        "a/b/c",
+        "a\\b",
+        "",
+        ".",
+        ".hidden",
+        "a/.b",
+        "a--b",
+        "~",
+        "a\n",
+        "a/",
+        "a:",
+        "a:b:c",
+        "a:b/c",
+        "a@b",
+    ],
 )
 def test_names_that_are_no_names_are_refused_everywhere(tmp_path, name):
     (tmp_path / "victim").mkdir()
@@ -335,3 +355,22 @@ def test_a_copy_of_a_model_that_goes_meanwhile_is_not_there(tmp_path, monkeypatc
 def test_a_copy_of_nothing_is_refused(tmp_path):
     with pytest.raises(ModelNotFound, match="no local model 'small'"):
         Store(tmp_path).copy("small", "other")
+
+
+def test_a_tag_is_a_part_of_the_name(tmp_path):
+    store = Store(tmp_path / "models")
+    small, large = add(store, "org/some:4b"), add(store, "org/some")
+
+    assert store.find("org/some:4b") == small
+    assert store.find("org/some:latest") == large
+    assert {model.folder.name for model in store.list()} == {"org--some@4b", "org--some"}
+
+
+def test_a_name_on_the_hub_has_one_spelling(tmp_path):
+    store = Store(tmp_path / "models")
+    made = add(store, "huggingface.co/org/name:q4_k_m")
+
+    assert made.name == "hf.co/org/name:Q4_K_M"
+    assert store.find("hf.co/org/name:Q4_K_M") == store.find("hf.co/org/name:q4_k_m") == made
+    assert add(store, "hf.co/org/name:Model-q4.gguf").name == "hf.co/org/name:Model-q4.gguf"
+    assert store.find("hf.co/org/name") is None

@@ -106,7 +106,9 @@ class Backends:
             if remote is None:
                 from bough.cli.backends.local import LocalBackend  # imports the runner
 
-                return LocalBackend.open(model, self._where.flags, progress)
+                return LocalBackend.open(
+                    model, self._where.flags, progress, lambda plan: self._screen.note(f"fetching {plan.describe()}")
+                )
         if tells_server:
             self._screen.note(f"using the server at {remote.url}; --local runs the model here")
         return remote

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from bough.cli.terminal.columns import memory
 from bough.types import Chunk, Completion, Message, Progress, Prompt
 
+NO_TEMPLATE = "the model has no chat template: use --raw with a prompt to continue a text"
 Given = Mapping[str, Any]
 """Sampling parameters that were set, by name."""
 
@@ -35,8 +36,8 @@ class Backend(Protocol):
         ...
 
     @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template."""
+    def chat_problem(self) -> str:
+        """Why the model cannot chat; empty if it can."""
         ...
 
     def greeting(self) -> str:

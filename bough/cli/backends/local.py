@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bough.cli.backends.contract import Given, describe_memory
+from bough.cli.backends.contract import NO_TEMPLATE, Given, describe_memory
+from bough.models import Announce
 from bough.runner import Runner, load
 from bough.types import Chunk, Completion, Message, Progress, Prompt, SamplingParams
 
@@ -28,11 +29,13 @@ class LocalBackend:
         self._settings = settings or {}
 
     @classmethod
-    def open(cls, model: str | None, settings: Mapping[str, Any], progress: Progress) -> LocalBackend:
-        """Load a model by name or path; without one, the default model."""
+    def open(
+        cls, model: str | None, settings: Mapping[str, Any], progress: Progress, announce: Announce | None = None
+    ) -> LocalBackend:
+        """Load a model by name or path; without one, the default model. `announce` is told what will be fetched."""
         started_s = time.perf_counter()
         progress.start(f"loading {model or 'the default model'}", None)
-        runner = load(model, progress=progress, **settings)
+        runner = load(model, progress=progress, announce=announce, **settings)
         return cls(runner, model or "", time.perf_counter() - started_s, settings)
 
     @property
@@ -45,9 +48,11 @@ class LocalBackend:
         return str(path.resolve()) if self._model and path.exists() else self._model or self.name
 
     @property
-    def has_template(self) -> bool:
-        tokenizer = self.runner.tokenizer
-        return tokenizer.has_text and tokenizer.template.is_present
+    def chat_problem(self) -> str:
+        tokenizer, files = self.runner.tokenizer, self.runner.files
+        if not tokenizer.has_text and files is not None and files.tokenizer_problem:
+            return files.tokenizer_problem
+        return "" if tokenizer.has_text and tokenizer.template.is_present else NO_TEMPLATE
 
     def greeting(self) -> str:
         info = self.runner.engine.info

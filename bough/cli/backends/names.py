@@ -33,9 +33,9 @@ def can_fetch(name: str) -> bool:
 def list_names(settings: Settings) -> list[str]:
     """The models on this machine, and the known names."""
     from bough.models import Store
-    from bough.models.fetching.registry import KNOWN
+    from bough.models.fetching.short_names import SHORT_NAMES
 
-    return [*(model.name for model in Store(settings.models_folder).list()), *KNOWN]
+    return [*(model.name for model in Store(settings.models_folder).list()), *(each.name for each in SHORT_NAMES)]
 
 
 def find_near(name: str, names: Iterable[str]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bough.cli.backends.contract import Given, describe_memory
+from bough.cli.backends.contract import NO_TEMPLATE, Given, describe_memory
 from bough.cli.client import Client
 from bough.errors import RequestError, Unavailable
 from bough.types import Chunk, Completion, Loading, Message, Progress, Prompt, Timings, Usage
@@ -45,8 +45,8 @@ class RemoteBackend:
         return float(self._facts["load_s"])
 
     @property
-    def has_template(self) -> bool:
-        return bool(self._facts["has_template"])
+    def chat_problem(self) -> str:
+        return "" if self._facts["has_template"] else NO_TEMPLATE
 
     def greeting(self) -> str:
         return f"{self.name} on {self._facts['engine']} ({self._facts['device']}) at {self.url}"

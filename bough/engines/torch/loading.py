@@ -7,6 +7,7 @@ weight that no file holds is an error: a model never runs with random weights. O
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as library_logging
 
 from bough.config import Settings
 from bough.engines.contract import ReportProgress
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.engines.torch.device import choose_device, choose_dtype
-from bough.errors import ModelError, UnsupportedModel
+from bough.errors import UnsupportedModel
+from bough.models.files import one_line
 
 _AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it returns
 
@@ -68,7 +71,9 @@ def _read_config(folder: Path, trust_remote_code: bool) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # unknown architectures, broken files and untrusted code raise errors of any type
         hint = hint_at_code(folder, trust_remote_code)
-        raise UnsupportedModel(f"transformers cannot read the configuration in {folder}: {error}{hint}") from error
+        raise UnsupportedModel(
+            f"transformers cannot read the configuration in {folder}: {one_line(error)}{hint}"
+        ) from error
 
 
 def _refuse_other_engines(folder: Path, config: Any) -> None:
@@ -109,7 +114,7 @@ def _read_weights(files: list[Path], device: torch.device) -> dict[str, Tensor] 
         try:
             weights |= load_file(file, device=str(device))
         except Exception as error:  # safetensors has an exception type of its own, and passes others through
-            raise ModelError(f"{file} cannot be read: {error}") from error
+            raise UnsupportedModel(f"{file} cannot be read: {one_line(error)}") from error
     return weights
 
 
@@ -152,14 +157,47 @@ def _keeps_float32(model: Any) -> bool:
 
 def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     try:
-        model, info = _AUTO_MODEL.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, output_loading_info=True
-        )
+        with _quiet():
+            model, info = _AUTO_MODEL.from_pretrained(
+                folder,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told below, in one line
+            )
     except Exception as error:  # transformers and the family's code may raise anything
-        raise UnsupportedModel(f"transformers cannot load the model in {folder}: {error}") from error
-    wrong = [*info.get("missing_keys", ()), *info.get("mismatched_keys", ())]
-    if wrong:
-        raise ModelError(
-            f"the weights in {folder} do not fill the model: {len(wrong)} are missing or misshapen, such as {wrong[0]}"
-        )
+        raise UnsupportedModel(f"transformers cannot load the model in {folder}: {one_line(error)}") from error
+    _require_filled(folder, info)
     return model.to(device)
+
+
+def _require_filled(folder: Path, info: dict[str, Any]) -> None:
+    """Raise UnsupportedModel if a weight of the model is missing in the files, or has another shape there."""
+    misshapen = sorted(info.get("mismatched_keys", ()))
+    if misshapen:
+        name, found, wanted = misshapen[0]
+        raise UnsupportedModel(
+            f"the weights in {folder} do not fill the model: {len(misshapen)} of another shape, such as {name} with "
+            f"{list(found)} instead of {list(wanted)}"
+        )
+    missing = sorted(info.get("missing_keys", ()))
+    if missing:
+        raise UnsupportedModel(
+            f"the weights in {folder} do not fill the model: {len(missing)} are missing, such as {missing[0]}"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turn off the tables that transformers prints about weights, and its progress bars."""
+    library: Any = library_logging
+    had_bars, level = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bars:
+            library.enable_progress_bar()

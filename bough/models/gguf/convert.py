@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bough.errors import ModelError, UnsupportedModel
+from bough.models.files import one_line
 from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer
 from bough.types import Progress
 
@@ -34,9 +35,10 @@ def convert(file: Path, folder: Path, progress: Progress) -> Converted:
     except ModelError:
         raise
     except ImportError as error:
-        raise UnsupportedModel(f"converting {file.name} needs torch: pip install 'bough[torch]' ({error})") from error
+        install = "gguf: pip install gguf" if error.name == "gguf" else "torch: pip install 'bough[torch]'"
+        raise UnsupportedModel(f"converting {file.name} needs {install} ({one_line(error)})") from error
     except Exception as error:  # the reader raises anything for a malformed file
-        raise UnsupportedModel(f"cannot convert {file.name}: {type(error).__name__}: {error}") from error
+        raise UnsupportedModel(f"cannot convert {file.name}: {type(error).__name__}: {one_line(error)}") from error
     finally:
         progress.finish()
 
@@ -86,7 +88,8 @@ def _read_model(file: Path, dtype: str) -> Any:
     model.tie_weights()
     missing = [name for name, each in model.named_parameters() if each.is_meta]
     if missing:
-        raise UnsupportedModel(f"{file.name} lacks {len(missing)} weights, among them {missing[0]}")
+        num_weights = len(list(model.parameters()))
+        raise UnsupportedModel(f"{file.name} lacks {len(missing)} of {num_weights} weights, among them {missing[0]}")
     return model
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy
+from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy, one_line
 from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer, value_of
 from bough.types import Progress
 
@@ -34,7 +34,7 @@ def make_folder(file: Path, folder: Path, progress: Progress) -> Converted:
     except ModelError:
         raise
     except Exception as error:  # the reader raises anything for a malformed file
-        raise UnsupportedModel(f"cannot read {file.name}: {type(error).__name__}: {error}") from error
+        raise UnsupportedModel(f"cannot read {file.name}: {type(error).__name__}: {one_line(error)}") from error
     finally:
         progress.finish()
 

@@ -5,28 +5,38 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+from types import SimpleNamespace
 
+import gguf
 import huggingface_hub.constants as constants
 import pytest
 
 from bough.config import Settings
-from bough.errors import DownloadError, ModelNotFound
-from bough.models import pull
+from bough.errors import DownloadError, ModelNotFound, UnsupportedModel
+from bough.models import GgufSupport, pull
 from bough.models.sources import resolve
 from tests.models.packed_model import write_packed_model
-from tests.models.tiny_gguf import FOR_TORCH
+from tests.models.tiny_gguf import FOR_MLX, FOR_TORCH, write_gguf
 from tests.models.web_server import Recorder, Site, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def weights(num_bytes: int, content: bytes) -> bytes:
+    """A safetensors file with one weight."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
+    return len(header).to_bytes(8, "little") + header + content * num_bytes
+
+
 FILES = {
     "config.json": b'{"model_type": "llama"}',
-    "model.safetensors": b"\x02\0\0\0\0\0\0\0{}" + b"\0" * 5000,
+    "model.safetensors": weights(5000, b"\0"),
     "tokenizer.json": b"{}",
     "pytorch_model.bin": b"a pickle",
     "onnx/model.safetensors": b"another",
     "tiktoken.model": b"a vocabulary",
-    "model-00001-of-00002.safetensors": b"\x02\0\0\0\0\0\0\0{}" + b"\1" * 100,
-    "model-00002-of-00002.safetensors": b"\x02\0\0\0\0\0\0\0{}" + b"\2" * 100,
+    "model-00001-of-00002.safetensors": weights(100, b"\1"),
+    "model-00002-of-00002.safetensors": weights(100, b"\2"),
 }
 USUAL = ("config.json", "model.safetensors", "tokenizer.json", "pytorch_model.bin", "onnx/model.safetensors")
 SHARDS = ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -37,22 +47,22 @@ def settings(tmp_path):
     return Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache")
 
 
-def make_hub(names=USUAL, commit=COMMIT) -> Site:
+def make_hub(names=USUAL, commit=COMMIT, repository="org/small") -> Site:
     siblings = [{"rfilename": name, "size": len(FILES[name])} for name in names]
     for each in siblings:
-        if each["rfilename"].endswith(".safetensors"):
+        if each["rfilename"].endswith((".safetensors", ".gguf")):
             sha256 = hashlib.sha256(FILES[each["rfilename"]]).hexdigest()
             each["lfs"] = {"size": each["size"], "sha256": sha256, "pointerSize": 134}
     tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": f"{i:040x}"} for i, name in enumerate(names)]
-    info = {"id": "org/small", "sha": commit, "siblings": siblings}
-    info["safetensors"] = {"parameters": {"BF16": 1250}, "total": 1250}
+    info = {"id": repository, "sha": commit, "siblings": siblings}
+    info |= {"safetensors": {"parameters": {"BF16": 1250}, "total": 1250}, "cardData": {"license": "apache-2.0"}}
     site = Site(headers={"ETag": '"abc"', "X-Repo-Commit": commit})
-    site.files["/api/models/org/small"] = json.dumps(info).encode()
-    site.files[f"/api/models/org/small/revision/{commit}"] = json.dumps(info).encode()
-    site.files[f"/api/models/org/small/tree/{commit}"] = json.dumps(tree).encode()
+    site.files[f"/api/models/{repository}"] = json.dumps(info).encode()
+    site.files[f"/api/models/{repository}/revision/{commit}"] = json.dumps(info).encode()
+    site.files[f"/api/models/{repository}/tree/{commit}"] = json.dumps(tree).encode()
     site.types = dict.fromkeys(site.files, "application/json")
     for name in names:
-        site.files[f"/org/small/resolve/{commit}/{name}"] = FILES[name]
+        site.files[f"/{repository}/resolve/{commit}/{name}"] = FILES[name]
     return site
 
 
@@ -81,9 +91,12 @@ def test_a_hub_model_is_fetched_without_pickles_and_found_by_its_name(settings, 
     assert (files.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert (files.sha256, files.num_parameters, files.quantization) == (COMMIT, 1250, "BF16")
     assert resolve("org/small", settings, FOR_TORCH) == files
-    assert progress.labels == ["org/small"]
-    assert progress.num_finished == 1
-    assert progress.done == [sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))]
+    plan, label = progress.labels
+    size = sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    assert plan.startswith("org/small from org/small: 5.1 kB; licence apache-2.0; ") and plan.endswith(" free on the disk")
+    assert label == "org/small"
+    assert progress.totals == [None, size]
+    assert progress.done == [0, size]
 
 
 def test_a_hub_model_that_is_current_is_not_fetched_again(settings, use_hub):
@@ -201,3 +214,135 @@ def test_a_model_of_mlx_community_comes_whole_and_is_counted_as_what_it_stands_f
     assert names_in(files.folder) == sorted([*(name for name in held if name != "README.md"), "bough.json"])
     assert files.num_parameters == 64 * 128 + 32 * 64 + 32 + 128  # the hub told 1,250
     assert files.quantization == "4-bit"
+
+
+def test_a_short_name_is_fetched_from_its_repository_and_kept_under_the_name_that_was_typed(settings, use_hub):
+    plans = []
+    with serving(make_hub(repository="Qwen/Qwen3-4B")) as site:
+        use_hub(site.url)
+        files = pull("qwen3:4b", settings, FOR_TORCH, announce=plans.append)
+        site.asked.clear()
+        usual = pull("qwen3", settings, FOR_TORCH, announce=plans.append)
+
+    assert (files.name, files.source, files.sha256) == ("qwen3:4b", "hub: Qwen/Qwen3-4B", COMMIT)
+    assert usual.name == "qwen3" and usual.sha256 == COMMIT
+    assert [asked for asked in site.asked if "resolve" in asked] == []  # the same content is here
+    (plan,) = plans
+    assert (plan.name, plan.source, plan.license) == ("qwen3:4b", "Qwen/Qwen3-4B", "apache-2.0")
+    assert plan.download_bytes == sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))
+
+
+def test_a_plan_that_is_refused_fetches_nothing(settings, use_hub):
+    def refuse(plan):
+        raise DownloadError("no, thanks")
+
+    with serving(make_hub()) as site:
+        use_hub(site.url)
+        with pytest.raises(DownloadError, match="no, thanks"):
+            pull("org/small", settings, FOR_TORCH, announce=refuse)
+
+    assert [asked for asked in site.asked if "resolve" in asked] == []
+    assert [path.name for path in settings.models_folder.iterdir()] == [".lock-org--small"]
+
+
+def test_a_disk_without_room_is_told_with_the_numbers_before_the_download(settings, use_hub, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+
+    with serving(make_hub()) as site:
+        use_hub(site.url)
+        with pytest.raises(
+            DownloadError, match=r"org/small from org/small needs 5,[0-9]+ bytes in .*models, .* 1,000 bytes free"
+        ):
+            pull("org/small", settings, FOR_TORCH)
+
+    assert [asked for asked in site.asked if "resolve" in asked] == []
+
+
+@pytest.fixture
+def gguf_files(tmp_path, monkeypatch):
+    """A repository with two quantizations, one of them split."""
+    names = {"Tiny-Q8_0.gguf": gguf.GGMLQuantizationType.Q8_0, "Tiny-Q4_K_M.gguf": gguf.GGMLQuantizationType.Q4_0}
+    for name, kind in names.items():
+        write_gguf(tmp_path / name, kind)
+        monkeypatch.setitem(FILES, name, (tmp_path / name).read_bytes())
+    monkeypatch.setitem(FILES, "Tiny-F16-00001-of-00002.gguf", b"a part")
+    return (*names, "Tiny-F16-00001-of-00002.gguf", "config.json")
+
+
+def test_a_gguf_file_of_the_hub_is_fetched_by_its_quantization(settings, use_hub, gguf_files):
+    with serving(make_hub(gguf_files)) as site:
+        use_hub(site.url)
+        files = pull("huggingface.co/org/small:q8_0", settings, FOR_TORCH)
+
+    assert files.name == "hf.co/org/small:Q8_0"
+    assert files.source == "hub: org/small (Tiny-Q8_0.gguf)"
+    assert files.quantization == "Q8_0"
+    assert files.sha256 == hashlib.sha256(FILES["Tiny-Q8_0.gguf"]).hexdigest()
+    assert [file.name for file in files.weights] == ["model.safetensors"]
+    assert not (files.folder / "fetched").exists()
+    assert resolve("hf.co/org/small:Q8_0", settings, FOR_TORCH) == files  # the hub is gone
+
+
+def test_without_a_quantization_the_usual_one_is_taken_and_kept_as_it_is_for_mlx(settings, use_hub, gguf_files):
+    with serving(make_hub(gguf_files)) as site:
+        use_hub(site.url)
+        files = pull("hf.co/org/small", settings, FOR_MLX)
+        again = pull("hf.co/org/small:Q4_K_M", settings, FOR_MLX)
+
+    assert (files.folder / "model.gguf").read_bytes() == FILES["Tiny-Q4_K_M.gguf"]
+    assert names_in(files.folder).count("fetched") == 0
+    assert again.sha256 == files.sha256
+    assert len([asked for asked in site.asked if asked.startswith("GET /org/small/resolve")]) == 1
+
+
+def test_a_repository_of_gguf_files_alone_needs_no_prefix(settings, use_hub, gguf_files):
+    with serving(make_hub(gguf_files)) as site:
+        use_hub(site.url)
+
+        assert pull("org/small", settings, FOR_MLX).source == "hub: org/small (Tiny-Q4_K_M.gguf)"
+
+
+def test_a_gguf_file_that_arrives_damaged_is_refused(settings, use_hub, gguf_files):
+    with serving(make_hub(gguf_files)) as site:
+        site.files[f"/org/small/resolve/{COMMIT}/Tiny-Q8_0.gguf"] = FILES["Tiny-Q8_0.gguf"][:-1] + b"!"
+        use_hub(site.url)
+        with pytest.raises(DownloadError, match=r"Tiny-Q8_0\.gguf of org/small arrived damaged"):
+            pull("hf.co/org/small:Q8_0", settings, FOR_TORCH)
+
+
+def test_a_gguf_file_that_cannot_be_used_is_deleted(settings, use_hub, monkeypatch):
+    monkeypatch.setitem(FILES, "Tiny-Q4_0.gguf", b"GGUF" + b"\0" * 100)
+    with serving(make_hub(("Tiny-Q4_0.gguf",))) as site:
+        use_hub(site.url)
+        with pytest.raises(UnsupportedModel, match="its version is 0"):
+            pull("hf.co/org/small", settings, FOR_TORCH)
+
+    assert not list(settings.models_folder.rglob("*.gguf"))
+
+
+def test_a_quantization_that_the_hub_does_not_have_and_a_split_one_are_refused(settings, use_hub, gguf_files):
+    with serving(make_hub(gguf_files)) as site:
+        use_hub(site.url)
+        with pytest.raises(ModelNotFound, match="no file with the quantization Q2_K; there are Q4_K_M, Q8_0"):
+            pull("hf.co/org/small:Q2_K", settings, FOR_TORCH)
+        with pytest.raises(UnsupportedModel, match="F16 of org/small is split"):
+            pull("hf.co/org/small:F16", settings, FOR_TORCH)
+
+
+def test_without_an_engine_a_gguf_file_is_not_fetched(settings, use_hub, gguf_files):
+    with serving(make_hub(gguf_files)) as site:
+        use_hub(site.url)
+        with pytest.raises(UnsupportedModel, match="no engine is installed"):
+            pull("hf.co/org/small", settings, GgufSupport(False, False, "no engine is installed"))
+
+    assert [asked for asked in site.asked if "resolve" in asked] == []
+
+
+def test_a_model_that_was_damaged_here_is_fetched_again(settings, use_hub):
+    with serving(make_hub()) as site:
+        use_hub(site.url)
+        files = pull("org/small", settings, FOR_TORCH)
+        (files.folder / "model.safetensors").write_bytes(FILES["model.safetensors"][:-1])
+        again = pull("org/small", settings, FOR_TORCH)
+
+    assert (again.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]

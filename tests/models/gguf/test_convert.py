@@ -85,7 +85,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkey
 def test_a_missing_weight_is_told_by_name(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", Kind.F32, without="blk.1.ffn_up.weight")
 
-    with pytest.raises(UnsupportedModel, match=r"lacks 1 weights, among them model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(UnsupportedModel, match=r"lacks 1 of 20 weights, among them model\.layers\.1\.mlp\.up_proj"):
         convert(tmp_path / "tiny.gguf", tmp_path / "out", Recorder())
 
 

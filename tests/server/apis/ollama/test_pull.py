@@ -52,9 +52,10 @@ def test_a_known_model_is_fetched_with_its_progress_told(tmp_path, monkeypatch):
 
     with serving(site):
         settings = Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache", index_url=f"{site.url}/simple")
-        first, *steps, last = read("small", settings)
+        first, plan, *steps, last = read("small", settings)
 
     assert (first, last) == ({"status": "pulling manifest"}, {"status": "success"})
+    assert plan["status"].startswith(f"small from {known.source}: size not known; licence not known; ")
     assert {step["digest"] for step in steps} == {f"sha256:{known.gguf_sha256}"}
     assert any(step["completed"] == step["total"] for step in steps)
     assert [model.name for model in Store(settings.models_folder).list()] == ["small"]

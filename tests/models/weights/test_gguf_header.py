@@ -1,0 +1,131 @@
+"""Damaged and truncated GGUF files: one line with what is wrong, and where."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from bough.errors import UnsupportedModel
+from bough.models.weights import read_gguf_header, require_model_keys
+from tests.models.tiny_gguf import write_gguf
+
+WEIGHT = b"blk.0.attn_output.weight"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(file, gguf.GGMLQuantizationType.Q8_0)
+    return file.read_bytes()
+
+
+def refusal(tmp_path: Path, content: bytes) -> str:
+    """What is said of a file with this content, without the file's path."""
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(content)
+    with pytest.raises(UnsupportedModel) as caught:
+        require_model_keys(file, read_gguf_header(file))
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(file), "FILE")
+
+
+def type_at(whole: bytes) -> int:
+    """Where the type of a weight with two axes is written; its offset follows."""
+    return whole.index(WEIGHT) + len(WEIGHT) + 4 + 2 * 8
+
+
+def test_a_whole_file_is_read_as_the_library_reads_it(tmp_path, whole):
+    (tmp_path / "tiny.gguf").write_bytes(whole)
+    library = gguf.GGUFReader(tmp_path / "tiny.gguf")
+
+    header = read_gguf_header(tmp_path / "tiny.gguf")
+
+    require_model_keys(tmp_path / "tiny.gguf", header)
+    assert header.architecture == "llama"
+    assert header.num_weights == len(library.tensors)
+    assert header.num_parameters == sum(int(tensor.n_elements) for tensor in library.tensors)
+    assert header.keys == {name for name in library.fields if not name.startswith("GGUF.")}
+
+
+def test_a_file_of_another_kind_is_told_by_its_first_bytes(tmp_path, whole):
+    assert refusal(tmp_path, b"") == "FILE is empty: it is not a GGUF file"
+    assert refusal(tmp_path, b"XXXX" + whole[4:]) == "FILE is not a GGUF file: it begins with b'XXXX' instead of b'GGUF'"
+    assert refusal(tmp_path, b"<!DOCTYPE html>").startswith("FILE is not a GGUF file: it begins with b'<!DO'")
+
+
+def test_a_version_that_cannot_be_read_is_told(tmp_path, whole):
+    assert "its version is 9," in refusal(tmp_path, whole[:4] + struct.pack("<I", 9) + whole[8:])
+    assert "it is big-endian," in refusal(tmp_path, whole[:4] + struct.pack(">I", 3) + whole[8:])
+
+
+def test_a_header_that_ends_early_is_told_with_the_key_and_the_byte(tmp_path, whole):
+    assert refusal(tmp_path, whole[:10]) == (
+        "FILE is truncated or damaged in its first bytes: 8 bytes are needed at byte 8, and the file has 10 bytes"
+    )
+    assert "in key 15 of 20 (tokenizer.ggml.tokens): " in refusal(tmp_path, whole[:2000])
+    last = b"blk.1.ffn_norm.weight"
+    at = whole.index(last) + len(last)
+    assert f"({last.decode()}): 4 bytes are needed at byte {at:,}" in refusal(tmp_path, whole[: at + 2])
+
+
+def test_every_length_of_a_truncated_file_is_one_line(tmp_path, whole):
+    for length in (*range(300), *range(300, len(whole), 997), len(whole) - 1):
+        assert refusal(tmp_path, whole[:length]).count("FILE") == 1
+
+
+def test_more_weights_than_fit_the_file_are_told_with_both_numbers(tmp_path, whole):
+    said = refusal(tmp_path, whole[:8] + struct.pack("<Q", 2**60) + whole[16:])
+
+    assert f"it announces {2**60:,} weights, and " in said
+
+
+def test_truncated_weights_are_told_with_the_first_that_is_cut_and_what_is_missing(tmp_path, whole):
+    said = refusal(tmp_path, whole[:-40])
+
+    assert said == (
+        f"FILE is truncated: the weight blk.1.ffn_norm.weight ends at byte {len(whole):,}, "
+        f"and the file has {len(whole) - 40:,} bytes; missing bytes: 40"
+    )
+
+
+def test_a_type_that_is_not_known_is_told_with_the_weight(tmp_path, whole):
+    at = type_at(whole)
+
+    assert refusal(tmp_path, whole[:at] + struct.pack("<I", 77) + whole[at + 4 :]) == (
+        f"the weight {WEIGHT.decode()} in FILE has the type 77, which the package gguf does not know"
+    )
+
+
+def test_an_offset_beyond_the_file_is_told_with_the_weight(tmp_path, whole):
+    at = type_at(whole) + 4
+
+    said = refusal(tmp_path, whole[:at] + struct.pack("<Q", 10**9) + whole[at + 8 :])
+
+    assert f"the weight {WEIGHT.decode()} ends at byte 1,000," in said
+
+
+@pytest.mark.parametrize("key", ["general.architecture", "llama.block_count", "tokenizer.ggml.tokens"])
+def test_a_missing_key_is_told_by_name(tmp_path, whole, key):
+    said = refusal(tmp_path, whole.replace(key.encode(), key[:-1].encode() + b"~", 1))
+
+    assert said == f"FILE lacks the key {key}, among its 20 keys"
+
+
+def test_a_file_that_holds_an_adapter_is_told_as_such(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "llama")
+    writer.add_type("adapter")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+    assert refusal(tmp_path, (tmp_path / "lora.gguf").read_bytes()) == "FILE holds no model: its general.type is 'adapter'"
+
+
+def test_without_the_package_gguf_the_error_says_what_to_install(tmp_path, whole, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+
+    assert refusal(tmp_path, whole).startswith("GGUF files need the package gguf: pip install gguf")
