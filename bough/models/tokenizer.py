@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +65,12 @@ class Tokenizer:
         """The encoder of text. Raises RequestError if there is no tokenizer."""
         self._require_text()
         return Encoder(self._backend)
+
+    def with_template(self, source: str) -> Tokenizer:
+        """The same tokenizer with another chat template, in Jinja. Raises RequestError if there is no tokenizer."""
+        other = copy(self)
+        other.template = Template(self.hf, self.encoder, source)
+        return other
 
     def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
         """The ids of a raw prompt. Special tokens in it count as such, and a start token is added if that is usual.
