@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from bough.cli.bench import app as bench_app
 from bough.cli.cache.app import app as cache_app
-from bough.cli.models import list_models, pull, remove, show
+from bough.cli.models import copy, list_models, pull, remove, show
 from bough.cli.replay import replay
 from bough.cli.run import run
 from bough.cli.server import explain, ps, serve, stop, tree
@@ -90,6 +90,7 @@ app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("show")(show)
 app.command("rm")(remove)
+app.command("cp")(copy)
 app.command("ps")(ps)
 app.command("stop")(stop)
 app.command("tree")(tree)

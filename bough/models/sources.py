@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bough.config import Settings
 from bough.errors import ModelNotFound, UnsupportedModel
+from bough.models.aliases import AliasRules
 from bough.models.fetching import hub, registry
 from bough.models.files import CONFIG_FILE, ModelFiles, hash_file, stamp_of, translate_os_errors
 from bough.models.gguf import convert as gguf_convert
@@ -55,7 +56,8 @@ def resolve(
             return convert_if_needed(_resolve_gguf(path, store, gguf, progress), settings, gguf, progress)
         if path.is_dir() and path.name != str(name_or_path):
             raise ModelNotFound(f"the folder {path} has no {CONFIG_FILE}")
-    found = store.find(str(name_or_path)) if _is_name(str(name_or_path)) else None
+    name = _stands_for(str(name_or_path), settings, store)
+    found = store.resolve(name) if _is_name(name) else None
     if found is None:
         raise ModelNotFound(f"no model {str(name_or_path)!r}; {store.describe()}; {_how_to_pull()}")
     return convert_if_needed(found, settings, gguf, progress)
@@ -160,6 +162,15 @@ def _make_folder(file: Path, folder: Path, gguf: GgufSupport, progress: Progress
             if not gguf.is_convertible:
                 raise
     return gguf_convert.convert(file, folder, progress)
+
+
+def _stands_for(name: str, settings: Settings, store: Store) -> str:
+    """The name that a name stands for by the setting `aliases`; the name itself if it is none of them."""
+    rules, plain = AliasRules(settings.aliases), name.removesuffix(":latest")
+    if plain in rules.names:
+        return rules.names[plain]
+    is_known = _is_name(name) and store.resolve(name) is not None
+    return name if is_known else rules.match(plain) or name
 
 
 def _is_name(text: str) -> bool:

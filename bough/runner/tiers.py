@@ -6,6 +6,7 @@ If the disk cannot be opened, the model runs without it: the reason is logged an
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from bough.cache.admin.trees import list_trees, make_room
 from bough.cache.disk import Disk, DiskError
@@ -46,7 +47,7 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
     if not budget_bytes:
         return None
     mark = fingerprint(files, settings, progress, **_facts(engine))
-    folder = tree_folder(settings, files.name, mark)
+    folder = _find_folder(settings, files.name, mark)
     others_bytes = make_room(settings.trees_folder, folder, budget_bytes)
     return Disk.open(
         folder,
@@ -57,6 +58,16 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
         floor_bytes=settings.disk_free,
         ttl_s=settings.disk_ttl,
     )
+
+
+def _find_folder(settings: Settings, name: str, mark: str) -> Path:
+    """The folder of a model's tree; if there is none of its name, one that it has under another name and nobody uses."""
+    own = tree_folder(settings, name, mark)
+    if own.exists():
+        return own
+    others = [tree for tree in list_trees(settings.trees_folder) if tree.fingerprint == mark and not tree.problem]
+    free = [tree for tree in others if tree.owner_pid is None]
+    return max(free, key=lambda tree: tree.last_used).folder if free else own
 
 
 def disk_budget_bytes(settings: Settings) -> int:

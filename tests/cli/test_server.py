@@ -75,7 +75,7 @@ def test_ps_shows_what_is_loaded(invoke, answered):
 def test_ps_as_json_has_exact_numbers(invoke, answered):
     (found,) = json.loads(invoke("ps", "--url", answered.url, "--json").stdout)
 
-    assert (found["name"], found["context_tokens"], found["until"]) == ("tiny", 2048, None)
+    assert (found["name"], found["context_tokens"], found["until"]) == ("tiny:latest", 2048, None)
     assert (found["engine"], found["device"]) == ("torch", "CPU")
     assert found["tree_tokens"] > 0 and found["tree_bytes"] > 0 and found["lanes"] > 0
 
