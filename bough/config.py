@@ -120,6 +120,9 @@ class Settings:
     )
     salt_share: float = _setting(1.0, "The largest share of each tier that one salt may take, above 0 and at most 1.")
     trust_remote_code: bool = _setting(False, "Whether to run Python code that comes with a model's files.")
+    aliases: str = _setting(
+        "", 'Other names of models, such as "gpt-4o=smollm2, claude-*=smollm2"; in a file also a list. "*" is any text.'
+    )
     host: str = _setting("127.0.0.1", "The address that the server listens at and that the client commands connect to.")
     port: int = _setting(
         11435, "The port that the server listens at and the client commands connect to; 0 takes a free one."
@@ -193,6 +196,7 @@ class Settings:
             raise SettingsError(f"salt_share is {self.salt_share}, and must be above 0 and at most 1")
         if not 0 <= self.verify_cache <= 1:
             raise SettingsError(f"verify_cache is {self.verify_cache}, and must be at least 0 and at most 1")
+        parse_aliases(self.aliases)
         if self.engine not in ("auto", *ENGINES):
             raise SettingsError(f"engine is {self.engine!r}, and must be auto, {' or '.join(ENGINES)}")
 
@@ -319,6 +323,18 @@ def _parse_bool(value: Any) -> bool:
     if word not in known:
         raise ValueError(value)
     return known[word]
+
+
+def parse_aliases(text: str) -> dict[str, str]:
+    """The aliases in the text of the setting: what each name or pattern stands for. Raises SettingsError."""
+    found: dict[str, str] = {}
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, target = (part.strip().removesuffix(":latest") for part in each.partition("="))
+        if not equals or not name or not target or "=" in target or "*" in target or any(map(str.isspace, name + target)):
+            raise SettingsError(f"aliases has {each!r}, and must have NAME=MODEL, such as gpt-4o=smollm2")
+        if found.setdefault(name, target) != target:
+            raise SettingsError(f"aliases has {name!r} twice, for {found[name]!r} and for {target!r}")
+    return found
 
 
 def parse_bytes(value: int | str) -> int:

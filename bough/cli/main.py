@@ -27,6 +27,7 @@ COMMANDS = {
     "list": "bough.cli.models:list_models",
     "show": "bough.cli.models:show",
     "rm": "bough.cli.models:remove",
+    "cp": "bough.cli.models:copy",
     "ps": "bough.cli.server:ps",
     "stop": "bough.cli.server:stop",
     "tree": "bough.cli.tree:tree",

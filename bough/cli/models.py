@@ -1,4 +1,4 @@
-"""Commands on the models of this machine: `bough pull`, `list`, `show` and `rm`."""
+"""Commands on the models of this machine: `bough pull`, `list`, `show`, `rm` and `cp`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from bough.config import Settings, load_settings
 from bough.engines.contract import Engine
 from bough.errors import ModelNotFound
 from bough.models import ModelFiles, ModelInfo, PullPlan, Store
+from bough.models.aliases import Alias
 from bough.models.fetching.short_names import SHORT_NAMES
+from bough.models.store import plain_name, tagged_name
 from bough.runner import gguf_support, make_engine
 
 _LARGE_BYTES = 2 * 10**9  # above this a download needs a yes on a terminal
@@ -86,13 +88,16 @@ def _list_short_names(screen: Screen, as_json: bool) -> None:
 
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False) -> None:
-    """List the models on this machine."""
+    """List the models on this machine, and their other names."""
     screen, settings = Screen(), load_settings()
-    found = Store(settings.models_folder).list()
+    store = Store(settings.models_folder)
+    found, others = store.list(), [alias for alias in store.aliases() if store.find(alias.name) is None]
     if as_json:
-        screen.write_line(json.dumps([_list_facts(model) for model in found], indent=2))
+        facts = [*map(_list_facts, found), *(_alias_facts(store, alias) for alias in others)]
+        screen.write_line(json.dumps(sorted(facts, key=lambda each: str(each["name"])), indent=2))
     elif found:
-        for line in align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *map(_list_row, found)]):
+        rows = sorted([*map(_list_row, found), *map(_alias_row, others)])
+        for line in align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *rows]):
             screen.write_line(line)
     else:
         screen.note(f"no models yet: `bough pull {settings.model}` fetches the default one")
@@ -100,7 +105,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JS
 
 def _list_row(model: ModelFiles) -> tuple[str, ...]:
     return (
-        model.name,
+        tagged_name(model.name),
         filesize.decimal(model.size_bytes),
         count(model.num_parameters) if model.num_parameters else "",
         model.quantization,
@@ -110,7 +115,7 @@ def _list_row(model: ModelFiles) -> tuple[str, ...]:
 
 def _list_facts(model: ModelFiles) -> dict[str, Any]:
     return {
-        "name": model.name,
+        "name": tagged_name(model.name),
         "size_bytes": model.size_bytes,
         "num_parameters": model.num_parameters,
         "quantization": model.quantization,
@@ -119,6 +124,17 @@ def _list_facts(model: ModelFiles) -> dict[str, Any]:
         "sha256": model.sha256,
         "folder": str(model.folder),
     }
+
+
+def _alias_row(alias: Alias) -> tuple[str, ...]:
+    return (tagged_name(alias.name), f"= {tagged_name(alias.target)}", "", "", ago(alias.created))
+
+
+def _alias_facts(store: Store, alias: Alias) -> dict[str, Any]:
+    model = store.resolve(alias.name)
+    facts = _list_facts(model) if model else {}
+    own = {"name": tagged_name(alias.name), "modified": alias.created.isoformat()}
+    return facts | own | {"stands_for": tagged_name(alias.target)}
 
 
 def show(
@@ -236,13 +252,21 @@ def remove(
     """Delete models and their trees on disk. If one of the names is unknown, nothing is deleted."""
     settings = load_settings()
     screen, store = Screen(), Store(settings.models_folder)
-    found = {model.name: model for model in (_find(store, name) for name in names)}
+    aliases = [plain_name(name) for name in names if store.find(name) is None and store.find_alias(name)]
+    found = {model.name: model for model in (_find(store, name) for name in names if plain_name(name) not in aliases)}
     size_bytes = sum(model.size_bytes for model in found.values())
-    question = f"delete {', '.join(found)} ({filesize.decimal(size_bytes)})?"
+    question = f"delete {', '.join((*aliases, *found))} ({filesize.decimal(size_bytes)})?"
     if not yes:
         confirm_or_exit(question)
+    for alias in aliases:
+        store.remove(alias)
+        screen.write_line(f"deleted {alias}, which was another name")
     for name in found:
-        screen.write_line(f"deleted {name} ({filesize.decimal(store.remove(name))})")
+        freed_bytes = store.remove(name)
+        if not freed_bytes:
+            screen.write_line(f"deleted {name}: its weights and its tree stay for its other names")
+            continue
+        screen.write_line(f"deleted {name} ({filesize.decimal(freed_bytes)})")
         for tree in list_trees(settings.trees_folder):
             if tree.model == name:
                 _remove_tree(screen, tree)
@@ -253,6 +277,20 @@ def _remove_tree(screen: Screen, tree: TreeInfo) -> None:
         screen.write_line(f"deleted its tree {tree.name} ({filesize.decimal(remove_tree(tree.folder))})")
     except DiskError as error:
         screen.write_line(f"its tree was not deleted: {error}")
+
+
+def copy(
+    source: Annotated[str, typer.Argument(help="A model, or another name of one.")],
+    target: Annotated[str, typer.Argument(help="Its new name.")],
+    as_json: options.AsJsonObject = False,
+) -> None:
+    """Give a model another name. It stays one model: it is loaded once and has one tree, whatever it is called."""
+    screen, store = Screen(), Store(load_settings().models_folder)
+    alias = store.copy(source, target)
+    name, model = (alias.name, alias.target) if alias else (plain_name(target), plain_name(target))
+    if as_json:
+        return screen.write_line(json.dumps({"name": tagged_name(name), "stands_for": tagged_name(model)}))
+    return screen.write_line(f"{tagged_name(name)} stands for {tagged_name(model)}")
 
 
 def _find(store: Store, name: str) -> ModelFiles:

@@ -92,6 +92,17 @@ _SERVER = "Server settings"
 
 Host = Annotated[str | None, typer.Option(help="The address to listen at.", rich_help_panel=_SERVER)]
 Port = Annotated[int | None, typer.Option(help="The port to listen at; 0: any free port.", rich_help_panel=_SERVER)]
+Aliases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--alias",
+        "--aliases",
+        metavar="NAME=MODEL",
+        help="Another name of a model, such as gpt-4o=smollm2 or claude-*=smollm2; may be given several times.",
+        show_default=False,
+        rich_help_panel=_SERVER,
+    ),
+]
 KeysFile = Annotated[
     str | None,
     typer.Option(help="A file with one API key per line; only clients with a key are served.", rich_help_panel=_SERVER),
@@ -150,4 +161,5 @@ AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.
 
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
     """The flags of a command that are settings, by the names of the settings. Flags that were not given are None."""
-    return {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES}
+    given = {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES}
+    return {name: (list(value) or None) if isinstance(value, list | tuple) else value for name, value in given.items()}

@@ -31,6 +31,7 @@ def serve(
     model: Annotated[str | None, typer.Option("--model", "-m", help="The model to load at the start.")] = None,
     host: options.Host = None,
     port: options.Port = None,
+    aliases: options.Aliases = None,
     keys_file: options.KeysFile = None,
     origins: options.Origins = None,
     allowed_hosts: options.AllowedHosts = None,
@@ -119,7 +120,9 @@ def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:
 def read_loaded(client: Client) -> list[dict[str, Any]]:
     """The loaded models of the server, each with the size of its tree."""
     trees = {each["model"]: each for each in client.get("/api/cache")["models"]}
-    return [_ps_facts(each, trees.get(each["name"], {})) for each in client.get("/api/ps")["models"]]
+    return [
+        _ps_facts(each, trees.get(each["name"].removesuffix(":latest"), {})) for each in client.get("/api/ps")["models"]
+    ]
 
 
 def _ps_facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,10 @@ class Prompts:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
 
+    def with_template(self, source: str) -> Prompts:
+        """The same with another chat template, in Jinja."""
+        return Prompts(self.tokenizer.with_template(source), self._vocab_size)
+
     def encode(
         self,
         prompt: Prompt,

@@ -187,7 +187,10 @@ class _Puller:
         if there := self._find_current(name, sha256):
             return there
         same = self._store.find_made_from(sha256) if sha256 else None
-        return self._store.copy(same.name, name) if same is not None and _is_whole(same) else None
+        if same is None or not _is_whole(same) or self._store.find(name) is not None:
+            return None  # a damaged model of this name is fetched again
+        self._store.copy(same.name, name)
+        return same
 
     def _find_current(self, name: str, sha256: str) -> ModelFiles | None:
         """The model of this name if it has this content and is not damaged."""

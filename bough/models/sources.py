@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bough.config import Settings
 from bough.errors import ModelNotFound, UnsupportedModel
+from bough.models.aliases import AliasRules
 from bough.models.fetching.short_names import find_short_name
 from bough.models.files import CONFIG_FILE, ModelFiles, hash_file, stamp_of, translate_os_errors
 from bough.models.gguf import convert as gguf_convert
@@ -54,19 +55,19 @@ def resolve(
             return convert_if_needed(_resolve_gguf(path, store, gguf, progress), settings, gguf, progress)
         if path.is_dir() and path.name != str(name_or_path):
             raise ModelNotFound(_describe_folder(path))
-    found = find_local(store, str(name_or_path))
+    found = find_local(store, _stands_for(str(name_or_path), settings, store))
     if found is None:
         raise ModelNotFound(_describe_missing(str(name_or_path), path, store))
     return convert_if_needed(found, settings, gguf, progress)
 
 
 def find_local(store: Store, name: str) -> ModelFiles | None:
-    """The model of this name, or of another name that stands for the same: `qwen3` and `qwen3:4b`."""
+    """The model of this name or alias, or of another name that stands for the same: `qwen3` and `qwen3:4b`."""
     if not is_name(name):
         return None
     short = find_short_name(plain_name(name))
     names = (name, *(short.names if short else ()))
-    return next((found for found in map(store.find, names) if found is not None), None)
+    return next((found for found in map(store.resolve, names) if found is not None), None)
 
 
 def _describe_missing(name: str, path: Path, store: Store) -> str:
@@ -149,6 +150,15 @@ def make_gguf_folder(file: Path, folder: Path, gguf: GgufSupport, progress: Prog
             if not gguf.is_convertible:
                 raise
     return gguf_convert.convert(file, folder, progress)
+
+
+def _stands_for(name: str, settings: Settings, store: Store) -> str:
+    """The name that a name stands for by the setting `aliases`; the name itself if it is none of them."""
+    rules, plain = AliasRules(settings.aliases), name.removesuffix(":latest")
+    if plain in rules.names:
+        return rules.names[plain]
+    is_known = find_local(store, name) is not None
+    return name if is_known else rules.match(plain) or name
 
 
 def is_name(text: str) -> bool:

@@ -2,10 +2,13 @@
 
 A model's name is the name of its directory, with `org--name` for `org/name` and `name@tag` for `name:tag`. `name` and
 `name:latest` are the same model, and so are `huggingface.co/org/name:q4_0` and `hf.co/org/name:Q4_0`.
+An alias is a file `.alias-NAME` (see aliases), which stands for a model. A directory of the same name comes first; only the
+overlay of the alias then counts.
 Always true:
 - every directory with a `bough.json` and no leading dot is a complete model: it is made elsewhere, synced, then renamed;
 - a `.replaced-` directory is complete too: the next access restores it if a process died before the new model was there;
 - one process at a time makes or removes a given model; others wait for it;
+- removing a model that has aliases gives its directory to one of them: at every moment each alias leads to its weights;
 - no name leads out of the folder, and every OSError becomes a ModelError.
 """
 
@@ -14,21 +17,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock
 
-from bough.errors import ModelNotFound, UnsupportedModel
-from bough.models.files import ModelFiles, link_or_copy, read_json, sync_file, translate_os_errors
+from bough.errors import ModelNotFound, RequestError, UnsupportedModel
+from bough.models.aliases import Alias, Overlay, make_alias, read_alias, write_alias
+from bough.models.files import ModelFiles, read_json, sync_file, translate_os_errors
 
 RECORD_FILE = "bough.json"
 _FORMAT = 1
 _COMMIT_FILE = ".left-by"
 _REPLACED = ".replaced-"
+_ALIAS = ".alias-"
+_SHOWN_NAMES = 10
 _LONGEST_NAME = 200  # the file name gets a prefix, and most file systems allow 255 characters
 HUB = "hf.co/"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -62,6 +68,18 @@ def _one_spelling(name: str) -> str:
     return repository + colon + tag.upper()
 
 
+def tagged_name(name: str) -> str:
+    """The name as Ollama's clients list it, with a tag."""
+    return name if ":" in name else f"{name}:latest"
+
+
+def describe_names(names: Iterable[str]) -> str:
+    """The names in a row, the first ten of them."""
+    known = sorted(names)
+    more = f" and {len(known) - _SHOWN_NAMES} more" if len(known) > _SHOWN_NAMES else ""
+    return ", ".join(known[:_SHOWN_NAMES]) + more
+
+
 class Store:
     """The models in one folder, which need not exist yet."""
 
@@ -76,8 +94,31 @@ class Store:
         return sorted((model for model in found if model), key=lambda model: model.name)
 
     def find(self, name: str) -> ModelFiles | None:
-        """The model of that name, or None."""
+        """The model of that very name, or None."""
         return self._read(self._folder_of(name))
+
+    def resolve(self, name: str) -> ModelFiles | None:
+        """The model that a name stands for, be it the model's own or an alias; None if there is none."""
+        alias = self.find_alias(name)
+        if alias is None:
+            return self.find(name)
+        moved = self.find_alias(alias.target)  # while another process gives the weights to this alias
+        return self.find(alias.target) or (moved and self.find(moved.target)) or self.find(name)
+
+    def find_alias(self, name: str) -> Alias | None:
+        """The record of an alias of that name, or None."""
+        return read_alias(self._alias_file(name))
+
+    def aliases(self) -> Sequence[Alias]:
+        """Every alias that leads to a model, by name."""
+        with translate_os_errors(self.folder):
+            files = list(self.folder.glob(f"{_ALIAS}*")) if self.folder.is_dir() else []
+        found = (read_alias(file) for file in files)
+        return sorted((each for each in found if each and self.resolve(each.name)), key=lambda each: each.name)
+
+    def names(self) -> set[str]:
+        """The names of all models and aliases."""
+        return {model.name for model in self.list()} | {alias.name for alias in self.aliases()}
 
     def find_made_from(self, sha256: str) -> ModelFiles | None:
         """A model that was converted from the file with this hash, or None."""
@@ -88,35 +129,67 @@ class Store:
         return next((model for model in self.list() if model.stamp == stamp), None)
 
     def remove(self, name: str) -> int:
-        """Delete the model; returns the bytes that it held. Raises ModelNotFound if there is none."""
+        """Delete a model or an alias; returns the bytes that were freed. Raises ModelNotFound if there is none.
+
+        The weights of a model that has aliases stay: one of the aliases becomes the model's name.
+        """
+        if self.find(name) is None and self.find_alias(name) is not None:
+            with translate_os_errors(self.folder):
+                self._alias_file(name).unlink(missing_ok=True)
+            return 0
         self._require(name)  # an unknown name creates no lock file
         with self._locked(self._folder_of(name)):
             model = self._require(name)  # another process may have removed it
+            others = [each for each in self.aliases() if each.target == model.name and self.find(each.name) is None]
             with translate_os_errors(model.folder):
-                size_bytes = model.size_bytes
-                _delete(model.folder, model.folder)
+                size_bytes = 0 if others else model.size_bytes
+                if others:
+                    self._give_to_alias(model, others)
+                else:
+                    _delete(model.folder, model.folder)
+                self._alias_file(name).unlink(missing_ok=True)
         return size_bytes
 
-    def copy(self, source: str, target: str) -> ModelFiles:
-        """Copy the model `source` to the name `target`, over another of that name. The copy is complete or absent.
+    def _give_to_alias(self, model: ModelFiles, aliases: Sequence[Alias]) -> None:
+        """Rename a model to the oldest of its aliases, rather one without an overlay, and let the others lead there.
 
-        The files are hard links where possible, since they are never changed. Raises ModelNotFound, or ModelError if the
-        files are removed while they are copied.
+        Until the directory is renamed, the others lead to it by way of that alias. Raises OSError.
         """
-        model = self._require(source)
-        if plain_name(target) == model.name:
-            return model
-        with self.making(target) as making, translate_os_errors(model.folder):
-            for file in [each for each in model.folder.rglob("*") if each.is_file() and each.name != RECORD_FILE]:
-                link_or_copy(file, making.folder / file.relative_to(model.folder))
-            if self.find(source) != model:
-                raise ModelNotFound(f"the model {source!r} was removed or replaced while it was copied")
-            return making.commit(model.source, model.sha256, model.num_parameters, model.quantization)
+        heir, *others = sorted(aliases, key=lambda each: (not each.overlay.is_empty, each.created, each.name))
+        for other in others:
+            write_alias(self._alias_file(other.name), replace(other, target=heir.name))
+        model.folder.replace(self._folder_of(heir.name))
+        if heir.overlay.is_empty:
+            self._alias_file(heir.name).unlink()
+        else:
+            write_alias(self._alias_file(heir.name), replace(heir, target=heir.name))
+
+    def copy(self, source: str, target: str) -> Alias | None:
+        """Give the model that `source` stands for the name `target`, too; None if that is its name already.
+
+        An alias of that name is replaced, and the overlay of `source` goes with the copy. Raises ModelNotFound, or
+        RequestError if `target` is a model with weights of its own.
+        """
+        known = self.find_alias(source)
+        return self.add_alias(target, source, known.overlay if known else Overlay())
+
+    def add_alias(self, name: str, source: str, overlay: Overlay) -> Alias | None:
+        """Let `name` stand for the model that `source` stands for, with this overlay. As `copy`."""
+        model, wanted = self._require_resolved(source), plain_name(name)
+        if wanted == model.name and overlay.is_empty and self.find_alias(name) is None:
+            return None
+        if self.find(wanted) is not None:
+            raise RequestError(f"{wanted!r} is a model with weights of its own: delete it first, or choose another name")
+        with self._locked(model.folder):  # so that nobody removes the model meanwhile
+            alias = make_alias(wanted, self._require(model.name).name, overlay)
+            with translate_os_errors(self.folder):
+                write_alias(self._alias_file(wanted), alias)
+        return alias
 
     def describe(self) -> str:
-        """The local models, as the end of a sentence."""
-        names = ", ".join(model.name for model in self.list())
-        return f"local models: {names}" if names else "there are no local models yet"
+        """The local models and aliases, as the end of a sentence."""
+        names = self.names()
+        return f"local models: {describe_names(names)}" if names else "there are no local models yet"
 
     @contextmanager
     def making(self, name: str, commit: str = "") -> Iterator[Making]:
@@ -147,13 +220,25 @@ class Store:
             yield
 
     def _require(self, name: str) -> ModelFiles:
-        model = self.find(name)
+        return self._known(self.find(name), name)
+
+    def _require_resolved(self, name: str) -> ModelFiles:
+        return self._known(self.resolve(name), name)
+
+    def _known(self, model: ModelFiles | None, name: str) -> ModelFiles:
         if model is None:
             raise ModelNotFound(f"no local model {name!r}; {self.describe()}")
         return model
 
     def _folder_of(self, name: str) -> Path:
         return self.folder / plain_name(name).replace("/", "--").replace(":", "@")
+
+    def _alias_file(self, name: str) -> Path:
+        return self.folder / f"{_ALIAS}{self._folder_of(name).name}"
+
+    def forget_alias(self, name: str) -> None:
+        """Delete the record of an alias, if there is one: a model takes its name. Raises OSError."""
+        self._alias_file(name).unlink(missing_ok=True)
 
     def _read(self, folder: Path) -> ModelFiles | None:
         with translate_os_errors(folder):
@@ -165,7 +250,7 @@ class Store:
             record = read_json(folder / RECORD_FILE)
             created = datetime.fromisoformat(record["created"])
             return ModelFiles(
-                name=str(record["name"]),
+                name=_name_of(folder),  # not that of the record: an alias may have taken over the folder since
                 folder=folder,
                 source=str(record["source"]),
                 sha256=str(record["sha256"]),
@@ -213,10 +298,16 @@ class Making:
     def _put_in_place(self) -> None:
         if self.final.exists():
             self.final.replace(_replaced(self.final))
+        else:
+            self.store.forget_alias(self.name)
         try:
             self.folder.replace(self.final)
         finally:
             _repair(self.final)
+
+
+def _name_of(folder: Path) -> str:
+    return folder.name.replace("--", "/").replace("@", ":")
 
 
 def _prepare(folder: Path, commit: str) -> None:

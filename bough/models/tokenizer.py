@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,12 @@ class Tokenizer:
     def infill(self) -> Infill | None:
         """How to ask for the text between two others; None if the vocabulary has no tokens for it."""
         return find_infill(self._backend, self.encoder) if self.hf is not None else None
+
+    def with_template(self, source: str) -> Tokenizer:
+        """The same tokenizer with another chat template, in Jinja. Raises RequestError if there is no tokenizer."""
+        other = copy(self)
+        other.template = Template(self.hf, self.encoder, source)
+        return other
 
     def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
         """The ids of a raw prompt. Special tokens in it count as such, and a start token is added if that is usual.

@@ -5,6 +5,7 @@ This is the only module that imports an engine.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.runner.runner import Runner
 from bough.runner.tiers import open_tiers
 from bough.types import Progress
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -51,12 +54,23 @@ def find_model(
 ) -> ModelFiles:
     """The files of a model. A known name or hub id that is not on this machine is fetched first."""
     gguf = gguf_support(settings)
+    _note_overlay(name, settings)
     try:
         return models.resolve(name, settings, gguf, progress)
     except ModelNotFound:
         if not models.can_pull(name):
             raise
         return models.pull(name, settings, gguf, progress, announce)
+
+
+def _note_overlay(name: str, settings: Settings) -> None:
+    """Say that what a created model adds is not used here: only a server reads it."""
+    try:
+        alias = models.Store(settings.models_folder).find_alias(name)
+    except ModelNotFound:
+        return  # a path
+    if alias is not None and not alias.overlay.is_empty:
+        log.warning("%s runs as %s: only a server uses its own system prompt and parameters", alias.name, alias.target)
 
 
 def gguf_support(settings: Settings) -> GgufSupport:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 
 from bough.cache.admin.trees import list_trees, make_room
 from bough.cache.disk import Disk, DiskError, NotOwner
@@ -48,7 +49,7 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
     if not budget_bytes:
         return None
     mark = fingerprint(files, settings, progress, **_facts(engine))
-    folder = tree_folder(settings, files.name, mark)
+    folder = _find_folder(settings, files.name, mark)
     open_tree = partial(
         Disk.open,
         folder,
@@ -66,6 +67,16 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
         disk = open_tree(budget_bytes=0, not_owner=reason)
     log.warning("the tree of %s is %s: reading it, writing nothing", files.name, disk.read_only)
     return disk
+
+
+def _find_folder(settings: Settings, name: str, mark: str) -> Path:
+    """The folder of a model's tree; if there is none of its name, one that it has under another name and nobody uses."""
+    own = tree_folder(settings, name, mark)
+    if own.exists():
+        return own
+    others = [tree for tree in list_trees(settings.trees_folder) if tree.fingerprint == mark and not tree.problem]
+    free = [tree for tree in others if tree.owner_pid is None]
+    return max(free, key=lambda tree: tree.last_used).folder if free else own
 
 
 def disk_budget_bytes(settings: Settings) -> int:

@@ -18,11 +18,13 @@ from starlette.exceptions import HTTPException
 from bough.config import Settings
 from bough.models import ModelFiles
 from bough.server.apis.anthropic import messages as anthropic
+from bough.server.apis.anthropic import models as anthropic_models
 from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough import health
 from bough.server.apis.bough import run as run_api
 from bough.server.apis.bough import tokens as tokens_api
 from bough.server.apis.ollama import answers as ollama
+from bough.server.apis.ollama import create as ollama_create
 from bough.server.apis.ollama import models as ollama_models
 from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
@@ -40,6 +42,8 @@ from bough.server.serving.service import Service
 _ROUTERS = (
     ollama.router,
     ollama_models.router,
+    ollama_create.router,
+    anthropic_models.router,  # before OpenAI's: it takes the same paths from clients of Anthropic's API
     openai_chat.router,
     openai_completions.router,
     openai_models.router,
@@ -75,9 +79,10 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
 
 
 def make_service(settings: Settings, files: ModelFiles) -> Service:
-    """A service whose default model is this one, under the name that clients use."""
+    """A service whose default model is this one, under the name that clients use. Raises SettingsError for a bad alias."""
     settings = replace(settings, model=files.name)
     catalog = Catalog(settings, files)
+    catalog.check_aliases()
     return Service(settings, LoadedModels(settings, catalog), catalog)
 
 

@@ -1,4 +1,4 @@
-"""The commands about models: pull, list, show and rm."""
+"""The commands about models: pull, list, show, rm and cp."""
 
 from __future__ import annotations
 
@@ -36,9 +36,48 @@ def test_list_as_json_has_exact_numbers(invoke, store):
 
     (found,) = json.loads(invoke("list", "--json").stdout)
 
-    assert found["name"] == "small"
+    assert found["name"] == "small:latest"
     assert found["size_bytes"] == model.size_bytes
     assert found["num_parameters"] == 134_500_000
+
+
+def test_cp_gives_a_model_another_name(invoke, store):
+    model = add_model(store, "small")
+
+    told = invoke("cp", "small", "gpt-4o")
+    as_json = invoke("cp", "gpt-4o", "other", "--json")
+    rows = {row.split()[0]: row for row in invoke("list").stdout.splitlines()[1:]}
+    facts = {each["name"]: each for each in json.loads(invoke("list", "--json").stdout)}
+
+    assert told.stdout == "gpt-4o:latest stands for small:latest\n"
+    assert json.loads(as_json.stdout) == {"name": "other:latest", "stands_for": "small:latest"}
+    assert list(rows) == ["gpt-4o:latest", "other:latest", "small:latest"]
+    assert "= small:latest" in rows["gpt-4o:latest"]
+    assert facts["other:latest"]["stands_for"] == "small:latest"
+    assert facts["other:latest"]["folder"] == str(model.folder)
+
+
+def test_cp_refuses_unknown_sources_and_names_with_weights(invoke, store):
+    add_model(store, "small")
+    add_model(store, "large")
+
+    assert "no local model 'smal'" in invoke("cp", "smal", "x").stderr
+    assert "weights of its own" in invoke("cp", "small", "large").stderr
+    assert "not a model name" in invoke("cp", "small", "../up").stderr
+    assert store.names() == {"small", "large"}
+
+
+def test_rm_of_an_alias_deletes_the_name_and_of_a_model_keeps_the_weights_for_its_aliases(invoke, store):
+    add_model(store, "small")
+    for name in ("one", "two"):
+        store.copy("small", name)
+
+    invoke("rm", "one", "--yes")
+    assert store.names() == {"small", "two"}
+    told = invoke("rm", "small", "--yes").stdout
+
+    assert "stay for its other names" in told
+    assert store.find("two") is not None and store.names() == {"two"}
 
 
 def test_rm_deletes_models(invoke, store):

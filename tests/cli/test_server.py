@@ -75,7 +75,7 @@ def test_ps_shows_what_is_loaded(invoke, answered):
 def test_ps_as_json_has_exact_numbers(invoke, answered):
     (found,) = json.loads(invoke("ps", "--url", answered.url, "--json").stdout)
 
-    assert (found["name"], found["context_tokens"], found["until"]) == ("tiny", 2048, None)
+    assert (found["name"], found["context_tokens"], found["until"]) == ("tiny:latest", 2048, None)
     assert (found["engine"], found["device"]) == ("torch", "CPU")
     assert found["tree_tokens"] > 0 and found["tree_bytes"] > 0 and found["lanes"] > 0
 
@@ -113,7 +113,7 @@ def test_explain_needs_a_prompt(invoke):
 
 
 def test_stop_unloads_and_the_server_stays(invoke, answered):
-    assert invoke("stop", "--url", answered.url).stdout == "stopped tiny\n"
+    assert invoke("stop", "--url", answered.url).stdout == "stopped tiny:latest\n"
 
     assert json.loads(invoke("ps", "--url", answered.url, "--json").stdout) == []
     assert "no model is loaded" in invoke("ps", "--url", answered.url).stderr
@@ -124,7 +124,7 @@ def test_stop_unloads_and_the_server_stays(invoke, answered):
 def test_an_unknown_model_is_named(invoke, served):
     result = invoke("stop", "nobody", "--url", served.url)
 
-    assert (result.exit_code, result.stderr) == (1, "error: model 'nobody' not found\n")
+    assert (result.exit_code, result.stderr) == (1, "error: model 'nobody' not found; there are: tiny\n")
 
 
 @pytest.mark.parametrize("words", [["ps"], ["stop"]])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bough.config import Settings
-from bough.models import GgufSupport
-from bough.runner import gguf_support
+from bough.models import GgufSupport, Store
+from bough.models.aliases import Overlay
+from bough.runner import find_model, gguf_support
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,17 @@ def test_without_the_engine_the_reason_is_passed_on(monkeypatch: pytest.MonkeyPa
 
     assert not support.is_readable and not support.is_convertible
     assert "the engine mlx is not installed" in support.problem
+
+
+def test_a_created_model_says_that_its_overlay_is_for_servers(tmp_path, caplog):
+    settings = Settings(data_folder=tmp_path)
+    store = Store(settings.models_folder)
+    with store.making("small") as making:
+        (making.folder / "config.json").write_text("{}")
+        making.commit("a test", "", 0, "")
+    store.copy("small", "plain")
+    store.add_alias("made", "small", Overlay(system="Be brief."))
+
+    assert find_model("plain", settings).name == "small" and not caplog.text
+    assert find_model("made", settings).name == "small"
+    assert "made runs as small: only a server uses its own system prompt" in caplog.text

@@ -12,6 +12,9 @@ import pytest
 
 import bough
 from bough.cache.admin.trees import list_trees
+from bough.config import load_settings
+from bough.models import ModelFiles
+from bough.runner import load_files
 from tests.tiny_models import make_folder
 
 KINDS = ("llama", "gemma3_text", "qwen3_next", "mamba2", "granitemoehybrid")  # full, window, hybrid and recurrent state
@@ -181,3 +184,19 @@ def test_an_export_comes_into_a_running_tree(folders: Path, tmp_path: Path) -> N
         assert (again.usage.cached_tokens, again.token_ids) == (len(PROMPT) - 1, first.token_ids)
         assert ask(runner, [7] * 300).usage.cached_tokens == 299
         runner.prefix_cache.check()
+
+
+def test_a_model_under_another_name_goes_on_with_its_tree_unless_it_is_in_use(tmp_path):
+    folder = make_folder("llama", tmp_path / "weights", vocab_size=64)
+    settings = {"cache_folder": tmp_path / "cache", "disk": 64 * 2**20, "lanes": 2, "device": "cpu"}
+    prompt = list(range(1, 41))
+
+    def answer(name: str) -> int:
+        with load_files(ModelFiles(name, folder), load_settings(settings)) as runner:
+            return runner.generate(prompt, max_tokens=2).usage.cached_tokens
+
+    answer("first")
+    assert answer("second") == len(prompt) - 1
+    with load_files(ModelFiles("first", folder), load_settings(settings)):
+        assert answer("third") == 0
+    assert len(list((tmp_path / "cache" / "trees").iterdir())) == 2

@@ -32,8 +32,8 @@ class FakeCatalog:
             raise ModelNotFound(f"model '{name}' not found")
         return self._models[name]
 
-    def find(self, name: str) -> Any:
-        return SimpleNamespace(name=name)
+    def describe(self, files: ModelFiles) -> Any:
+        return SimpleNamespace(name=files.name)
 
 
 class World:

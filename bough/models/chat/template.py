@@ -60,18 +60,19 @@ class Chat:
 
 
 class Template:
-    """The chat template of a transformers tokenizer, which may have none."""
+    """The chat template of a transformers tokenizer, which may have none; or another, `source`, in Jinja."""
 
-    def __init__(self, hf: Any, encoder: Encoder) -> None:
+    def __init__(self, hf: Any, encoder: Encoder, source: str = "") -> None:
         self._hf = hf
         self._encoder = encoder
         self._memo = RenderMemo()
+        self._other = {"chat_template": source} if source else {}
 
     @property
     def is_present(self) -> bool:
-        return bool(self._hf.chat_template)
+        return bool(self._other or self._hf.chat_template)
 
-    @property
+    @cached_property
     def supports_tools(self) -> bool:
         """Whether tools change the rendering."""
         try:
@@ -149,7 +150,12 @@ class Template:
         try:
             rendered = render_within_limits(
                 lambda: self._hf.apply_chat_template(
-                    messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **options
+                    messages,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **self._other,
+                    **options,
                 )
             )
         except Exception as error:  # templates are programs and may raise anything
@@ -186,7 +192,7 @@ class Template:
     @cached_property
     def _source(self) -> str:
         """The source of all templates; there may be several, by name."""
-        found = self._hf.chat_template or ""
+        found = self._other.get("chat_template") or self._hf.chat_template or ""
         return found if isinstance(found, str) else "\n".join(map(str, found.values()))
 
     @cached_property

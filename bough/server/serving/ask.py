@@ -56,6 +56,7 @@ class Ask:
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
     keep_alive_s: float | None = None  # None: the server's default; inf: for ever; 0: unload afterwards
     salt: str = ""
+    template: str | None = None  # a chat template in Jinja instead of the model's own
 
     @property
     def num_chars(self) -> int:

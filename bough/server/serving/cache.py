@@ -24,10 +24,12 @@ from bough.config import Settings
 from bough.errors import BoughError, RequestError, Unavailable
 from bough.generate.job import Job
 from bough.models.encoder import PromptLimit
-from bough.models.prompts import Encoded
+from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.ask import Ask, tenant_of
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.overlay import with_overlay
+from bough.server.serving.prompting.prompt import ModelFacts
 from bough.server.serving.prompting.tools import prepare_messages
 from bough.server.serving.transfers import make_file, require_room
 from bough.system.threads import lower_priority, run_in_thread
@@ -84,26 +86,29 @@ class CacheService:
 
     async def explain(self, prefix: Ask) -> FromModel[Explanation]:
         """How much of a prompt would be reused, and why not more."""
+        prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
             cache = loaded.runner.cache
-            packed = await _encode_packed(prefix, loaded, loaded.runner.prompts.encode)
+            packed = await _encode_packed(prefix, loaded, lambda prompts: prompts.encode)
             found = await _call(loaded, lambda: cache.look_up(packed, prefix.salt))
             return FromModel(loaded.name, await asyncio.to_thread(cache.describe, found, packed))
 
     async def pin(self, prefix: Ask, kept: bool) -> FromModel[Pinned]:
         """Keep a prefix that is known longer than others, or keep it no longer. What is not known whole stays as it is."""
+        prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
             cache = loaded.runner.cache
-            packed = await _encode_packed(prefix, loaded, loaded.runner.prompts.encode_prefix)
+            packed = await _encode_packed(prefix, loaded, lambda prompts: prompts.encode_prefix)
             found = await _call(loaded, lambda: cache.keep(packed, kept, prefix.salt))
             explanation = await asyncio.to_thread(cache.describe, found, packed)
             return FromModel(loaded.name, Pinned(explanation, found.is_kept))
 
     async def warm(self, prefix: Ask) -> FromModel[Completion]:
         """Compute a prefix and keep it: messages up to where the next one would begin. Raises DoesNotFit."""
+        prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
             runner = loaded.runner
-            encoded = await _encode(prefix, loaded, runner.prompts.encode_prefix)
+            encoded = await _encode(prefix, loaded, lambda prompts: prompts.encode_prefix)
             future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
             generation = runner.prepare(
                 encoded, SamplingParams(max_tokens=0), salt=prefix.salt, keep=True, is_cancelled=future.cancelled
@@ -175,22 +180,25 @@ def _import(loaded: LoadedModel, file: Path, salt: str) -> Imported:
     return loaded.runner.cache.import_file(file, salt)
 
 
-async def _encode(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encoded]) -> Encoded:
+async def _encode(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompts], Callable[..., Encoded]]) -> Encoded:
     """The ids of a prefix as a chat with this model would have them. Raises PromptTooLong."""
     prompt: Prompt = prefix.text or ""
     options: dict[str, Any] = {"raw": True}
+    context, abilities = loaded.runner.engine.context_tokens, loaded.info.capabilities
+    own = ModelFacts(loaded.name, loaded.runner.prompts, context, "tools" in abilities, "thinking" in abilities)
+    facts = await asyncio.to_thread(loaded.templates.apply, own, prefix.template)
     if prefix.messages is not None:
-        knows_tools = "tools" in loaded.info.capabilities
+        knows_tools = facts.knows_tools
         given = prepare_messages(prefix.messages, prefix.tools, prefix.tool_choice, template_knows_tools=knows_tools)
         prompt, options = given.messages, {"tools": given.tools}
-    context = loaded.runner.engine.context_tokens
+    encode = way(facts.prompts)
     return await loaded.threads.run(
         lambda is_cancelled: encode(prompt, limit=PromptLimit(context, is_cancelled), **options), prefix.num_chars
     )
 
 
-async def _encode_packed(prefix: Ask, loaded: LoadedModel, encode: Callable[..., Encoded]) -> bytes:
-    encoded = await _encode(prefix, loaded, encode)
+async def _encode_packed(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompts], Callable[..., Encoded]]) -> bytes:
+    encoded = await _encode(prefix, loaded, way)
     return await asyncio.to_thread(pack, encoded.ids)
 
 

@@ -1,15 +1,19 @@
-"""The catalog: the models on this machine as the APIs list them.
+"""The catalog: the models on this machine as the APIs list them, and what each name stands for.
 
 These are the models in the model folder, and the model that the server was started with, which may lie elsewhere. No name
-reaches other files. The digest reads all weights, so it is computed once and kept in a small file in the cache folder, with
-a stamp of the model's files. Calls may come from any thread.
+reaches other files. A name is, in this order: an alias of the settings, a model or an alias in the folder, a name that a
+pattern of the settings matches. Models of the folder with equal files (copies from before there were aliases) are one: the
+oldest stands for all of them, so that it is loaded once and has one tree. The digest reads all weights, so it is computed
+once and kept in a small file in the cache folder, with a stamp of the model's files. Calls may come from any thread.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
@@ -19,12 +23,16 @@ from bough import models
 from bough.cache.admin.trees import list_trees, remove_tree
 from bough.cache.disk import DiskError
 from bough.config import Settings
-from bough.errors import ModelError, ModelNotFound, RequestError, UnsupportedModel
+from bough.errors import ModelError, ModelNotFound, RequestError, SettingsError, UnsupportedModel
 from bough.models import ModelFiles, ModelInfo, Store, describe
+from bough.models.aliases import Alias, AliasRules, Overlay
 from bough.models.files import CONFIG_FILE, read_notes, stamp_of, translate_os_errors, write_notes
-from bough.models.fingerprint import hash_weights
-from bough.models.store import plain_name
+from bough.models.fingerprint import fingerprint, hash_weights
+from bough.models.sources import find_local
+from bough.models.store import describe_names, plain_name
+from bough.models.tokenizer import load_tokenizer
 from bough.runner import gguf_support
+from bough.server.serving.overlay import check_overlay, merge_overlays
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -58,6 +66,8 @@ class CatalogEntry:
     capabilities: tuple[str, ...]  # of completion, tools, thinking, insert
     template: str
     license: str
+    stands_for: str = ""  # the model's own name, if this is an alias
+    overlay: Overlay = field(default_factory=Overlay)
 
 
 @dataclass(frozen=True)
@@ -72,60 +82,179 @@ class LoadedEntry:
     expires_at: datetime | None
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """What a name stands for: a model, and what the name adds to it. `alias` is None for a model's own name."""
+
+    name: str
+    files: ModelFiles
+    alias: Alias | None = None
+
+    @property
+    def overlay(self) -> Overlay:
+        return self.alias.overlay if self.alias else Overlay()
+
+
 class Catalog:
     """The models of the model folder, and `named`, the files of the model that the server was started with."""
 
     def __init__(self, settings: Settings, named: ModelFiles | None = None) -> None:
         self.store = Store(settings.models_folder)
         self._settings = settings
+        self._rules = AliasRules(settings.aliases)
         self._trees_folder = settings.trees_folder
         self._outside = named if named is not None and named.folder.parent != self.store.folder else None
         self._infos = _InfoMemo(settings)
+        self._twins = _TwinMemo(settings)
+
+    def check_aliases(self) -> None:
+        """Raise SettingsError if an alias of the settings stands for nothing. Note those that hide a model."""
+        for name, target in (self._rules.names | self._rules.patterns).items():
+            if self._look_up(target) is None:
+                known = describe_names(self._names() - self._rules.names.keys()) or "no models yet"
+                raise SettingsError(f"aliases has {name}={target}, and there is no model {target!r}; there are: {known}")
+            if name in self._rules.names and self._look_up(name) is not None:
+                log.warning("the alias %s=%s of the settings hides the model %s in the model folder", name, target, name)
 
     def list(self) -> list[CatalogEntry]:
-        """Every model, sorted by name. A model with invalid files is left out."""
-        outside = [self._outside] if self._outside else []
-        inside = [files for files in self.store.list() if not (outside and files.name == outside[0].name)]
-        found = (self._describe_or_skip(files) for files in [*outside, *inside])
+        """Every model and alias, sorted by name. A model with invalid files is left out, and so are its aliases."""
+        stored = self.store.list()
+        found = (self._describe_or_skip(name, stored) for name in self._names())
         return sorted((entry for entry in found if entry), key=lambda entry: entry.name)
 
     def find(self, name: str) -> CatalogEntry:
-        """The entry of a model. Raises ModelNotFound, or another ModelError if its files are invalid."""
-        return self._describe(self.files(name))
+        """The entry of a name. Raises ModelNotFound, or another ModelError if the files are invalid."""
+        return self._find(name, self.store.list())
 
-    def files(self, name: str) -> ModelFiles:
-        """The files of a model. Raises ModelNotFound for a name that is not in the catalog, or not valid."""
-        if self._is_outside(name):
-            assert self._outside is not None
-            return self._outside
-        try:
-            found = self.store.find(name)
-        except ModelNotFound:
-            found = None  # not a valid name
+    def _find(self, name: str, stored: Sequence[ModelFiles]) -> CatalogEntry:
+        resolved = self._resolve(name, stored)
+        entry, overlay = self.describe(resolved.files), resolved.overlay
+        if resolved.name == entry.name and overlay.is_empty:
+            return entry
+        return replace(
+            entry,
+            name=resolved.name,
+            stands_for=entry.name,
+            overlay=overlay,
+            digest=entry.digest if overlay.is_empty else _digest(entry, overlay),
+            modified=resolved.alias.created if resolved.alias else entry.modified,
+            capabilities=overlay.capabilities or entry.capabilities,
+            template=overlay.template or entry.template,
+            license=overlay.license or entry.license,
+        )
+
+    def resolve(self, name: str) -> Resolved:
+        """What a name stands for. Raises ModelNotFound, which lists the names there are, if it stands for nothing."""
+        return self._resolve(name, self.store.list())
+
+    def _resolve(self, name: str, stored: Sequence[ModelFiles]) -> Resolved:
+        found = self._stands_for(name)
         if found is None:
-            raise ModelNotFound(f"model '{name[:200]}' not found")
+            known = describe_names(self._names()) or "no models yet"
+            raise ModelNotFound(f"model '{name[:200]}' not found; there are: {known}")
+        if found.files is not self._outside:
+            found = replace(found, files=self._twins.oldest(found.files, stored))
+        return replace(found, name=name.removesuffix(":latest"))
+
+    def overlay(self, name: str) -> Overlay:
+        """What a name adds to its model: nothing if it is a model's own, or not known. Quicker than `resolve`."""
+        found = self._stands_for(name)
+        return found.overlay if found else Overlay()
+
+    def _stands_for(self, name: str) -> Resolved | None:
+        plain = name.removesuffix(":latest")
+        target = self._rules.names.get(plain)
+        found = self._look_up(plain if target is None else target)
+        if found is None and target is None and (target := self._rules.match(plain)) is not None:
+            return self._look_up(target)
         return found
 
-    def copy(self, source: str, target: str) -> None:
-        """Give a model a second name; it replaces a model of that name. Raises ModelNotFound or RequestError."""
-        self._refuse_outside(self.files(source).name, "copied")
+    def files(self, name: str) -> ModelFiles:
+        """The files of the model that a name stands for. Raises ModelNotFound."""
+        return self.resolve(name).files
+
+    def describe(self, files: ModelFiles) -> CatalogEntry:
+        """The entry of a model under its own name. Raises ModelError if its files are invalid."""
         try:
-            plain_name(target)
+            return self._read_entry(files)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a configuration may say anything
+            raise UnsupportedModel(f"the files in {files.folder} are invalid: {type(error).__name__}: {error}") from error
+
+    def aliases_of(self, model: str) -> Sequence[str]:
+        """The other names of a model: aliases, and copies that are one with it."""
+        stored = self.store.list()
+        return sorted(name for name in self._names() if name != model and self._resolves_to(name, model, stored))
+
+    def copy(self, source: str, target: str) -> None:
+        """Give a model another name; an alias of that name is replaced. Raises ModelNotFound or RequestError."""
+        self._add_alias(target, source, self.resolve(source).overlay)
+
+    def create(self, name: str, source: str, overlay: Overlay) -> None:
+        """Let a name stand for the model of `source`, with its overlay and this one over it.
+
+        Raises ModelNotFound, or RequestError if the name or the overlay cannot be used.
+        """
+        base = self.resolve(source)
+        merged = merge_overlays(base.overlay, overlay)
+        trusts = self._settings.trust_remote_code
+        self._add_alias(name, source, check_overlay(merged, lambda: load_tokenizer(base.files, trusts)))
+
+    def _add_alias(self, name: str, source: str, overlay: Overlay) -> None:
+        files = self.files(source)
+        self._refuse_outside(files.name, "copied")
+        try:
+            plain = plain_name(name)
         except ModelNotFound as error:
             raise RequestError(str(error)) from error
-        self._refuse_outside(target, "replaced")
-        self.store.copy(source, target)
+        self._refuse_outside(plain, "replaced")
+        self._refuse_rule(plain, "made")
+        self.store.add_alias(plain, files.name, overlay)
 
     def remove(self, name: str) -> None:
-        """Delete a model and its trees on disk. It must not be loaded. Raises ModelNotFound."""
-        files = self.files(name)
-        self._refuse_outside(files.name, "deleted")
-        self.store.remove(files.name)
-        _remove_trees(self._trees_folder, files.name)
+        """Delete a model or an alias. The weights and trees of a model stay if other names stand for it.
+
+        A model must not be loaded. Raises ModelNotFound or RequestError.
+        """
+        resolved = self.resolve(name)
+        self._refuse_outside(resolved.name, "deleted")
+        self._refuse_rule(resolved.name, "deleted")
+        if self.store.find(resolved.name) is None and self.store.find_alias(resolved.name) is None:
+            raise RequestError(f"{resolved.name!r} is no name of its own: a pattern of the settings matches it")
+        is_needed = bool(self.aliases_of(resolved.files.name)) or resolved.files.name != resolved.name
+        self.store.remove(resolved.name)
+        if not is_needed:
+            _remove_trees(self._trees_folder, resolved.name)
+
+    def is_weights_name(self, name: str) -> bool:
+        """Whether a name is that of the model itself, under which it is loaded. Raises ModelNotFound."""
+        resolved = self.resolve(name)
+        return resolved.name == resolved.files.name
 
     def pull(self, name: str, progress: Progress) -> None:
         """Download a model, in the calling thread. Raises ModelNotFound or DownloadError."""
         models.pull(name, self._settings, gguf_support(self._settings), progress)
+
+    def _look_up(self, name: str) -> Resolved | None:
+        """The model or alias of that very name; None if there is none, or if it is not a valid name."""
+        if self._is_outside(name):
+            assert self._outside is not None
+            return Resolved(name, self._outside)
+        try:
+            files = find_local(self.store, name)
+            return Resolved(name, files, self.store.find_alias(name)) if files else None
+        except ModelNotFound:
+            return None
+
+    def _names(self) -> set[str]:
+        """Every name that can be listed."""
+        outside = {self._outside.name} if self._outside else set()
+        return outside | self.store.names() | set(self._rules.names)
+
+    def _resolves_to(self, name: str, model: str, stored: Sequence[ModelFiles]) -> bool:
+        try:
+            return self._resolve(name, stored).files.name == model
+        except ModelNotFound:
+            return False
 
     def _is_outside(self, name: str) -> bool:
         return self._outside is not None and name.removesuffix(":latest") == self._outside.name
@@ -134,18 +263,16 @@ class Catalog:
         if self._is_outside(name):
             raise RequestError(f"the model '{name}' lies outside the model folder, and cannot be {what} there")
 
-    def _describe_or_skip(self, files: ModelFiles) -> CatalogEntry | None:
-        try:
-            return self._describe(files)
-        except ModelError as error:
-            log.warning("the model %s is not listed: %s", files.name, error)
-            return None
+    def _refuse_rule(self, name: str, what: str) -> None:
+        if name in self._rules.names:
+            raise RequestError(f"'{name}' is an alias of the server's settings, and cannot be {what} here")
 
-    def _describe(self, files: ModelFiles) -> CatalogEntry:
+    def _describe_or_skip(self, name: str, stored: Sequence[ModelFiles]) -> CatalogEntry | None:
         try:
-            return self._read_entry(files)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a configuration may say anything
-            raise UnsupportedModel(f"the files in {files.folder} are invalid: {type(error).__name__}: {error}") from error
+            return self._find(name, stored)
+        except ModelError as error:
+            log.warning("the model %s is not listed: %s", name, error)
+            return None
 
     def _read_entry(self, files: ModelFiles) -> CatalogEntry:
         info = self._infos.find(files)
@@ -205,6 +332,43 @@ class _InfoMemo:
                 self._entries[key] = {"stamp": stamp, "info": asdict(info)}
                 write_notes(self._file, read_notes(self._file) | {key: self._entries[key]})
             return info
+
+
+class _TwinMemo:
+    """Finds models with equal files. Fingerprints are kept in memory while the stamp of the files is the same."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._prints: dict[Path, tuple[str, str]] = {}  # stamp and fingerprint, by folder
+
+    def oldest(self, files: ModelFiles, others: Sequence[ModelFiles]) -> ModelFiles:
+        """Of the models whose files equal these, the one that was made first. Costs a look at each model's weights."""
+        try:
+            sizes = _sizes(files)
+            alike = [each for each in others if each.folder != files.folder and _sizes(each) == sizes]
+            if not sizes or not alike:
+                return files
+            wanted = self._fingerprint(files)
+            equal = [files, *(each for each in alike if self._fingerprint(each) == wanted)]
+        except (ModelError, OSError):  # using the model tells what is wrong with it
+            return files
+        return min(equal, key=lambda each: (each.created is None, each.created and each.created.timestamp(), each.name))
+
+    def _fingerprint(self, files: ModelFiles) -> str:
+        stamp = _stamp(files)
+        known = self._prints.get(files.folder)
+        if known is None or known[0] != stamp:
+            known = self._prints[files.folder] = (stamp, fingerprint(files, self._settings))
+        return known[1]
+
+
+def _sizes(files: ModelFiles) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in files.weights}
+
+
+def _digest(entry: CatalogEntry, overlay: Overlay) -> str:
+    """A digest that changes with the weights and with the overlay."""
+    return hashlib.sha256(f"{entry.digest} {json.dumps(asdict(overlay), sort_keys=True)}".encode()).hexdigest()
 
 
 def _stamp(files: ModelFiles) -> str:

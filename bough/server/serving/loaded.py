@@ -32,6 +32,7 @@ from bough.generate.worker import Limits, Worker
 from bough.models import ModelFiles
 from bough.runner import Runner, load_files
 from bough.server.serving.catalog import Catalog, CatalogEntry, LoadedEntry
+from bough.server.serving.overlay import OtherTemplates
 from bough.server.serving.prompting.prompt import PromptThreads
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
@@ -71,6 +72,7 @@ class LoadedModel:
     keep_alive_s: float | None = field(default=None, repr=False)  # of the last request; None: of the settings
     num_uses: int = 0
     threads: PromptThreads = field(default_factory=PromptThreads, repr=False)
+    templates: OtherTemplates = field(default_factory=OtherTemplates, repr=False)
 
 
 def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
@@ -85,7 +87,7 @@ def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
 
 
 class LoadedModels:
-    """The models in memory, by the names of the catalog."""
+    """The models in memory, by their own names: whatever a request calls a model, it is loaded once."""
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class LoadedModels:
         self._touch(loaded)
 
     def find(self, name: str) -> LoadedModel | None:
-        """The model of that name if it is loaded."""
+        """The model of that very name if it is loaded; an alias is not found."""
         return self._loaded.get(name.removesuffix(":latest"))
 
     def choose_name(self, name: str | None) -> str:
@@ -147,7 +149,7 @@ class LoadedModels:
         return name or next((each.name for each in self.list()), self._settings.model)
 
     async def unload(self, name: str) -> bool:
-        """Unload a model. False if it is in use: then it is unloaded when its last use ends."""
+        """Unload the model of that very name. False if it is in use: then it is unloaded when its last use ends."""
         loaded = self.find(name)
         if loaded is None:
             return True
@@ -270,7 +272,7 @@ class LoadedModels:
             if self._is_closed:  # while it waited for the lock
                 raise ShuttingDown("the server is shutting down, and loads no model")
             num_bytes = await asyncio.to_thread(_weights_bytes, files)
-            info = await asyncio.to_thread(self.catalog.find, files.name)
+            info = await asyncio.to_thread(self.catalog.describe, files)
             await self._make_room(files, num_bytes)
             started_s = time.perf_counter()
             started = await self._start_retrying(files)

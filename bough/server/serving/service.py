@@ -25,6 +25,7 @@ from bough.server.serving.catalog import Catalog, LoadedEntry
 from bough.server.serving.inbox import Inbox
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
+from bough.server.serving.overlay import with_overlay
 from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
 from bough.server.serving.tokens import TokenService
 from bough.types import SamplingParams
@@ -61,6 +62,7 @@ class Service:
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot begin; until then nothing was sent to the client."""
         started_s = time.perf_counter()
+        ask = await with_overlay(ask, self.catalog.overlay)
         loaded = await self.models.acquire(ask.model, ask.keep_alive_s)
         try:
             answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics, self._inbox)
@@ -85,7 +87,8 @@ class Service:
         This runs in one of the model's threads for prompts.
         """
         ask = answer.ask
-        prepared = prepare_prompt(ask, _facts_of(loaded), sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
+        facts = loaded.templates.apply(_facts_of(loaded), ask.template)
+        prepared = prepare_prompt(ask, facts, sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
         answer.set_prompt(prepared)
         timeout_s = self.settings.request_timeout
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -128,7 +131,8 @@ class Service:
             raise PromptTooLong(num_tokens, context)
 
     async def _count_tokens(self, ask: Ask, loaded: LoadedModel) -> int:
-        facts = _facts_of(loaded)
+        ask = await with_overlay(ask, self.catalog.overlay)
+        facts = await asyncio.to_thread(loaded.templates.apply, _facts_of(loaded), ask.template)
         unbounded = replace(ask, params=SamplingParams(max_tokens=0))
         prepared = await loaded.threads.run(
             lambda is_cancelled: prepare_prompt(

@@ -16,9 +16,11 @@ from bough.cache.admin.view import Explanation, Finding
 from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
+from bough.models.aliases import Overlay
 from bough.models.encoder import PromptLimit
 from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough.cache import PrefixBody
+from bough.server.serving.overlay import OtherTemplates
 from bough.server.serving.prompting.prompt import LARGE_CHARS, PromptThreads
 from bough.server.serving.service import Service
 
@@ -41,11 +43,12 @@ class OneModel(Service):
             name="m",
             runner=SimpleNamespace(prompts=prompts, cache=cache, engine=engine),
             info=SimpleNamespace(capabilities=()),
+            templates=OtherTemplates(),
             threads=PromptThreads(),
             worker=SimpleNamespace(call=_call_at_once),
         )
         models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using)
-        super().__init__(Settings(), models, SimpleNamespace())  # type: ignore[arg-type]
+        super().__init__(Settings(), models, SimpleNamespace(overlay=lambda name: Overlay()))  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def _using(self, model: str) -> AsyncIterator[Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bough.config import Settings
-from bough.errors import ModelNotFound, RequestError, UnsupportedModel
+from bough.errors import ModelNotFound, RequestError, SettingsError, UnsupportedModel
 from bough.models import ModelFiles, Store
+from bough.models.aliases import Overlay
 from bough.server.serving.catalog import Catalog, human_number
 from tests.models.tiny_tokenizer import THINKS, byte_level
 from tests.tiny_models import make_folder, make_model
@@ -137,6 +139,64 @@ def test_a_copy_is_a_model_of_its_own(settings, store, folder):
     catalog.remove("tiny")
 
     assert [(facts.name, facts.quantization) for facts in catalog.list()] == [("other", "Q4_1")]
+
+
+def test_aliases_are_listed_and_stand_for_one_model(settings, store, folder):
+    add(store, "tiny", folder)
+    catalog = Catalog(replace(settings, aliases="gpt-4o=tiny, claude-*=made"))
+
+    catalog.copy("tiny", "other")
+    catalog.create("made", "other", Overlay(system="Be brief.", license="mine"))
+
+    listed = {entry.name: entry.stands_for for entry in catalog.list()}
+    assert listed == {"gpt-4o": "tiny", "made": "tiny", "other": "tiny", "tiny": ""}
+    assert {catalog.files(name).name for name in (*listed, "claude-x", "gpt-4o:latest")} == {"tiny"}
+    assert catalog.aliases_of("tiny") == ["gpt-4o", "made", "other"]
+    assert catalog.find("claude-x").name == "claude-x"
+    assert catalog.overlay("claude-x").system == "Be brief."
+    assert catalog.overlay("tiny") == catalog.overlay("nobody") == Overlay()
+    assert catalog.find("other").digest == catalog.find("tiny").digest != catalog.find("made").digest
+    assert catalog.find("made").license == "mine"
+    catalog.check_aliases()
+
+
+def test_an_alias_of_the_settings_needs_a_model_and_is_not_changed_by_clients(settings, store, folder, caplog):
+    add(store, "tiny", folder)
+    with pytest.raises(SettingsError, match="aliases has a=nobody, and there is no model 'nobody'; there are: tiny"):
+        Catalog(replace(settings, aliases="a=nobody")).check_aliases()
+    add(store, "big", folder)
+    catalog = Catalog(replace(settings, aliases="big=tiny, x*=tiny"))
+    catalog.check_aliases()
+
+    assert "the alias big=tiny of the settings hides the model big" in caplog.text
+    for change in (lambda: catalog.remove("big"), lambda: catalog.copy("tiny", "big"), lambda: catalog.remove("xy")):
+        with pytest.raises(RequestError, match="settings"):
+            change()
+
+
+def test_copies_from_before_there_were_aliases_are_one_model_and_share_its_tree(settings, store, folder):
+    for name in ("second", "first"):
+        add(store, name, folder)
+    record = json.loads((store.folder / "first" / "bough.json").read_text())
+    older = record | {"created": "2020-01-01T00:00:00+00:00"}
+    (store.folder / "first" / "bough.json").write_text(json.dumps(older))
+    other = add(store, "other", folder)
+    config = json.loads((other.folder / "config.json").read_text())
+    (other.folder / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    catalog = Catalog(settings)
+
+    assert [catalog.files(name).name for name in ("first", "second", "other")] == ["first", "first", "other"]
+    assert catalog.aliases_of("first") == ["second"]
+    catalog.remove("first")
+    assert catalog.files("second").name == "second"
+
+
+def test_an_unknown_model_is_answered_with_the_known_ones(settings, store, folder):
+    add(store, "tiny", folder)
+    Catalog(settings).copy("tiny", "other")
+
+    with pytest.raises(ModelNotFound, match=r"^model 'nobody' not found; there are: other, tiny$"):
+        Catalog(settings).find("nobody")
 
 
 def test_a_copy_needs_a_source_and_a_name(settings, store, folder):

@@ -196,9 +196,9 @@ def test_two_real_models_take_turns_in_the_room_of_one(tmp_path, run):
     settings = Settings(
         data_folder=tmp_path, cache_folder=tmp_path / "cache", max_models=1, disk=64 * 2**20, lanes=2, device="cpu"
     )
-    for name in ("first", "second"):
+    for name, vocab_size in (("first", 64), ("second", 65)):  # equal models would be one
         with Catalog(settings).store.making(name) as making:
-            make_folder("llama", making.folder, vocab_size=64)
+            make_folder("llama", making.folder, vocab_size=vocab_size)
             making.commit("a test", "", 0, "")
 
     async def ask():

@@ -1,12 +1,14 @@
-"""Ollama's API for models: list, show, pull, copy and delete.
+"""Ollama's API for models: list, show, pull, copy and delete. Names are listed with their tag.
 
-What Bough does not support (embeddings, making and publishing models) is refused with a status below 500 and the reason.
+What Bough does not support (embeddings, publishing models, files of models) is refused with a status below 500 and the
+reason.
 Everything that touches files runs in a thread, so that it does not delay streams.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -16,7 +18,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from bough import models
 from bough.errors import ModelNotFound, RequestError, Unavailable
-from bough.models.store import plain_name
+from bough.models.aliases import Overlay
+from bough.models.store import plain_name, tagged_name
+from bough.server.apis.ollama.modelfile import write_modelfile, write_parameters
 from bough.server.apis.ollama.pull import fetch, pull_lines
 from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
 from bough.server.http.errors import format_plain_error
@@ -26,6 +30,9 @@ from bough.server.serving.catalog import CatalogEntry, LoadedEntry
 from bough.server.serving.service import Service
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
+
+OLLAMA_VERSION = "0.14.2"
+"""The version that clients see. Some refuse an older one: VS Code below 0.6.4, 1Code below 0.14.2."""
 
 FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 """The date that clients see for a model that never expires."""
@@ -41,8 +48,8 @@ async def greet() -> Response:
 @router.get("/api/version")
 @router.head("/api/version", include_in_schema=False)
 async def tell_version() -> Response:
-    """The version of Bough."""
-    return JSONResponse({"version": version("bough")})
+    """The version of Ollama whose API this is, and that of Bough."""
+    return JSONResponse({"version": OLLAMA_VERSION, "bough": version("bough")})
 
 
 @router.get("/api/tags")
@@ -55,20 +62,25 @@ async def list_models(service: ServiceOf) -> Response:
 
 @router.get("/api/ps")
 async def list_loaded(service: ServiceOf) -> Response:
-    """The models that are loaded."""
-    return JSONResponse({"models": [_write_loaded(each) for each in service.models.describe()]})
+    """The models that are loaded, each once, with its other names."""
+    loaded = service.models.describe()
+    aliases = await asyncio.to_thread(lambda: [service.catalog.aliases_of(each.entry.name) for each in loaded])
+    found = [_write_loaded(each, names) for each, names in zip(loaded, aliases, strict=True)]
+    return JSONResponse({"models": found})
 
 
 @router.post("/api/show")
 async def show(body: NamedRequest, service: ServiceOf) -> Response:
     """The details of one model."""
     entry = await _find(service, body.wanted)
+    parameters = _parameters_of(entry)
     return JSONResponse(
         {
-            "modelfile": _write_modelfile(entry),
-            "parameters": _write_parameters(entry),
+            "modelfile": write_modelfile(entry.stands_for or entry.name, entry.template, parameters, entry.overlay),
+            "parameters": write_parameters(parameters),
             "template": entry.template,
             "license": entry.license,
+            **_write_overlay(entry.overlay),
             "details": _write_details(entry),
             "model_info": _write_info(entry),
             "capabilities": list(entry.capabilities),
@@ -93,24 +105,24 @@ async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Respo
 
 @router.post("/api/copy")
 async def copy(body: CopyRequest, service: ServiceOf) -> Response:
-    """Give a model a second name."""
+    """Give a model another name. It stays one model, with one tree."""
     source = await _find(service, body.source)
     try:
         target = plain_name(body.destination)
     except ModelNotFound as error:
         raise RequestError(f"destination: {error}") from error
     if target != source.name:
-        await asyncio.to_thread(service.catalog.copy, source.name, target)
+        await asyncio.to_thread(service.catalog.copy, body.source, target)
     return Response()
 
 
 @router.delete("/api/delete")
 async def delete(body: NamedRequest, service: ServiceOf) -> Response:
-    """Delete a model. If it is loaded, it is unloaded first."""
-    entry = await _find(service, body.wanted)
-    if not await service.unload(entry.name):
-        raise Unavailable(f"model '{entry.name}' is in use: it can be deleted when its answers have ended")
-    await asyncio.to_thread(service.catalog.remove, entry.name)
+    """Delete a model or an alias. A model that is loaded is unloaded first; its weights stay for its aliases."""
+    name = body.wanted
+    if await asyncio.to_thread(service.catalog.is_weights_name, name) and not await service.unload(name):
+        raise Unavailable(f"model '{name}' is in use: it can be deleted when its answers have ended")
+    await asyncio.to_thread(service.catalog.remove, name)
     return Response()
 
 
@@ -122,17 +134,16 @@ async def embed(body: NamedRequest, service: ServiceOf) -> Response:
     raise RequestError(f"{entry.name} does not support embeddings")
 
 
-@router.post("/api/create")
 @router.post("/api/push")
 async def refuse_publishing() -> Response:
     """Refused: models are fetched with /api/pull, or put into the folder of models."""
-    raise RequestError("making and publishing models is not supported: use /api/pull and /api/copy")
+    raise RequestError("publishing models is not supported")
 
 
 @router.post("/api/blobs/{digest}")
 async def refuse_blob(digest: str) -> Response:
-    """Refused: making models is not supported."""
-    raise RequestError("making models is not supported, so no files are taken")
+    """Refused: models are made from models that are here."""
+    raise RequestError("files of models are not taken: /api/create makes a model from one that is here")
 
 
 @router.head("/api/blobs/{digest}", include_in_schema=False)
@@ -154,8 +165,8 @@ async def _is_here(service: Service, name: str) -> bool:
 
 def _write(entry: CatalogEntry) -> dict[str, Any]:
     return {
-        "name": entry.name,
-        "model": entry.name,
+        "name": tagged_name(entry.name),
+        "model": tagged_name(entry.name),
         "size": entry.size_bytes,
         "digest": entry.digest,
         "details": _write_details(entry),
@@ -164,7 +175,7 @@ def _write(entry: CatalogEntry) -> dict[str, Any]:
 
 def _write_details(entry: CatalogEntry) -> dict[str, Any]:
     return {
-        "parent_model": "",
+        "parent_model": tagged_name(entry.stands_for) if entry.stands_for else "",
         "format": entry.format,
         "family": entry.family,
         "families": list(entry.families),
@@ -173,7 +184,7 @@ def _write_details(entry: CatalogEntry) -> dict[str, Any]:
     }
 
 
-def _write_loaded(loaded: LoadedEntry) -> dict[str, Any]:
+def _write_loaded(loaded: LoadedEntry, aliases: Sequence[str]) -> dict[str, Any]:
     return {
         **_write(loaded.entry),
         "size": loaded.num_bytes,
@@ -181,6 +192,7 @@ def _write_loaded(loaded: LoadedEntry) -> dict[str, Any]:
         "expires_at": write_time(loaded.expires_at or FOR_EVER),
         "context_length": loaded.context_tokens,
         "engine": loaded.engine,
+        "aliases": [tagged_name(name) for name in aliases],
     }
 
 
@@ -196,12 +208,12 @@ def _write_info(entry: CatalogEntry) -> dict[str, Any]:
     }
 
 
-def _write_parameters(entry: CatalogEntry) -> str:
-    """The default options, one per line."""
-    values = {"num_ctx": entry.context_tokens, **DEFAULTS}
-    return "\n".join(f"{name:<30} {value}" for name, value in values.items())
+def _parameters_of(entry: CatalogEntry) -> dict[str, Any]:
+    """The default options: those of a created model come first."""
+    return {"num_ctx": entry.context_tokens, **DEFAULTS, **entry.overlay.parameters}
 
 
-def _write_modelfile(entry: CatalogEntry) -> str:
-    lines = [f"PARAMETER {line}" for line in _write_parameters(entry).splitlines()]
-    return "\n".join([f"FROM {entry.name}", f'TEMPLATE """{entry.template}"""', *lines, ""])
+def _write_overlay(overlay: Overlay) -> dict[str, Any]:
+    """What a created model adds, without what it has not."""
+    found = {"system": overlay.system, "messages": list(overlay.messages)}
+    return {name: value for name, value in found.items() if value}

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from importlib.metadata import version
+from typing import Any
 
 import httpx
 import ollama
 import pytest
-
-from bough.models import Store
-
-NO_INDEX = "http://127.0.0.1:9/simple"  # where nobody listens
-
-
-@pytest.fixture(scope="module")
-def little(tiny_server, tiny_model: Path, tmp_path_factory) -> Iterator[httpx.Client]:
-    """A server with a model of its own in its model folder, which tests may copy and delete, and no way to fetch others."""
-    data_folder = tmp_path_factory.mktemp("models_of_ollama")
-    with Store(data_folder / "models").making("little") as making:
-        shutil.copytree(tiny_model, making.folder, dirs_exist_ok=True)
-        making.commit("a test", "", 0, "F32")
-    server = tiny_server(data_folder=data_folder, index_url=NO_INDEX)
-    with httpx.Client(base_url=server.url, timeout=60) as opened:
-        yield opened
 
 
 def names(http: httpx.Client) -> list[str]:
     return [each["name"] for each in http.get("/api/tags").json()["models"]]
 
 
-def loaded_names(http: httpx.Client) -> list[str]:
-    return [each["name"] for each in http.get("/api/ps").json()["models"]]
+def loaded(http: httpx.Client) -> dict[str, Any]:
+    return {each["name"]: each for each in http.get("/api/ps").json()["models"]}
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -48,16 +31,17 @@ def test_the_greeting_is_that_of_ollama(little):
     assert little.get("/").text == "Ollama is running"
 
 
-def test_the_version_has_three_numbers(little):
-    parts = little.get("/api/version").json()["version"].split(".")
+def test_the_version_is_one_that_clients_of_ollama_accept(little):
+    found = little.get("/api/version").json()
 
-    assert len(parts) == 3 and all(part.isdecimal() for part in parts)
+    assert tuple(map(int, found["version"].split("."))) >= (0, 14, 2)
+    assert found["bough"] == version("bough")
 
 
 def test_the_list_has_what_clients_show(little):
-    found = {each["name"]: each for each in little.get("/api/tags").json()["models"]}["little"]
+    found = {each["name"]: each for each in little.get("/api/tags").json()["models"]}["little:latest"]
 
-    assert found["model"] == "little"
+    assert found["model"] == "little:latest"
     assert found["size"] > 0
     assert len(found["digest"]) == 64
     assert datetime.fromisoformat(found["modified_at"]).tzinfo is not None
@@ -87,7 +71,7 @@ def test_the_client_reads_lists_and_descriptions(little):
         shown = client.show("little")
         running = client.ps().models
 
-    assert "little" in listed
+    assert "little:latest" in listed
     assert shown.capabilities == ["completion"]
     assert shown.modelinfo
     assert len(running) >= 0
@@ -96,7 +80,7 @@ def test_the_client_reads_lists_and_descriptions(little):
 def test_a_loaded_model_is_listed_with_its_time(little):
     little.post("/api/generate", json={"model": "little", "keep_alive": "2h"})
 
-    (found,) = [each for each in little.get("/api/ps").json()["models"] if each["name"] == "little"]
+    found = loaded(little)["little:latest"]
 
     left = datetime.fromisoformat(found["expires_at"]) - datetime.now(UTC)
     assert timedelta(hours=1) < left <= timedelta(hours=2)
@@ -108,7 +92,7 @@ def test_a_loaded_model_is_listed_with_its_time(little):
 def test_a_model_that_stays_for_ever_has_a_far_date(little):
     little.post("/api/generate", json={"model": "little", "keep_alive": -1})
 
-    (found,) = [each for each in little.get("/api/ps").json()["models"] if each["name"] == "little"]
+    found = loaded(little)["little:latest"]
 
     assert datetime.fromisoformat(found["expires_at"]).year > 2300
 
@@ -140,18 +124,75 @@ def test_a_pull_that_fails_without_a_stream_has_a_status(little):
     assert little.post("/api/pull", json={"model": "smollm2", "stream": False}).status_code == 502
 
 
-def test_a_copy_answers_and_is_deleted_without_the_first(little):
+def ask(http: httpx.Client, model: str) -> dict[str, Any]:
+    body = {"model": model, "prompt": "Hello, who are you?", "stream": False, "options": {"num_predict": 2}}
+    answered: dict[str, Any] = http.post("/api/generate", json=body).json()
+    return answered
+
+
+def test_a_copy_is_the_same_loaded_model_with_the_same_tree(little):
     copied = little.post("/api/copy", json={"source": "little", "destination": "other"})
-    listed = names(little)
-    body = {"model": "other", "prompt": "Hello", "stream": False, "options": {"num_predict": 2}}
-    answered = little.post("/api/generate", json=body)
+    answers = [ask(little, name) for name in ("little", "other", "other:latest")]
+    metrics = little.get("/metrics").text
     deleted = little.request("DELETE", "/api/delete", json={"model": "other"})
 
     assert (copied.status_code, copied.text) == (200, "")
-    assert {"little", "other"} <= set(listed)
-    assert answered.status_code == 200
+    assert [each["model"] for each in answers] == ["little", "other", "other:latest"]
+    assert answers[1]["prompt_eval_cached_count"] == answers[1]["prompt_eval_count"] - 1
+    assert 'model="other' not in metrics and 'model="little"' in metrics
     assert (deleted.status_code, deleted.text) == (200, "")
-    assert "other" not in names(little) and "little" in names(little)
+    assert "other:latest" not in names(little)
+    assert "little:latest" in names(little) and "little:latest" in loaded(little)
+
+
+def test_an_alias_shows_loads_unloads_and_explains_its_model(little):
+    little.post("/api/copy", json={"source": "little", "destination": "other"})
+    ask(little, "other")
+    running = loaded(little)
+    explained = little.post("/api/cache/explain", json={"model": "other", "prompt": "Hello, who are you?"}).json()
+    tree = little.get("/api/cache/tree", params={"model": "other"}).json()
+    little.post("/api/generate", json={"model": "other", "keep_alive": 0})
+    left = loaded(little)
+    listed = names(little)
+    little.request("DELETE", "/api/delete", json={"model": "other"})
+
+    assert running["little:latest"]["aliases"] == ["other:latest"] and "other:latest" not in running
+    assert explained["model"] == tree["model"] == "little"
+    assert explained["matched_tokens"] == explained["prompt_tokens"]
+    assert "little:latest" not in left
+    assert {"little:latest", "other:latest"} <= set(listed)
+
+
+def test_a_model_that_is_deleted_lives_on_under_its_alias_with_its_tree(little):
+    little.post("/api/copy", json={"source": "little", "destination": "other"})
+    before = ask(little, "little")
+    deleted = little.request("DELETE", "/api/delete", json={"model": "little"})
+    listed, gone = names(little), little.post("/api/show", json={"model": "little"})
+    after = ask(little, "other")
+    little.post("/api/copy", json={"source": "other", "destination": "little"})
+    little.request("DELETE", "/api/delete", json={"model": "other"})
+
+    assert deleted.status_code == 200
+    assert "little:latest" not in listed and "other:latest" in listed
+    assert gone.status_code == 404
+    assert after["prompt_eval_cached_count"] == before["prompt_eval_count"] - 1
+    assert "little:latest" in names(little)
+
+
+def test_a_copy_does_not_take_the_place_of_weights(little):
+    response = little.post("/api/copy", json={"source": "tiny", "destination": "little"})
+
+    assert response.status_code == 400
+
+
+def test_an_unknown_model_is_answered_with_the_known_ones(little):
+    message = [{"role": "user", "content": "Hello"}]
+    bodies = {"/api/chat": {}, "/v1/chat/completions": {}, "/v1/messages": {"max_tokens": 1}}
+
+    for path, more in bodies.items():
+        response = little.post(path, json={"model": "nothing", "messages": message, **more})
+        assert response.status_code == 404
+        assert "model 'nothing' not found; there are: " in response.text and "little, " in response.text
 
 
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a b", ".hidden", ""])
@@ -185,7 +226,6 @@ def test_what_is_not_there_is_not_found(little, method, path, body):
     [
         ("/api/embed", {"model": "little", "input": "x"}),
         ("/api/embeddings", {"model": "little", "prompt": "x"}),
-        ("/api/create", {"model": "x", "from": "little"}),
         ("/api/push", {"model": "little"}),
         ("/api/blobs/sha256:00", {}),
         ("/api/show", {}),
@@ -204,14 +244,14 @@ def test_what_is_not_done_here_is_refused_with_a_reason(little, path, body):
     [("/api/chat", {"message": {"role": "assistant", "content": ""}}), ("/api/generate", {"response": ""})],
 )
 def test_without_a_prompt_a_model_is_loaded_and_unloaded(little, path, empty):
-    loaded = little.post(path, json={"model": "little", "keep_alive": "10m"}).json()
-    names_then = loaded_names(little)
+    answered = little.post(path, json={"model": "little", "keep_alive": "10m"}).json()
+    loaded_then = loaded(little)
     unloaded = little.post(path, json={"model": "little", "keep_alive": 0}).json()
 
-    assert loaded.items() >= {**empty, "done": True, "done_reason": "load"}.items()
+    assert answered.items() >= {**empty, "done": True, "done_reason": "load"}.items()
     assert unloaded.items() >= {**empty, "done": True, "done_reason": "unload"}.items()
-    assert "little" in names_then
-    assert "little" not in loaded_names(little)
+    assert "little:latest" in loaded_then
+    assert "little:latest" not in loaded(little)
 
 
 def test_keep_alive_0_lets_a_model_go_after_its_answer(little):
@@ -221,6 +261,6 @@ def test_keep_alive_0_lets_a_model_go_after_its_answer(little):
 
     assert answered.json()["eval_count"] == 2
     deadline = time.monotonic() + 30
-    while "little" in loaded_names(little):
+    while "little:latest" in loaded(little):
         assert time.monotonic() < deadline
         time.sleep(0.05)
