@@ -35,6 +35,7 @@ from bough.server.serving.catalog import Catalog, CatalogEntry, LoadedEntry
 from bough.server.serving.prompting.prompt import PromptThreads
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
+from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +74,9 @@ class LoadedModel:
     threads: PromptThreads = field(default_factory=PromptThreads, repr=False)
 
 
-def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
+def start_model(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> StartedModel:
     """Load a model and start its engine's thread."""
-    runner = load_files(files, settings)
+    runner = load_files(files, settings, progress)
     try:
         limits = Limits(settings.queue, settings.watchdog)
         return StartedModel(runner, runner.start_worker(limits, settings.verify_cache))
