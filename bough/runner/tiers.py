@@ -16,7 +16,7 @@ from bough.engines.contract import Engine
 from bough.errors import ModelError
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, tree_folder
-from bough.system.resources import default_disk_bytes, default_host_bytes
+from bough.system.resources import default_disk_bytes, default_host_bytes, free_disk_bytes
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ def open_tiers(
 def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None) -> Disk | None:
     """The model's tree on disk; None if the settings turn it off. Raises DiskError or ModelError if it cannot be opened."""
     budget_bytes = disk_budget_bytes(settings)
+    if not budget_bytes and settings.disk is None:
+        raise DiskError(describe_full(settings))
     if not budget_bytes:
         return None
     mark = fingerprint(files, settings, progress, **_facts(engine))
@@ -57,6 +59,13 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
         floor_bytes=settings.disk_free,
         ttl_s=settings.disk_ttl,
     )
+
+
+def describe_full(settings: Settings) -> str:
+    """That the disk is too full for trees, with the numbers."""
+    free_bytes = free_disk_bytes(settings.trees_folder)
+    numbers = f"{free_bytes:,} bytes are free, and {settings.disk_free:,} must stay free (disk_free)"
+    return f"the disk of {settings.trees_folder} is full: {numbers}"
 
 
 def disk_budget_bytes(settings: Settings) -> int:

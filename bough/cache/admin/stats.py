@@ -74,6 +74,8 @@ def _disk(residency: Residency) -> Stats:
             "disk_bad_rows": disk.counts.bad_rows,
             "disk_is_failing": disk.is_failing,
         }
+        if disk.problem:
+            found["disk_problem"] = disk.problem
     if tiers is not None and tiers.problem:
         found["disk_problem"] = tiers.problem
     if tiers is not None:
