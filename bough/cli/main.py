@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from bough.cli.bench import app as bench_app
 from bough.cli.cache.app import app as cache_app
+from bough.cli.doctor import doctor, tell_version
 from bough.cli.models import list_models, pull, remove, show
 from bough.cli.replay import replay
 from bough.cli.run import run
@@ -97,6 +98,8 @@ app.command("explain")(explain)
 app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 app.command("replay")(replay)
+app.command("doctor")(doctor)
+app.command("version")(tell_version)
 
 
 def main() -> None:

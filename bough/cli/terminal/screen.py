@@ -6,11 +6,14 @@ that a model cannot control the terminal.
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import typer
 from rich.console import Console
 from rich.text import Text
+
+from bough.errors import RequestError
 
 _HARMLESS = "\n\t"
 _C0_AND_DELETE = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _HARMLESS} | {0x7F: "␡"}
@@ -35,6 +38,11 @@ class Screen:
     def is_terminal(self) -> bool:
         """Whether answers go to a terminal."""
         return self.out.isatty()
+
+    @property
+    def width(self) -> int | None:
+        """How many characters a line of answers may have: those of the terminal; None outside of one."""
+        return shutil.get_terminal_size().columns if self.is_terminal else None
 
     def write(self, text: str) -> None:
         """Write a piece of text and flush it."""
@@ -68,7 +76,9 @@ def is_interactive() -> bool:
     return sys.stdin.isatty()
 
 
-def confirm_or_exit(question: str) -> None:
-    """Ask the question and exit with code 1 unless the answer is yes. Without a terminal nothing is asked."""
-    if is_interactive() and not typer.confirm(question, err=True):
+def confirm_or_exit(action: str) -> None:
+    """Ask whether to do this, and exit with code 1 unless the answer is yes. Raises RequestError without a terminal."""
+    if not is_interactive():
+        raise RequestError(f"{action}: this needs -y without a terminal")
+    if not typer.confirm(f"{action}?", err=True):
         raise typer.Exit(1)
