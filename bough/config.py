@@ -1,18 +1,20 @@
 """Settings: built once from flags, `BOUGH_*` variables and `bough.toml`, in this order, then passed down.
 
 This is the only module that touches the environment or reads the settings file. `bough.toml` is looked for in the working
-folder, then in the platform's configuration folder; its keys are the names of the fields below.
+folder, then in the platform's configuration folder; its keys are the names of the fields below. A value keeps its origin,
+so that errors about it use the words that were typed.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import platformdirs
 
@@ -178,27 +180,8 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        for name in _AT_LEAST_0:
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise SettingsError(f"{name} is {value}, and must be at least 0")
-        for name in _TIMES_ABOVE_0:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise SettingsError(f"{name} is {value}, and must be a time above 0")
-        for name in ("keep_alive", "stop_after"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise SettingsError(f"{name} is {value}, and must be a time of at least 0")
-        if self.port > 65_535:
-            raise SettingsError(f"port is {self.port}, and must be at most 65,535")
-        if not 0 < self.salt_share <= 1:
-            raise SettingsError(f"salt_share is {self.salt_share}, and must be above 0 and at most 1")
-        if not 0 <= self.verify_cache <= 1:
-            raise SettingsError(f"verify_cache is {self.verify_cache}, and must be at least 0 and at most 1")
-        parse_aliases(self.aliases)
-        if self.engine not in ("auto", *ENGINES):
-            raise SettingsError(f"engine is {self.engine!r}, and must be auto, {' or '.join(ENGINES)}")
+        if problem := _find_problem(vars(self)):
+            raise SettingsError(f"{problem.name} {problem.text}")
 
     @property
     def models_folder(self) -> Path:
@@ -210,34 +193,128 @@ class Settings:
         return self.cache_folder / "trees"
 
 
+Source = Literal["flag", "argument", "variable", "file"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that somebody gave to a setting. `words` are those that they typed: --keep-alive, BOUGH_KEEP_ALIVE, or
+    "keep_alive in bough.toml"; `is_old_name` tells that the setting has another name by now."""
+
+    name: str
+    value: Any
+    source: Source
+    words: str
+    is_old_name: bool = False
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Why a setting cannot have its value: the end of a sentence that begins with the setting's name."""
+
+    name: str
+    text: str
+
+
 def load_settings(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
+    *,
+    are_flags: bool = False,
 ) -> Settings:
-    """Settings from `overrides` (flags; None is not given), the environment, the file and the defaults, in this order."""
+    """Settings from `overrides` (None is not given), the environment, the file and the defaults, in this order.
+
+    `are_flags` tells that the overrides were typed as flags: errors then name the flags.
+    """
+    given = find_given(overrides, environ, file, are_flags=are_flags)
+    values = {name: _read(each) for name, each in given.items()}
+    if problem := _find_problem(vars(Settings()) | values):
+        raise SettingsError(f"{given[problem.name].words} {problem.text}")
+    return replace(Settings(), **values)
+
+
+def find_given(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    *,
+    are_flags: bool = False,
+) -> dict[str, Given]:
+    """What was given for each setting, as it was given, and where. Raises SettingsError for an unknown name."""
     environ = os.environ if environ is None else environ
-    values = _by_new_names(_from_file(file or _find_file()))
-    variables = {name.removeprefix("BOUGH_").lower(): text for name, text in environ.items() if name.startswith("BOUGH_")}
-    _refuse_unknown(variables, "BOUGH_ variable")
+    file = file or _find_file()
+    found = _gather(Given(name, value, "file", f"{name} in {file}") for name, value in _from_file(file).items())
     if "PIP_INDEX_URL" in environ:
-        values.setdefault("index_url", environ["PIP_INDEX_URL"])
-    values |= _by_new_names(variables)
-    values |= _by_new_names({name: value for name, value in (overrides or {}).items() if value is not None})
-    _refuse_unknown(values, "setting")
-    return replace(Settings(), **{name: _read(name, value) for name, value in values.items()})
+        found.setdefault("index_url", Given("index_url", environ["PIP_INDEX_URL"], "variable", "PIP_INDEX_URL"))
+    found |= _gather(
+        Given(name.removeprefix("BOUGH_").lower(), text, "variable", name)
+        for name, text in environ.items()
+        if name.startswith("BOUGH_")
+    )
+    return found | _gather(
+        Given(name, value, "flag", flag_of(name)) if are_flags else Given(name, value, "argument", name)
+        for name, value in (overrides or {}).items()
+        if value is not None
+    )
 
 
-def _by_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with old names replaced. If a setting is given by both names, the new one counts."""
-    replaced = {OLD_NAMES[name]: value for name, value in values.items() if name in OLD_NAMES}
-    return replaced | {name: value for name, value in values.items() if name not in OLD_NAMES}
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return f"--{name.replace('_', '-')}"
 
 
-def _refuse_unknown(names: Iterable[str], what: str) -> None:
-    unknown = sorted(set(names) - set(_FIELD_TYPES) - set(OLD_NAMES))
-    if unknown:
-        raise SettingsError(f"unknown {what} {', '.join(unknown)}; there are {', '.join(_FIELD_TYPES)}")
+def _gather(given: Iterable[Given]) -> dict[str, Given]:
+    """The values by the settings' new names. If a setting is given by both names, the new one counts."""
+    values: dict[str, Given] = {}
+    for each in sorted(given, key=lambda each: each.name not in OLD_NAMES):
+        if each.name in OLD_NAMES:
+            each = replace(each, name=OLD_NAMES[each.name], is_old_name=True)
+        if each.name not in _FIELD_TYPES:
+            raise SettingsError(f"unknown setting {each.words}; {_suggest(each.name, each.source)}")
+        values[each.name] = each
+    return values
+
+
+def _suggest(name: str, source: Source) -> str:
+    """The setting whose name is nearest to an unknown one, in the form of its source, or all names."""
+    near = difflib.get_close_matches(name, _FIELD_TYPES, n=1)
+    if not near:
+        return f"there are {', '.join(_FIELD_TYPES)}"
+    forms = {"variable": f"BOUGH_{near[0].upper()}", "flag": flag_of(near[0])}
+    return f"did you mean {forms.get(source, near[0])}?"
+
+
+def _find_problem(values: Mapping[str, Any]) -> _Problem | None:
+    """The first setting whose value is out of its range."""
+    for name in _AT_LEAST_0:
+        if values[name] is not None and values[name] < 0:
+            return _Problem(name, f"is {values[name]}, and must be at least 0")
+    for name in _TIMES_ABOVE_0:
+        if values[name] is not None and not 0 < values[name] < math.inf:
+            return _Problem(name, f"is {values[name]}, and must be a time above 0")
+    for name in ("keep_alive", "stop_after"):
+        if values[name] is not None and not 0 <= values[name] < math.inf:
+            return _Problem(name, f"is {values[name]}, and must be a time of at least 0")
+    port, share, verified, engine = (values[name] for name in ("port", "salt_share", "verify_cache", "engine"))
+    if port > 65_535:
+        return _Problem("port", f"is {port}, and must be at most 65,535")
+    if not 0 < share <= 1:
+        return _Problem("salt_share", f"is {share}, and must be above 0 and at most 1")
+    if not 0 <= verified <= 1:
+        return _Problem("verify_cache", f"is {verified}, and must be at least 0 and at most 1")
+    if engine not in ("auto", *ENGINES):
+        return _Problem("engine", f"is {engine!r}, and must be auto, {' or '.join(ENGINES)}")
+    problem = _find_bad_alias(values["aliases"])
+    return _Problem("aliases", problem) if problem else None
+
+
+def _find_bad_alias(text: str) -> str:
+    try:
+        parse_aliases(text)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def limit_thread_spinning() -> None:
@@ -278,7 +355,8 @@ def _from_file(file: Path | None) -> dict[str, Any]:
     return values
 
 
-def _read(name: str, value: Any) -> Any:
+def _read(given: Given) -> Any:
+    name, value = given.name, given.value
     kind, _, is_optional = _FIELD_TYPES[name].partition(" | ")
     if is_optional and str(value).strip().lower() in _WORDS_FOR_NONE.get(name, ("auto",)):
         return None
@@ -293,12 +371,15 @@ def _read(name: str, value: Any) -> Any:
             return Path(value).expanduser()
         return ",".join(map(str, value)) if isinstance(value, list) else str(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(f"{name} is {value!r}, and must be {_form(name, kind)}") from error
+        raise SettingsError(f"{given.words} is {value!r}, and must be {_form(name, kind)}") from error
+
+
+_FORMS = {"int": "a whole number", "float": "a number", "bool": "true or false", "Path": "a path", "str": "text"}
 
 
 def _form(name: str, kind: str) -> str:
     """The form of a value of this setting, as the end of a sentence."""
-    form = "a size such as 2GB" if name in SIZES else "a time such as 7d" if name in TIMES else f"of type {kind}"
+    form = "a size such as 2GB" if name in SIZES else "a time such as 7d" if name in TIMES else _FORMS.get(kind, kind)
     words = _WORDS_FOR_NONE.get(name, ("auto",)) if " | " in _FIELD_TYPES[name] else ()
     return " or ".join((form, *filter(None, words)))
 
@@ -326,14 +407,14 @@ def _parse_bool(value: Any) -> bool:
 
 
 def parse_aliases(text: str) -> dict[str, str]:
-    """The aliases in the text of the setting: what each name or pattern stands for. Raises SettingsError."""
+    """The aliases in the text of the setting: what each name or pattern stands for. Raises ValueError."""
     found: dict[str, str] = {}
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, equals, target = (part.strip().removesuffix(":latest") for part in each.partition("="))
         if not equals or not name or not target or "=" in target or "*" in target or any(map(str.isspace, name + target)):
-            raise SettingsError(f"aliases has {each!r}, and must have NAME=MODEL, such as gpt-4o=smollm2")
+            raise ValueError(f"has {each!r}, and must have NAME=MODEL, such as gpt-4o=smollm2")
         if found.setdefault(name, target) != target:
-            raise SettingsError(f"aliases has {name!r} twice, for {found[name]!r} and for {target!r}")
+            raise ValueError(f"has {name!r} twice, for {found[name]!r} and for {target!r}")
     return found
 
 

@@ -254,6 +254,10 @@ class FakeDisk:
         return self.is_full
 
     @property
+    def problem(self) -> str:
+        return "it is full" if self.is_full else ""
+
+    @property
     def can_write(self) -> bool:
         return not self.is_full
 

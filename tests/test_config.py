@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.config import Settings, load_settings, parse_bytes, parse_seconds
+from bough.config import Settings, find_given, load_settings, parse_bytes, parse_seconds
 from bough.errors import SettingsError
 
 
@@ -143,7 +143,7 @@ def test_a_refusal_says_the_value_and_what_it_may_be(file: Path) -> None:
 
 
 def test_a_variable_that_names_no_setting_is_refused(file: Path) -> None:
-    with pytest.raises(SettingsError, match="lane"):
+    with pytest.raises(SettingsError, match=r"^unknown setting BOUGH_LANE; did you mean BOUGH_LANES\?$"):
         load_settings({}, {"BOUGH_LANE": "8"}, file)
 
 
@@ -194,7 +194,7 @@ def test_a_key_is_not_shown_with_the_settings() -> None:
 
 def test_words_for_yes_and_no_are_read(file: Path) -> None:
     assert load_settings({}, {"BOUGH_CACHE": "off"}, file).cache is False
-    with pytest.raises(SettingsError, match="cache"):
+    with pytest.raises(SettingsError, match=r"^BOUGH_CACHE is 'perhaps', and must be true or false$"):
         load_settings({}, {"BOUGH_CACHE": "perhaps"}, file)
 
 
@@ -228,3 +228,60 @@ def test_of_two_names_of_one_setting_the_new_one_counts(tmp_path):
     file.write_text("")
 
     assert load_settings({}, {"BOUGH_DISK": "1GB", "BOUGH_DISK_BYTES": "2GB"}, file).disk == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("keep_alive", "5x", "is '5x', and must be a time such as 7d or never"),
+        ("queue", "-1", "is -1, and must be at least 0"),
+        ("engine", "abacus", "is 'abacus', and must be auto, torch or mlx"),
+    ],
+)
+def test_an_error_names_a_setting_in_the_words_that_were_typed(name, value, problem, tmp_path):
+    file, empty = tmp_path / "bough.toml", tmp_path / "empty.toml"
+    file.write_text(f"{name} = {value!r}")
+    empty.write_text("")
+    flag, variable = f"--{name.replace('_', '-')}", f"BOUGH_{name.upper()}"
+    ways = {
+        flag: lambda: load_settings({name: value}, {}, empty, are_flags=True),
+        name: lambda: load_settings({name: value}, {}, empty),
+        variable: lambda: load_settings({}, {variable: value}, empty),
+        f"{name} in {file}": lambda: load_settings({}, {}, file),
+    }
+
+    for words, load in ways.items():
+        with pytest.raises(SettingsError) as raised:
+            load()
+        assert str(raised.value) == f"{words} {problem}"
+
+
+def test_an_old_name_is_named_as_it_was_typed(file):
+    with pytest.raises(SettingsError, match=r"^BOUGH_DISK_BYTES is 'much'"):
+        load_settings({}, {"BOUGH_DISK_BYTES": "much"}, file)
+
+
+def test_a_misspelt_setting_in_the_file_suggests_the_nearest(tmp_path):
+    file = tmp_path / "bough.toml"
+    file.write_text("keepalive = 5")
+
+    with pytest.raises(SettingsError) as raised:
+        load_settings({}, {}, file)
+    assert str(raised.value) == f"unknown setting keepalive in {file}; did you mean keep_alive?"
+
+
+def test_a_name_that_is_like_no_setting_gets_them_all(file):
+    with pytest.raises(SettingsError, match="unknown setting BOUGH_XYZZY; there are model, engine, "):
+        load_settings({}, {"BOUGH_XYZZY": "1"}, file)
+
+
+def test_what_was_given_tells_where_it_came_from(file):
+    found = find_given({"lanes": 7}, {"BOUGH_DISK_BYTES": "1GB"}, file, are_flags=True)
+
+    assert {name: (each.source, each.words) for name, each in found.items()} == {
+        "lanes": ("flag", "--lanes"),
+        "disk": ("variable", "BOUGH_DISK_BYTES"),
+        "threads": ("file", f"threads in {file}"),
+        "dtype": ("file", f"dtype in {file}"),
+    }
+    assert [name for name, each in found.items() if each.is_old_name] == ["disk"]

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ _TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # the server may load a model bef
 _STREAM_TIMEOUT = httpx.Timeout(None, connect=10.0)  # a long prompt may be computed for minutes before the first line
 _PROOF_TIMEOUT_S = 3.0
 _POLL_S = 0.05
+_PIECE_BYTES = 2**20
 _LOOPBACK_OF_WILDCARD = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -84,6 +86,33 @@ class Client:
 
     def get_text(self, path: str, **params: str | None) -> str:
         return self._send("GET", path, params=_given(params)).text
+
+    def delete(self, path: str, **params: str | None) -> Any:
+        """Send a DELETE request and return the JSON of the response. Parameters that are None are left out."""
+        return self._read(self._send("DELETE", path, params=_given(params)))
+
+    def download(self, path: str, file: Path, salt: str = "", **params: str | None) -> None:
+        """Send a POST request and write the body of the response to a new file as it comes. A failure leaves no file."""
+        with file.open("xb") as output:
+            try:
+                with self._http.stream("POST", path, params=_given(params), headers=_salt_header(salt)) as response:
+                    if response.is_error:
+                        response.read()
+                        raise _to_error(response)
+                    for piece in response.iter_bytes():
+                        output.write(piece)
+            except BaseException as error:
+                file.unlink(missing_ok=True)
+                if isinstance(error, httpx.HTTPError):
+                    raise Unavailable(f"the server at {self.url} did not send the whole of it: {error!r}") from error
+                raise
+
+    def upload(self, path: str, file: Path, salt: str = "", **params: str | None) -> Any:
+        """Send a file as the body of a POST request and return the JSON of the response."""
+        headers = _salt_header(salt) | {"Content-Length": str(file.stat().st_size)}
+        with file.open("rb") as content:
+            pieces = iter(lambda: content.read(_PIECE_BYTES), b"")
+            return self._read(self._send("POST", path, params=_given(params), content=pieces, headers=headers))
 
     def post(self, path: str, **fields: Any) -> Any:
         """Send the fields as JSON and return the JSON of the response. Fields that are None are left out."""
@@ -202,6 +231,10 @@ def _is_local(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _salt_header(salt: str) -> dict[str, str]:
+    return {"X-Bough-Salt": salt} if salt else {}
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ COMMANDS = {
     "cache": "bough.cli.cache.app:app",
     "bench": "bough.cli.bench:app",
     "replay": "bough.cli.replay:replay",
+    "doctor": "bough.cli.doctor:doctor",
+    "version": "bough.cli.doctor:tell_version",
 }
 """Each command with its module, and in it a function or the group of its sub-commands."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -14,12 +14,13 @@ from bough import models
 from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree
 from bough.cache.disk import DiskError
 from bough.cli import options
+from bough.cli.client import Client, find_client
 from bough.cli.terminal.columns import ago, align, count, describe
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit, is_interactive
 from bough.config import Settings, load_settings
 from bough.engines.contract import Engine
-from bough.errors import ModelNotFound
+from bough.errors import ModelNotFound, Unavailable
 from bough.models import ModelFiles, ModelInfo, PullPlan, Store
 from bough.models.aliases import Alias
 from bough.models.fetching.short_names import SHORT_NAMES
@@ -97,7 +98,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JS
         screen.write_line(json.dumps(sorted(facts, key=lambda each: str(each["name"])), indent=2))
     elif found:
         rows = sorted([*map(_list_row, found), *map(_alias_row, others)])
-        for line in align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *rows]):
+        for line in align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *rows], screen.width):
             screen.write_line(line)
     else:
         screen.note(f"no models yet: `bough pull {settings.model}` fetches the default one")
@@ -154,7 +155,7 @@ def show(
 ) -> None:
     """Show the properties of a model, and what the engine can do with it."""
     screen = Screen()
-    settings = load_settings(options.settings_of(ctx))
+    settings = options.read_settings(ctx)
     with show_progress(screen.notes, stays=False) as progress:
         files = models.resolve(settings.model, settings, gguf_support(settings), progress)
         progress.start("reading the model's files", None)
@@ -202,7 +203,7 @@ def _write_info(screen: Screen, info: ModelInfo) -> None:
         "chat template": _yes_or_no(info.has_chat_template),
         "capabilities": ", ".join(info.capabilities),
     }
-    _write_section(screen, info.name, describe(facts))
+    _write_section(screen, info.name, describe(facts, width=screen.width))
 
 
 def _write_engine(screen: Screen, facts: dict[str, Any]) -> None:
@@ -214,8 +215,9 @@ def _write_engine(screen: Screen, facts: dict[str, Any]) -> None:
         "attention": runs_on.get("attention", ""),
         "reason": found["reason"],
     }
-    _write_section(screen, "engine", describe({name: value for name, value in runs_on.items() if name != "attention"}))
-    _write_section(screen, "self-check", describe(verdict))
+    runs_on = {name: value for name, value in runs_on.items() if name != "attention"}
+    _write_section(screen, "engine", describe(runs_on, width=screen.width))
+    _write_section(screen, "self-check", describe(verdict, width=screen.width))
     differences = {name: f"{value:.1e}" for name, value in found["differences"].items()}
     _write_section(screen, "largest logit differences to one forward pass", describe(differences))
     _write_section(screen, "groups", _group_lines(facts["groups"]))
@@ -245,38 +247,108 @@ def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
+@dataclass(frozen=True)
+class Removed:
+    """A name that was deleted: the bytes that this freed, and what became of its trees, each with its bytes.
+
+    The weights of a model that has other names stay, and so do its trees: then nothing is freed.
+    """
+
+    name: str
+    freed_bytes: int
+    is_alias: bool = False
+    trees: dict[str, int] = field(default_factory=dict)
+    kept_trees: dict[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
 def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names as `bough list` shows them.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: options.Yes = False,
+    tree: Annotated[
+        bool | None, typer.Option("--tree/--keep-tree", help="Delete the trees on disk, too, or keep them.")
+    ] = None,
+    is_local: options.IsLocal = False,
+    as_json: options.AsJsonObject = False,
 ) -> None:
-    """Delete models and their trees on disk. If one of the names is unknown, nothing is deleted."""
-    settings = load_settings()
-    screen, store = Screen(), Store(settings.models_folder)
+    """Delete models. A running server unloads them first. If one of the names is unknown, nothing is deleted.
+
+    Their trees on disk stay, unless --tree is given or a person at the terminal says so.
+    """
+    screen, settings = Screen(), load_settings()
+    store = Store(settings.models_folder)
     aliases = [plain_name(name) for name in names if store.find(name) is None and store.find_alias(name)]
     found = {model.name: model for model in (_find(store, name) for name in names if plain_name(name) not in aliases)}
-    size_bytes = sum(model.size_bytes for model in found.values())
-    question = f"delete {', '.join((*aliases, *found))} ({filesize.decimal(size_bytes)})?"
     if not yes:
-        confirm_or_exit(question)
-    for alias in aliases:
-        store.remove(alias)
-        screen.write_line(f"deleted {alias}, which was another name")
-    for name in found:
-        freed_bytes = store.remove(name)
-        if not freed_bytes:
-            screen.write_line(f"deleted {name}: its weights and its tree stay for its other names")
-            continue
-        screen.write_line(f"deleted {name} ({filesize.decimal(freed_bytes)})")
-        for tree in list_trees(settings.trees_folder):
-            if tree.model == name:
-                _remove_tree(screen, tree)
+        size = filesize.decimal(sum(each.size_bytes for each in found.values()))
+        confirm_or_exit(f"delete {', '.join((*aliases, *found))} ({size})")
+    trees = [each for each in list_trees(settings.trees_folder) if each.model in found]
+    if tree is None:
+        tree = not yes and bool(trees) and typer.confirm(_ask_for_trees(trees), err=True)
+    _unload(settings, list(found), is_local)
+    removed = [Removed(name, store.remove(name), is_alias=True) for name in aliases]
+    removed += [_remove(store, name, [each for each in trees if each.model == name], tree) for name in found]
+    if as_json:
+        screen.write_line(json.dumps({"models": [asdict(each) for each in removed]}, indent=2))
+    else:
+        for line in (line for each in removed for line in _describe_removed(each)):
+            screen.write_line(line)
+    problems = [problem for each in removed for problem in each.problems]
+    for problem in problems:
+        screen.error(problem)
+    if problems:
+        raise typer.Exit(1)
 
 
-def _remove_tree(screen: Screen, tree: TreeInfo) -> None:
-    try:
-        screen.write_line(f"deleted its tree {tree.name} ({filesize.decimal(remove_tree(tree.folder))})")
-    except DiskError as error:
-        screen.write_line(f"its tree was not deleted: {error}")
+def _ask_for_trees(trees: Sequence[TreeInfo]) -> str:
+    size = filesize.decimal(sum(tree.nbytes + tree.index_bytes for tree in trees))
+    return f"delete what is kept on disk for it, too: {', '.join(tree.name for tree in trees)} ({size})?"
+
+
+def _unload(settings: Settings, names: Sequence[str], is_local: bool) -> None:
+    """Let the running server unload these models. Raises Unavailable if one of them is still in use."""
+    client = find_client(settings, is_local=is_local)
+    if client is None:
+        return
+    with client:
+        for name in set(names) & _read_loaded_names(client):
+            client.post("/api/generate", model=name, keep_alive=0, stream=False)
+        if in_use := sorted(set(names) & _read_loaded_names(client)):
+            raise Unavailable(
+                f"the server at {client.url} still answers with {', '.join(in_use)}: try again when it has ended"
+            )
+
+
+def _read_loaded_names(client: Client) -> set[str]:
+    return {str(each["name"]).removesuffix(":latest") for each in client.get("/api/ps")["models"]}
+
+
+def _remove(store: Store, name: str, trees: Sequence[TreeInfo], removes_trees: bool) -> Removed:
+    freed_bytes = store.remove(name)
+    if not removes_trees or not freed_bytes:
+        return Removed(name, freed_bytes, kept_trees={tree.name: tree.nbytes + tree.index_bytes for tree in trees})
+    removed: dict[str, int] = {}
+    problems = []
+    for tree in trees:
+        try:
+            removed[tree.name] = remove_tree(tree.folder)
+        except DiskError as error:
+            problems.append(f"its tree was not deleted: {error}")
+    return Removed(name, freed_bytes, trees=removed, problems=tuple(problems))
+
+
+def _describe_removed(removed: Removed) -> Iterator[str]:
+    if removed.is_alias:
+        yield f"deleted {removed.name}, which was another name"
+        return
+    if not removed.freed_bytes:
+        yield f"deleted {removed.name}: its weights and its tree stay for its other names"
+        return
+    yield f"deleted {removed.name} ({filesize.decimal(removed.freed_bytes)})"
+    for tree, freed_bytes in removed.trees.items():
+        yield f"deleted its tree {tree} ({filesize.decimal(freed_bytes)})"
+    for tree, kept_bytes in removed.kept_trees.items():
+        yield f"its tree {tree} ({filesize.decimal(kept_bytes)}) stays: `bough cache clear {tree}` deletes it"
 
 
 def copy(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bough.config import Settings
+from bough.config import Settings, load_settings
 
 _SETTINGS_NAMES = {each.name for each in fields(Settings)}
 
@@ -154,7 +154,9 @@ LogJson = Annotated[
 ]
 
 Model = Annotated[str | None, typer.Option("--model", "-m", help="The model; all arguments are then the prompt.")]
-Url = Annotated[str | None, typer.Option("--url", help="The server's address; not given: the settings host and port.")]
+Url = Annotated[str | None, typer.Option("--url", help="The server's address; not given: the server that runs here.")]
+IsLocal = Annotated[bool, typer.Option("--local", help="Do not use a running server.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 
@@ -163,3 +165,8 @@ def settings_of(ctx: typer.Context) -> dict[str, Any]:
     """The flags of a command that are settings, by the names of the settings. Flags that were not given are None."""
     given = {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES}
     return {name: (list(value) or None) if isinstance(value, list | tuple) else value for name, value in given.items()}
+
+
+def read_settings(ctx: typer.Context) -> Settings:
+    """The settings of a command with its flags. Errors name the flags as they were typed."""
+    return load_settings(settings_of(ctx), are_flags=True)

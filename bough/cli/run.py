@@ -118,7 +118,7 @@ def run(
     words, screen = [word for word in (first, *(rest or ())) if word], Screen()
     flags = options.settings_of(ctx)
     del flags["model"]  # the arguments may name it, too: PromptArgs has it
-    settings = load_settings(flags)
+    settings = load_settings(flags, are_flags=True)
     sessions = Sessions(settings.data_folder / "chats")
     session = _resume(words, sessions) if resume else None
     args = PromptArgs(model or session.model or None, None) if session else read_prompt_args(words, model, sys.stdin)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Annotated, Any
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self
 
 import typer
 from rich import filesize
+from rich.console import Console
 
 from bough.cli import options
-from bough.cli.client import Client
+from bough.cli.client import Client, find_client
 from bough.cli.terminal.columns import ahead, align, memory
-from bough.cli.terminal.progress import show_progress
+from bough.cli.terminal.progress import Bars, Lines
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, load_settings
 from bough.errors import BoughError
 from bough.runner import find_model
-from bough.system.announcement import announcing, make_announcement
+from bough.system.announcement import Announcement, announcing, make_announcement
+
+log = logging.getLogger(__name__)
 
 _APIS = "Ollama, OpenAI, Anthropic"
 _EXTRAS = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
@@ -63,7 +70,7 @@ def serve(
     trust_remote_code: options.TrustRemoteCode = None,
 ) -> None:
     """Serve models over HTTP, with the APIs of Ollama, OpenAI and Anthropic, until Ctrl-C."""
-    run_server(load_settings(options.settings_of(ctx)), Screen())
+    run_server(options.read_settings(ctx), Screen())
 
 
 def run_server(settings: Settings, screen: Screen) -> None:
@@ -73,21 +80,70 @@ def run_server(settings: Settings, screen: Screen) -> None:
     from bough.server.http.listening import bind, host, is_loopback, url_of
     from bough.server.http.logs import set_up_logs
 
-    with bind(settings.host, settings.port) as bound:
-        with show_progress(screen.notes, stays=False) as progress:
-            files = find_model(settings.model, settings, progress, lambda plan: screen.note(f"fetching {plan.describe()}"))
-        set_up_logs(as_json=settings.log_json)
-        service = make_service(settings, files)
-        url = url_of(bound)
+    notes = screen.notes
+    with bind(settings.host, settings.port) as bound, _LoadProgress(notes) as progress, ExitStack() as held:
+        is_coloured = notes.is_terminal and not notes.no_color
+        set_up_logs(as_json=settings.log_json, is_terminal=notes.is_terminal, has_colours=is_coloured)
+        files = find_model(settings.model, settings, progress, lambda plan: screen.note(f"fetching {plan.describe()}"))
+        service = make_service(settings, files, progress)
+        app, url = make_app(service.settings, service), url_of(bound)
         if not is_loopback(bound) and settings.keys_file is None:
-            screen.note(
-                f"warning: anyone who can reach {url} can use this server; --keys-file admits only clients with a key"
-            )
-        ready = f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends"
-        app = make_app(service.settings, service)
+            screen.note(describe_exposure(url, settings.allowed_hosts))
         app.state.announcement = make_announcement(url)
-        with announcing(settings.cache_folder, app.state.announcement):
-            host(app, service.settings, service, bound, lambda: screen.note(ready))
+        problem = announce(held, settings.cache_folder, app.state.announcement)
+
+        def tell_ready() -> None:
+            progress.end()
+            if problem and not service.disk_problem:  # that of the disk is in the log already, and has the same cause
+                log.warning("%s", problem)
+            screen.note(f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
+
+        host(app, service.settings, service, bound, tell_ready)
+
+
+def describe_exposure(url: str, allowed_hosts: str) -> str:
+    """A warning for a server without keys that other machines reach, and what to add."""
+    note = f"warning: anyone who can reach {url} can use this server; --keys-file admits only clients with a key"
+    names = "by its address, not by a name: add --allowed-hosts host.docker.internal for containers"
+    return note if allowed_hosts else f"{note}. Without keys other machines reach it {names}"
+
+
+def announce(held: ExitStack, folder: Path, announcement: Announcement) -> str:
+    """Announce the server in the cache folder until `held` is closed. Returns why that was not possible, or ""."""
+    try:
+        held.enter_context(announcing(folder, announcement))
+    except OSError as error:
+        reason = error.strerror or error
+        return f"the cache folder {folder} cannot be written: {reason}; other commands need --url to find this server"
+    return ""
+
+
+class _LoadProgress:
+    """How models are fetched and loaded: bars on a terminal until the server is ready, lines in the log otherwise."""
+
+    def __init__(self, console: Console) -> None:
+        self._lines = Lines(lambda line: log.info("loading: %s", line))
+        self._shown: Bars | Lines = Bars(console, stays=False) if console.is_terminal else self._lines
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        self._shown.start(label, total_bytes)
+
+    def advance(self, num_bytes: int) -> None:
+        self._shown.advance(num_bytes)
+
+    def finish(self) -> None:
+        self._shown.finish()
+
+    def end(self) -> None:
+        """Stop drawing: from now on the log tells how models are loaded."""
+        self._shown.finish()
+        self._shown = self._lines
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
 
 
 def _require_extras() -> None:
@@ -102,16 +158,22 @@ def _require_extras() -> None:
         raise BoughError(f"{error.name} is not installed: pip install 'bough[server]'") from error
 
 
+def _find_server(url: str | None) -> Client:
+    """A client of the server at `url`, of the one that runs here, or else of the one at the settings host and port."""
+    settings = load_settings()
+    return find_client(settings, url) or Client(settings)
+
+
 def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:
     """List the models that the server has loaded."""
     screen = Screen()
-    with Client(load_settings(), url) as client:
+    with _find_server(url) as client:
         loaded = read_loaded(client)
         server = client.url
     if as_json:
         screen.write_line(json.dumps(loaded, indent=2))
     elif loaded:
-        for line in align([_PS_HEADER, *map(_ps_row, loaded)]):
+        for line in align([_PS_HEADER, *map(_ps_row, loaded)], screen.width):
             screen.write_line(line)
     else:
         screen.note(f"no model is loaded at {server}")
@@ -162,7 +224,7 @@ def stop(
 ) -> None:
     """Unload models from the server. A model in use is unloaded when its last answer ends."""
     screen = Screen()
-    with Client(load_settings(), url) as client:
+    with _find_server(url) as client:
         names = models or [str(each["name"]) for each in client.get("/api/ps")["models"]]
         for name in names:
             client.post("/api/generate", model=name, keep_alive=0, stream=False)

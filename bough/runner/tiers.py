@@ -19,7 +19,7 @@ from bough.engines.contract import Engine
 from bough.errors import ModelError
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, tree_folder
-from bough.system.resources import default_disk_bytes, default_host_bytes
+from bough.system.resources import default_disk_bytes, default_host_bytes, free_disk_bytes
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ def open_tiers(
 def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None) -> Disk | None:
     """The model's tree on disk; None if the settings turn it off. Raises DiskError or ModelError if it cannot be opened."""
     budget_bytes = disk_budget_bytes(settings)
+    if not budget_bytes and settings.disk is None:
+        raise DiskError(describe_full(settings))
     if not budget_bytes:
         return None
     mark = fingerprint(files, settings, progress, **_facts(engine))
@@ -77,6 +79,13 @@ def _find_folder(settings: Settings, name: str, mark: str) -> Path:
     others = [tree for tree in list_trees(settings.trees_folder) if tree.fingerprint == mark and not tree.problem]
     free = [tree for tree in others if tree.owner_pid is None]
     return max(free, key=lambda tree: tree.last_used).folder if free else own
+
+
+def describe_full(settings: Settings) -> str:
+    """That the disk is too full for trees, with the numbers."""
+    free_bytes = free_disk_bytes(settings.trees_folder)
+    numbers = f"{free_bytes:,} bytes are free, and {settings.disk_free:,} must stay free (disk_free)"
+    return f"the disk of {settings.trees_folder} is full: {numbers}"
 
 
 def disk_budget_bytes(settings: Settings) -> int:

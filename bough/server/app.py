@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
@@ -20,7 +21,7 @@ from bough.models import ModelFiles
 from bough.server.apis.anthropic import messages as anthropic
 from bough.server.apis.anthropic import models as anthropic_models
 from bough.server.apis.bough import cache as cache_api
-from bough.server.apis.bough import health
+from bough.server.apis.bough import docs, health
 from bough.server.apis.bough import run as run_api
 from bough.server.apis.bough import tokens as tokens_api
 from bough.server.apis.ollama import answers as ollama
@@ -34,10 +35,11 @@ from bough.server.apis.openai import wire as openai_wire
 from bough.server.http.errors import Api, ErrorFormat, HttpError, api_of, error_response, format_plain_error
 from bough.server.http.limits import LimitsMiddleware
 from bough.server.http.logs import LogsMiddleware
-from bough.server.http.security import SecurityMiddleware
+from bough.server.http.security import SCHEMA_PATH, Authenticator, SecurityMiddleware
 from bough.server.serving.catalog import Catalog
-from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.loaded import LoadedModels, start_model
 from bough.server.serving.service import Service
+from bough.types import Progress
 
 _ROUTERS = (
     ollama.router,
@@ -53,6 +55,7 @@ _ROUTERS = (
     run_api.router,
     tokens_api.router,
     health.router,
+    docs.router,
 )
 _ERROR_FORMATS: dict[Api, ErrorFormat] = {
     "ollama": format_plain_error,
@@ -63,27 +66,44 @@ _ERROR_FORMATS: dict[Api, ErrorFormat] = {
 
 
 def make_app(settings: Settings, service: Service) -> FastAPI:
-    """The application of a service. Closing it closes the service: models are unloaded, and their trees are saved."""
-    app = FastAPI(title="Bough", version=version("bough"), lifespan=_lifespan)
+    """The application of a service. Closing it closes the service: models are unloaded, and their trees are saved.
+
+    Raises SettingsError if the file of keys cannot be used.
+    """
+    authenticator = Authenticator(settings)
+    app = FastAPI(
+        title="Bough",
+        version=version("bough"),
+        lifespan=_lifespan,
+        openapi_url=SCHEMA_PATH,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.service = service
     app.state.is_starting = app.state.is_draining = False
     for router in _ROUTERS:
         app.include_router(router)
+    if settings.keys_file is not None:
+        docs.ask_for_key(app)
     app.add_exception_handler(HTTPException, _answer_unmatched)
     app.add_middleware(
         LimitsMiddleware, settings=settings, error_format_of=error_format_of
     )  # the last that is added is the outermost
-    app.add_middleware(SecurityMiddleware, settings=settings, error_format_of=error_format_of)
+    app.add_middleware(SecurityMiddleware, settings=settings, error_format_of=error_format_of, authenticator=authenticator)
     app.add_middleware(LogsMiddleware, metrics=service.metrics)
     return app
 
 
-def make_service(settings: Settings, files: ModelFiles) -> Service:
-    """A service whose default model is this one, under the name that clients use. Raises SettingsError for a bad alias."""
+def make_service(settings: Settings, files: ModelFiles, progress: Progress | None = None) -> Service:
+    """A service whose default model is this one, under the name that clients use. `progress` is told how models load.
+
+    Raises SettingsError for an alias of the settings that stands for nothing.
+    """
     settings = replace(settings, model=files.name)
     catalog = Catalog(settings, files)
     catalog.check_aliases()
-    return Service(settings, LoadedModels(settings, catalog), catalog)
+    start = partial(start_model, progress=progress)
+    return Service(settings, LoadedModels(settings, catalog, start=start), catalog)
 
 
 @asynccontextmanager

@@ -84,7 +84,7 @@ def test_rm_deletes_models(invoke, store):
     add_model(store, "small")
     add_model(store, "large")
 
-    result = invoke("rm", "small", "large:latest")
+    result = invoke("rm", "small", "large:latest", "-y")
 
     assert result.exit_code == 0
     assert "deleted small" in result.stdout
@@ -114,6 +114,16 @@ def test_a_folder_that_may_not_be_read_is_one_line(invoke, store, monkeypatch, w
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert "Permission denied" in result.stderr
+
+
+def test_rm_deletes_nothing_without_a_terminal_and_without_yes(invoke, store):
+    add_model(store, "small")
+
+    result = invoke("rm", "small")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: delete small (") and result.stderr.endswith("needs -y without a terminal\n")
+    assert store.find("small") is not None
 
 
 def test_rm_asks_on_a_terminal(invoke, store, monkeypatch):

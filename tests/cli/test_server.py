@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from bough.cli.client import find_url
+from bough.cli.server import announce, describe_exposure
 from bough.config import Settings
+from bough.system.announcement import make_announcement
 from tests.models.web_server import Site, serving
-from tests.server.servers import Server, find_port, make_chat_folder, running
+from tests.server.servers import Server, find_port, make_chat_folder, running, wait_for_log
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +50,13 @@ def test_one_line_says_what_is_served_and_where(served):
 def test_the_log_says_which_engine_the_model_runs_on(served):
     (line,) = [line for line in served.log.splitlines() if "was loaded" in line]
 
-    assert "INFO the model tiny was loaded in " in line and line.endswith(" s: torch, cpu, float32")
+    assert " the model tiny was loaded in " in line and line.endswith(" s: torch, cpu, float32")
 
 
 def test_an_engine_that_is_not_known_is_refused_before_anything_is_loaded(invoke, folder):
     result = invoke("serve", "--model", str(folder), "--engine", "abacus")
 
-    assert (result.exit_code, result.stderr) == (1, "error: engine is 'abacus', and must be auto, torch or mlx\n")
+    assert (result.exit_code, result.stderr) == (1, "error: --engine is 'abacus', and must be auto, torch or mlx\n")
 
 
 def test_a_second_server_at_the_same_port_says_that_it_is_in_use(invoke, served, folder):
@@ -121,6 +125,38 @@ def test_stop_unloads_and_the_server_stays(invoke, answered):
     assert httpx.get(f"{answered.url}/health", timeout=10).status_code == 200
 
 
+def test_the_log_tells_how_the_model_is_loaded(served):
+    assert " loading: reading weights\n" in served.log
+
+
+def test_a_request_is_a_short_line_in_the_log(answered):
+    wait_for_log(answered, "POST /api/chat")
+
+    line = next(line for line in answered.log.splitlines() if "POST /api/chat" in line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d POST /api/chat 200 [\d.]+m?s \d+\+2 tokens, \d+ cached", line)
+
+
+def test_ps_and_stop_find_the_server_that_runs_here(invoke, answered, monkeypatch):
+    monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(answered.cache_folder))
+    monkeypatch.setenv("BOUGH_PORT", str(find_port()))
+
+    assert [each["name"] for each in json.loads(invoke("ps", "--json").stdout)] == ["tiny"]
+    assert invoke("stop").stdout == "stopped tiny\n"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"# none\n", bytes(range(256)), b"a-key\na-key alice\n"])
+def test_a_bad_file_of_keys_is_one_line_before_the_model_is_loaded(invoke, folder, home, content):
+    file = home / "keys"
+    if content is not None:
+        file.write_bytes(content)
+        file.chmod(0o600)
+
+    result = invoke("serve", "--model", str(folder), "--port", "0", "--keys-file", str(file))
+
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ") and str(file) in result.stderr
+
+
 def test_an_unknown_model_is_named(invoke, served):
     result = invoke("stop", "nobody", "--url", served.url)
 
@@ -159,3 +195,18 @@ def test_another_server_at_that_address_is_told_apart(invoke):
 )
 def test_the_server_is_found_by_its_address(host, url, found):
     assert find_url(Settings(host=host), url) == found
+
+
+def test_a_server_starts_without_its_announcement_where_the_cache_folder_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with ExitStack() as held:
+        problem = announce(held, tmp_path / "file", make_announcement("http://127.0.0.1:1"))
+
+    assert problem.startswith(f"the cache folder {tmp_path / 'file'} cannot be written: ") and "--url" in problem
+
+
+def test_the_warning_of_an_open_server_tells_what_containers_need():
+    assert "--keys-file" in describe_exposure("http://0.0.0.0:1", "")
+    assert "--allowed-hosts host.docker.internal" in describe_exposure("http://0.0.0.0:1", "")
+    assert "--allowed-hosts" not in describe_exposure("http://0.0.0.0:1", "box.lan")

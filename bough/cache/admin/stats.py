@@ -75,8 +75,8 @@ def _disk(residency: Residency) -> Stats:
             "disk_is_failing": disk.is_failing,
             "disk_is_read_only": bool(disk.read_only),
         }
-        if disk.read_only:
-            found["disk_problem"] = f"the tree is only read: it was {disk.read_only} when it was opened"
+        if disk.problem:
+            found["disk_problem"] = disk.problem
     if tiers is not None and tiers.problem:
         found["disk_problem"] = tiers.problem
     if tiers is not None:

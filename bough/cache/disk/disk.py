@@ -72,6 +72,7 @@ class Disk:
         if ttl_s is not None:
             self._ledger.expire(clock() - ttl_s)
         self._is_closed = False
+        self._full = ""  # why the file system takes no more, if it does not
         self._writer = self._make_writer()
         self.reader = Reader(self._read)
 
@@ -349,8 +350,27 @@ class Disk:
         with ledger.changed:
             self._writer.want_measurement()
             is_within = ledger.claimed_bytes + nbytes <= self.budget_bytes
-            is_within = is_within and ledger.soon_free_bytes - nbytes >= self.floor_bytes
-        return is_within and self.can_write
+            free_bytes = ledger.soon_free_bytes
+        self._note_free(free_bytes, nbytes)
+        return is_within and not self._full and self.can_write
+
+    def _note_free(self, free_bytes: int, nbytes: int) -> None:
+        """Note whether the file system has its floor free after so many bytes more. If not, say it, once."""
+        has_told, is_full = bool(self._full), free_bytes - nbytes < self.floor_bytes
+        numbers = f"{free_bytes:,} bytes are free, and {self.floor_bytes:,} must stay free (disk_free)"
+        self._full = f"the disk of {self.folder} is full: {numbers}" if is_full else ""
+        if is_full and not has_told:
+            self._warnings.say("write", f"{self._full}; nothing is written, and answers go on")
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is written now: the tree is only read, the last write failed, or the file system is full.
+
+        "" if writes are taken.
+        """
+        if self.read_only:
+            return f"the tree is only read: it was {self.read_only} when it was opened"
+        return (self._writer.failure or "its thread has ended") if self.is_failing else self._full
 
     @property
     def can_write(self) -> bool:

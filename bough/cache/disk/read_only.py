@@ -19,6 +19,7 @@ class NoWriter:
 
     is_alive = True
     is_failing = False
+    failure = ""
 
     def __init__(self, ledger: Ledger, folder: Path, why: str) -> None:
         self.index_bytes = index_bytes(folder)

@@ -60,7 +60,7 @@ class Writer:
     """Carries out what the ledger has queued, from `start` to `stop`.
 
     `used_bytes` is what the page files take now, `index_bytes` what the index took when it was last measured. `is_failing`
-    tells that a write failed and none has succeeded since.
+    tells that a write failed and none has succeeded since; `failure` says why. The log hears of it once.
     """
 
     def __init__(self, ledger: Ledger, index: Index, files: PageFiles, warnings: Warnings, folder: Path) -> None:
@@ -81,6 +81,7 @@ class Writer:
         self._num_failed = 0  # of all writes up to the last flush
         self._is_stopping = self._is_busy = False
         self.is_failing = False
+        self.failure = ""
         self._back_off_until = 0.0
         self._back_off_s = FIRST_BACK_OFF_S
         self._thread = threading.Thread(target=self._run, name="bough disk writer", daemon=True)
@@ -238,7 +239,7 @@ class Writer:
         self._remove(batch.cancelled)
         if self._commit(batch) and error is None and written:
             self._back_off_s = FIRST_BACK_OFF_S
-            self.is_failing = False
+            self.is_failing, self.failure = False, ""
         if error is not None:
             self._fail("a page could not be written to disk", error)
 
@@ -385,9 +386,10 @@ class Writer:
         self._ledger.counts.failed_writes += num_writes
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Say what has failed, and back off: the longer, the more often it happened in a row."""
-        self.is_failing = True
-        self._warnings.say("write", f"{what}: {error}; nothing is written for {self._back_off_s:g} s")
+        """Note what has failed, and back off: the longer, the more often it happened in a row. The first time, say it."""
+        if not self.is_failing:
+            self._warnings.say("write", f"{what}: {error}; it is tried again, and answers go on")
+        self.is_failing, self.failure = True, f"{what}: {error}"
         with self._ledger.changed:
             self._count_failed(len(self._ledger.pending))
             self._ledger.back_off(self._back_off_s)

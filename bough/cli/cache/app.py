@@ -1,9 +1,11 @@
-"""`bough cache`: commands that show, check and delete the trees on disk. No model is loaded."""
+"""`bough cache`: commands that show, check and delete the trees on disk.
+
+No model is loaded. A tree that a running server has open is handled through the server, unless --local is given.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -15,11 +17,13 @@ from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree, verify_tr
 from bough.cache.disk import DiskBusy, DiskError, NotOwner
 from bough.cli import options
 from bough.cli.cache.archive import export_file, import_file
+from bough.cli.cache.served import RunningServer, running_server
 from bough.cli.cache.trees import DiskUse, choose_trees, measure_use, size_bytes
-from bough.cli.terminal.columns import ago, align, describe
+from bough.cli.terminal.columns import ago, align, describe, memory
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit
 from bough.config import load_settings
+from bough.errors import BoughError
 from bough.models import Progress
 
 app = typer.Typer(help="Show, check, delete, export and import the trees on disk.", no_args_is_help=True)
@@ -27,7 +31,7 @@ app = typer.Typer(help="Show, check, delete, export and import the trees on disk
 Model = Annotated[str | None, typer.Argument(help="A model, or the name of one of its trees; not given: all.")]
 
 _DAMAGED, _REFUSED = 1, 3  # exit codes of `verify`; 2 means wrong usage
-_HEADER = ("TREE", "MODEL", "FINGERPRINT", "PAGES", "STATES", "SIZE", "INDEX", "LAST USED", "IN USE BY")
+_HEADER = ("TREE", "MODEL", "PAGES", "STATES", "SIZE", "INDEX", "LAST USED", "IN USE BY")
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,20 @@ class Check:
 
 
 @app.command()
-def info(as_json: options.AsJsonObject = False) -> None:
-    """Show the trees on disk, their sizes and their budget."""
+def info(is_local: options.IsLocal = False, as_json: options.AsJsonObject = False) -> None:
+    """Show the trees on disk, their sizes and their budget, and what a running server holds of them in memory."""
     screen, settings = Screen(), load_settings()
     trees = list_trees(settings.trees_folder)
     use = measure_use(trees, settings)
+    with running_server(settings, is_local=is_local) as server:
+        served = _read_served(server, screen) if server else None
     if as_json:
-        return screen.write_line(json.dumps(asdict(use) | {"trees": [_facts(tree) for tree in trees]}, indent=2))
+        facts = asdict(use) | {"trees": [_facts(tree) for tree in trees], "server": served}
+        return screen.write_line(json.dumps(facts, indent=2))
     if trees:
-        for line in [*align([_HEADER, *map(_row, trees)]), ""]:
+        for line in [*align([_HEADER, *map(_row, trees)], screen.width), ""]:
             screen.write_line(line)
-    for line in describe(_describe_use(use, len(trees)), indent=""):
+    for line in describe(_describe_use(use, len(trees)) | _describe_served(served), indent="", width=screen.width):
         screen.write_line(line)
     for tree in trees:
         if tree.problem:
@@ -78,11 +85,27 @@ def _describe_use(use: DiskUse, num_trees: int) -> dict[str, str]:
     }
 
 
+def _read_served(server: RunningServer, screen: Screen) -> dict[str, Any]:
+    """Where the server is, and the figures of its trees; none, with a note, if it does not tell them."""
+    try:
+        figures = server.read_figures()
+    except BoughError as error:
+        screen.note(f"the server at {server.url} does not tell what it holds: {error}")
+        figures = []
+    return {"url": server.url, "pid": server.pid, "models": figures}
+
+
+def _describe_served(served: dict[str, Any] | None) -> dict[str, str]:
+    if served is None:
+        return {}
+    held = [f"{each['model']}: {each['tokens']:,} tokens, {memory(each['tree_bytes'])}" for each in served["models"]]
+    return {"server": f"{served['url']}, process {served['pid']}", "in memory": "; ".join(held)}
+
+
 def _row(tree: TreeInfo) -> tuple[str, ...]:
     return (
         tree.name,
         tree.model,
-        tree.fingerprint[:12],
         f"{tree.num_pages:,}",
         f"{tree.num_states:,}",
         filesize.decimal(tree.nbytes),
@@ -162,39 +185,52 @@ def _describe_check(check: Check) -> list[str]:
 
 @app.command()
 def clear(
-    model: Model = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    as_json: options.AsJsonObject = False,
+    model: Model = None, yes: options.Yes = False, is_local: options.IsLocal = False, as_json: options.AsJsonObject = False
 ) -> None:
-    """Delete trees. A tree that is in use is not deleted, and the exit code is 1."""
-    screen = Screen()
-    trees = choose_trees(load_settings(), model, screen)
-    question = f"delete {', '.join(tree.name for tree in trees)} ({filesize.decimal(sum(map(size_bytes, trees)))})?"
+    """Delete trees. A running server clears those that it has open; if another process has one, the exit code is 1."""
+    screen, settings = Screen(), load_settings()
+    trees = choose_trees(settings, model, screen)
     if trees and not yes:
-        confirm_or_exit(question)
-    freed, refused = _remove(trees)
+        names = ", ".join(tree.name for tree in trees)
+        confirm_or_exit(f"delete {names} ({filesize.decimal(sum(map(size_bytes, trees)))})")
+    with running_server(settings, is_local=is_local) as server:
+        results = [_clear(tree, server) for tree in trees]
+    freed = {each.name: each.freed_bytes for each in results if not each.problem}
+    refused = {each.name: each.problem for each in results if each.problem}
     if as_json:
         facts = {"freed_bytes": sum(freed.values()), "trees": freed, "refused": refused}
         screen.write_line(json.dumps(facts, indent=2))
     else:
-        for name, freed_bytes in freed.items():
-            screen.write_line(f"deleted {name} ({filesize.decimal(freed_bytes)})")
+        for line in (each.text for each in results if not each.problem):
+            screen.write_line(line)
     for reason in refused.values():
         screen.error(reason)
     if refused:
         raise typer.Exit(1)
 
 
-def _remove(trees: Sequence[TreeInfo]) -> tuple[dict[str, int], dict[str, str]]:
-    """Delete the trees. Returns the bytes that each deletion freed, and the reasons for those that failed."""
-    freed: dict[str, int] = {}
-    refused: dict[str, str] = {}
-    for tree in trees:
-        try:
-            freed[tree.name] = remove_tree(tree.folder)
-        except DiskError as error:
-            refused[tree.name] = f"{tree.name} was not deleted: {error}"
-    return freed, refused
+@dataclass(frozen=True)
+class _Clearing:
+    """What became of one tree: a line for people, or the problem that it is still there."""
+
+    name: str
+    freed_bytes: int = 0
+    text: str = ""
+    problem: str = ""
+
+
+def _clear(tree: TreeInfo, server: RunningServer | None) -> _Clearing:
+    """Delete one tree, through the server if that has it open."""
+    try:
+        if server is None or not server.has_open(tree):
+            freed_bytes = remove_tree(tree.folder)
+            return _Clearing(tree.name, freed_bytes, f"deleted {tree.name} ({filesize.decimal(freed_bytes)})")
+        cleared = server.clear(tree)
+    except BoughError as error:
+        return _Clearing(tree.name, problem=f"{tree.name} was not deleted: {error}")
+    left = f"; {cleared.num_left:,} pages and states stay: in use, or of other keys" if cleared.num_left else ""
+    done = f"cleared {tree.name} through the server at {server.url} ({filesize.decimal(cleared.freed_bytes)}){left}"
+    return _Clearing(tree.name, cleared.freed_bytes, done)
 
 
 app.command("export")(export_file)

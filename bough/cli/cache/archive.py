@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 from rich import filesize
 
-from bough.cache.admin.archive import export_tree, import_tree, read_manifest
+from bough.cache.admin.archive import Exported, Imported, export_tree, import_tree, read_manifest
 from bough.cache.admin.manifest import Manifest
 from bough.cache.admin.trees import TreeInfo, list_trees
 from bough.cache.disk import Disk, DiskError
 from bough.cli import options
+from bough.cli.cache.served import RunningServer, running_server
 from bough.cli.cache.trees import choose_tree, is_of, measure_use, size_bytes
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
@@ -30,16 +31,20 @@ def export_file(
     model: Annotated[str, typer.Argument(help="A model, or the name of one of its trees.")],
     file: Annotated[Path, typer.Argument(help="The file to write; an existing file is not overwritten.")],
     salt: Salt = "",
+    is_local: options.IsLocal = False,
     as_json: options.AsJsonObject = False,
 ) -> None:
-    """Write the prefixes of one salt in a tree to a file, for `bough cache import` here or on another machine."""
+    """Write the prefixes of one salt in a tree to a file, for `bough cache import` here or on another machine.
+
+    A running server that has the tree open writes it; if it has keys, what belongs to api_key is written.
+    """
     screen, settings = Screen(), load_settings()
     tree = choose_tree(settings, model)
     if file.exists():
         raise DiskError(f"{file} exists already")
-    with show_progress(screen.notes, stays=False) as progress, _open(tree, settings, 0, screen) as disk:
+    with show_progress(screen.notes, stays=False) as progress, running_server(settings, is_local=is_local) as server:
         progress.start(f"writing {file}", None)
-        done = export_tree(disk, file, salt)
+        done = _export(tree, file, salt, settings, server, screen)
     if as_json:
         return screen.write_line(json.dumps(asdict(done) | {"tree": tree.name, "file": str(file)}, indent=2))
     if done.num_skipped:
@@ -51,6 +56,17 @@ def export_file(
     )
 
 
+def _export(
+    tree: TreeInfo, file: Path, salt: str, settings: Settings, server: RunningServer | None, screen: Screen
+) -> Exported:
+    if server is None or not server.has_open(tree):
+        with _open(tree, settings, 0, screen) as disk:
+            return export_tree(disk, file, salt)
+    server.export(tree, file, salt)
+    items = read_manifest(file).items
+    return Exported(len(items), nbytes=sum(item.nbytes for item in items), num_skipped=0)
+
+
 def import_file(
     file: Annotated[Path, typer.Argument(help="A file that `bough cache export` wrote.")],
     model: Annotated[
@@ -59,19 +75,20 @@ def import_file(
     salt: Salt = "",
     disk: options.Disk = None,
     disk_free: options.DiskFree = None,
+    is_local: options.IsLocal = False,
     as_json: options.AsJsonObject = False,
 ) -> None:
-    """Add the content of a file to the tree with the same fingerprint, or to a new tree."""
-    screen, settings = Screen(), load_settings({"disk": disk, "disk_free": disk_free})
+    """Add the content of a file to the tree with the same fingerprint, or to a new tree.
+
+    A running server that has the tree open adds it; if it has keys, to what belongs to api_key.
+    """
+    screen, settings = Screen(), load_settings({"disk": disk, "disk_free": disk_free}, are_flags=True)
     if settings.disk == 0:
-        raise SettingsError("disk_bytes is 0: the disk is turned off")
-    trees = list_trees(settings.trees_folder)
-    tree = _find_target(read_manifest(file), model, trees, settings)
-    others_bytes = sum(size_bytes(other) for other in trees if other.folder != tree.folder)
-    budget_bytes = max(0, measure_use(trees, settings).budget_bytes - others_bytes)
-    with show_progress(screen.notes, stays=False) as progress, _open(tree, settings, budget_bytes, screen) as store:
+        raise SettingsError("disk is 0: the disk is turned off")
+    tree = _find_target(read_manifest(file), model, list_trees(settings.trees_folder), settings)
+    with show_progress(screen.notes, stays=False) as progress, running_server(settings, is_local=is_local) as server:
         progress.start(f"reading {file}", None)
-        done = import_tree(store, file, salt)
+        done = _import(tree, file, salt, settings, server, screen)
     if as_json:
         screen.write_line(json.dumps(asdict(done) | {"tree": tree.name}, indent=2))
     else:
@@ -82,6 +99,19 @@ def import_file(
         screen.error(problem)
     if done.problems:
         raise typer.Exit(1)
+
+
+def _import(
+    tree: TreeInfo, file: Path, salt: str, settings: Settings, server: RunningServer | None, screen: Screen
+) -> Imported:
+    if server is not None and server.has_open(tree):
+        found = server.import_archive(tree, file, salt)
+        return Imported(found["num_items"], found["num_skipped"], found["nbytes"], tuple(found["problems"]))
+    trees = list_trees(settings.trees_folder)
+    others_bytes = sum(size_bytes(other) for other in trees if other.folder != tree.folder)
+    budget_bytes = max(0, measure_use(trees, settings).budget_bytes - others_bytes)
+    with _open(tree, settings, budget_bytes, screen) as store:
+        return import_tree(store, file, salt)
 
 
 def _find_target(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo], settings: Settings) -> TreeInfo:

@@ -1,20 +1,64 @@
-"""Text in columns and short forms of numbers and times. The output is the same on a terminal and in a pipe."""
+"""Text in columns and short forms of numbers and times.
+
+In a pipe, lines are as long as their text; on a terminal no line is longer than the terminal is wide.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from rich.cells import cell_len, set_cell_size
 
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """One line for each row, with the cells of each column aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+_GAP, _SMALL_GAP = "   ", "  "
+_NARROWEST = 6  # no column is made narrower than this
 
 
-def describe(facts: Mapping[str, str], indent: str = "  ") -> list[str]:
-    """One line for each fact that has a value, with its name first."""
-    return [indent + line for line in align([(name, value) for name, value in facts.items() if value])]
+def align(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """One line for each row, with the cells of each column aligned.
+
+    With a width, long cells are shortened to fit, but for those of the first column: a name may have to be typed.
+    """
+    widths, gap = [max(map(cell_len, column)) for column in zip(*rows, strict=True)], _GAP
+    if width is not None and sum(widths) + len(gap) * (len(widths) - 1) > width:
+        gap = _SMALL_GAP
+        widths = _narrow(widths, width - len(gap) * (len(widths) - 1))
+    return [gap.join(map(_fit, row, widths)).rstrip() for row in rows]
+
+
+def _narrow(widths: list[int], room: int) -> list[int]:
+    """The widths of columns so that all fit in the room: the widest after the first is narrowed, as long as one can be."""
+    first, *others = widths
+    while first + sum(others) > room and max(others, default=0) > _NARROWEST:
+        others[others.index(max(others))] -= 1
+    return [first, *others]
+
+
+def _fit(cell: str, width: int) -> str:
+    """The cell with blanks up to the width, or shortened to it."""
+    shown = cell if cell_len(cell) <= width else set_cell_size(cell, width - 1).rstrip() + "…"
+    return set_cell_size(shown, width)
+
+
+def describe(facts: Mapping[str, str], indent: str = "  ", width: int | None = None) -> list[str]:
+    """One line for each fact that has a value, with its name first. With a width, long values go on below."""
+    shown = {name: value for name, value in facts.items() if value}
+    first = max(map(cell_len, shown), default=0)
+    lines: list[str] = []
+    for name, value in shown.items():
+        before = indent + set_cell_size(name, first) + _GAP
+        lines += wrap(value, before, width)
+    return lines
+
+
+def wrap(text: str, before: str = "", width: int | None = None) -> list[str]:
+    """The text after `before`, in lines of at most this width that are broken between words where that can be done."""
+    room = None if width is None else width - cell_len(before)
+    if room is None or cell_len(text) <= room or room < _NARROWEST:
+        return [before + text]
+    first, *rest = textwrap.wrap(text, room) or [""]
+    return [before + first, *(" " * cell_len(before) + line for line in rest)]
 
 
 def count(number: int) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bough.cli.terminal.wrap import WordWrap
+from bough.errors import RequestError
 
 _HARMLESS = "\n\t"
 _C0_AND_DELETE = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _HARMLESS} | {0x7F: "␡"}
@@ -47,12 +48,15 @@ class Screen:
         self._is_at_line_start = text.endswith("\n")
         if self.is_terminal:
             text = neutralise(text)
-            text = text if wrap is None else wrap.add(text, self._width())
+            text = text if wrap is None else wrap.add(text, self.width or _USUAL_WIDTH)
         self.out.write(text)
         self.out.flush()
 
-    def _width(self) -> int:
-        """The columns of the terminal now: its window may have changed."""
+    @property
+    def width(self) -> int | None:
+        """How many characters a line of answers may have: those of the terminal; None outside of one."""
+        if not self.is_terminal:
+            return None
         try:
             return os.get_terminal_size(self.out.fileno()).columns or _USUAL_WIDTH
         except (OSError, ValueError):
@@ -83,7 +87,9 @@ def is_interactive() -> bool:
     return sys.stdin.isatty()
 
 
-def confirm_or_exit(question: str) -> None:
-    """Ask the question and exit with code 1 unless the answer is yes. Without a terminal nothing is asked."""
-    if is_interactive() and not typer.confirm(question, err=True):
+def confirm_or_exit(action: str) -> None:
+    """Ask whether to do this, and exit with code 1 unless the answer is yes. Raises RequestError without a terminal."""
+    if not is_interactive():
+        raise RequestError(f"{action}: this needs -y without a terminal")
+    if not typer.confirm(f"{action}?", err=True):
         raise typer.Exit(1)

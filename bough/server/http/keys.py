@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,27 +36,28 @@ class Key:
 class Keys:
     """The keys in a file, one per line: the key, and optionally a space and a name. `#` begins a comment.
 
-    The file is read again when it has changed. While it cannot be read, no key is valid.
+    The file is read again when it has changed. While it cannot be read, no key is valid, and the log says so once.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._seen: tuple[int, ...] = ()
         self._keys: tuple[Key, ...] = ()
+        self._problem = ""
         try:
             self._refresh()
         except OSError as error:
             raise SettingsError(f"cannot read the keys in {file}: {error.strerror or error}") from error
-        if not self._keys:
-            raise SettingsError(f"there is no key in {file}: write one on a line of its own")
+        _refuse_equal(file, self._keys)
 
     def find(self, given: bytes) -> Key | None:
         """The key with this text, or None. A wrong key takes as long as a right one."""
         try:
             self._refresh()
-        except OSError as error:
-            log.error("no key is valid: cannot read the keys in %s: %s", self._file, error)
+            self._problem = ""
+        except (OSError, SettingsError) as error:
             self._keys, self._seen = (), ()
+            self._tell(str(error))
         digest = hashlib.sha256(given).digest()
         found = None
         for key in self._keys:
@@ -63,25 +65,53 @@ class Keys:
                 found = key
         return found
 
+    def _tell(self, problem: str) -> None:
+        if problem != self._problem:
+            log.error("no key is valid: cannot read the keys in %s: %s", self._file, problem)
+        self._problem = problem
+
     def _refresh(self) -> None:
+        """Read the file if it has changed. Raises OSError, or SettingsError if it is no file of keys."""
         status = self._file.stat()
         seen = (status.st_mtime_ns, status.st_size, status.st_ino)
         if seen == self._seen:
             return
-        self._keys = _read_keys(self._file.read_bytes())
+        self._keys = _read_keys(self._file, self._file.read_bytes())
         self._seen = seen
         if os.name == "posix" and stat.S_IMODE(status.st_mode) & 0o077:
             log.warning("others can read the keys in %s: chmod 600 %s", self._file, self._file)
 
 
-def _read_keys(content: bytes) -> tuple[Key, ...]:
+def _read_keys(file: Path, content: bytes) -> tuple[Key, ...]:
+    """The keys of a file's content. Raises SettingsError if it is not text or has no key."""
+    if not _is_text(content):
+        raise SettingsError(f"{file} is not a text file: write one key on each line")
     keys: list[Key] = []
     for line in content.splitlines():
         words = line.split(maxsplit=1)
         if words and not words[0].startswith(b"#"):
-            name = words[1].decode("utf-8", "replace").lstrip("# ").rstrip() if len(words) > 1 else f"key {len(keys) + 1}"
+            name = words[1].decode("utf-8").lstrip("# ").rstrip() if len(words) > 1 else f"key {len(keys) + 1}"
             keys.append(Key(words[0], name, hashlib.sha256(words[0]).digest()))
+    if not keys:
+        raise SettingsError(f"there is no key in {file}: write one on a line of its own")
     return tuple(keys)
+
+
+def _refuse_equal(file: Path, keys: Sequence[Key]) -> None:
+    """Raise SettingsError if one key is there twice: two clients would share a tree without knowing it."""
+    names: dict[bytes, str] = {}
+    for key in keys:
+        if key.text in names:
+            raise SettingsError(f"{names[key.text]!r} and {key.name!r} are the same key in {file}: delete one of them")
+        names[key.text] = key.name
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return all(each.isprintable() or each in "\t\r\n\f\v\ufeff" for each in text)
 
 
 def read_secret(file: Path) -> bytes:

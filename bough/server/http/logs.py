@@ -28,6 +28,7 @@ from bough.server.serving.record import RecordSlot, RequestRecord, current_slot
 log = logging.getLogger("bough.requests")
 
 _PATH_BYTES = 500
+_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 _PROBED_PATHS = OPEN_PATHS | {"/metrics"}
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -167,11 +168,57 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
 
 
 def to_line(fields: dict[str, Any]) -> str:
-    """The fields as a line for people: the first three are values, the others name=value."""
-    plain = [str(fields[name]) for name in ("method", "path", "status")]
-    named = [f"{name}={value}" for name, value in fields.items() if name not in ("method", "path", "status")]
-    text = " ".join((*plain, *named))
+    """The fields as a short line for people: method, path, status, duration and tokens; JSON has them all."""
+    parts = [fields["method"], fields["path"], str(fields["status"]), _duration(fields["total_s"])]
+    if "prompt_tokens" in fields:
+        tokens = f"{fields['prompt_tokens']}+{fields['completion_tokens']} tokens"
+        parts.append(f"{tokens}, {fields['cached_tokens']} cached")
+    if fields["status"] >= 500:
+        parts.append(fields["request_id"])
+    text = " ".join(parts) + "".join(f" ({fields[name]})" for name in ("key", "note") if name in fields)
     return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _duration(total_s: float) -> str:
+    return f"{1000 * total_s:.0f}ms" if total_s < 1 else f"{total_s:.1f}s"
+
+
+class LineFormatter(logging.Formatter):
+    """Each record as a line for people: the time, the level if it is a warning or more, the text.
+
+    On a terminal the time has no date. Colours show what went wrong.
+    """
+
+    def __init__(self, *, is_terminal: bool, has_colours: bool) -> None:
+        super().__init__(datefmt="%H:%M:%S" if is_terminal else "%Y-%m-%d %H:%M:%S")
+        self._has_colours = has_colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        text = f"{level}{record.getMessage()}"
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        colour = _colour_of(record) if self._has_colours else ""
+        return f"{self.formatTime(record, self.datefmt)} {colour}{text}{_PLAIN if colour else ''}"
+
+
+def _colour_of(record: logging.LogRecord) -> str:
+    """The terminal's code for the colour of a line; "" for what is as it should be."""
+    status = getattr(record, "fields", {}).get("status", 0)
+    if record.levelno >= logging.ERROR or status >= 500:
+        return _RED
+    return _YELLOW if record.levelno >= logging.WARNING or status >= 400 else ""
+
+
+class _StandardError(logging.StreamHandler[Any]):
+    """Writes to what the standard error is at the moment: a progress bar replaces it while it is drawn."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
 
 
 class JsonFormatter(logging.Formatter):
@@ -185,10 +232,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({"time": at, "level": record.levelname.lower(), "logger": record.name, **fields})
 
 
-def set_up_logs(*, as_json: bool) -> None:
+def set_up_logs(*, as_json: bool, is_terminal: bool = False, has_colours: bool = False) -> None:
     """Send what Bough logs to the standard error, as lines for people or as JSON. For a process that is a server."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler = _StandardError()
+    lines = LineFormatter(is_terminal=is_terminal, has_colours=has_colours)
+    handler.setFormatter(JsonFormatter() if as_json else lines)
     logger = logging.getLogger("bough")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

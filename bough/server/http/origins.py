@@ -1,7 +1,8 @@
 """Which Host and Origin headers the server accepts.
 
 A browser lets any web page send requests to this machine. No page can forge two headers: `Host`, which shows another name
-that was made to point here (DNS rebinding), and `Origin`, the page that sends the request.
+that was made to point here (DNS rebinding), and `Origin`, the page that sends the request. A server with keys answers to
+every name: a page that does not have the key gets nothing from it, whatever name it uses.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ class OriginRules:
     bound_host: str
     allowed_hosts: str
     origins: str
+    has_keys: bool = False
 
     def allows_host(self, host_header: str) -> bool:
         """Whether a request may name this host. An IP address is safe: only names can be made to point here."""
+        if self.has_keys:
+            return True
         host = host_of(host_header)
         listed = _listed(self.allowed_hosts)
         if "*" in listed or host in LOCAL_HOSTS or host in listed or host_header.lower() in listed:

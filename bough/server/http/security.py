@@ -18,11 +18,15 @@ from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, RequestError
 from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
 from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
-from bough.server.http.origins import OriginRules
+from bough.server.http.origins import OriginRules, host_of
 from bough.system.announcement import PROOF_PATH
 
 OPEN_PATHS = frozenset(("/", "/health", "/health/live", "/health/ready", PROOF_PATH))
 """Paths that need no key: they say that there is a server, which one, and whether it is healthy."""
+
+DOCS_PATH = "/docs"
+SCHEMA_PATH = "/openapi.json"
+"""The pages on the API need no key either: they are the same on every server, and a browser cannot send one for a page."""
 
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _HEADERS = frozenset(
@@ -47,14 +51,26 @@ _SHOWN_HEADERS = "request-id, x-request-id, traceparent, retry-after"
 _PREFLIGHT_S = "600"
 
 
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path in (DOCS_PATH, SCHEMA_PATH) or path.startswith(f"{DOCS_PATH}/")
+
+
 class SecurityMiddleware:
     """Refuses requests from hosts, pages and clients that have no access."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, error_format_of: ErrorFormatOf) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        error_format_of: ErrorFormatOf,
+        authenticator: Authenticator | None = None,
+    ) -> None:
         self._app = app
         self._error_format_of = error_format_of
-        self._origins = OriginRules(settings.host, settings.allowed_hosts, settings.origins)
-        self._authenticator = Authenticator(settings)
+        has_keys = settings.keys_file is not None
+        self._origins = OriginRules(settings.host, settings.allowed_hosts, settings.origins, has_keys)
+        self._authenticator = authenticator or Authenticator(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,8 +96,7 @@ class SecurityMiddleware:
         if len(given) > 1 or (not given and scope["http_version"] != "1.0"):
             raise RequestError(f"the request has {len(given)} Host headers, and must have 1")
         if given and not self._origins.allows_host(given[0]):
-            text = f"the host {given[0][:100]!r} is not one of this server's names: add it to the setting allowed_hosts"
-            raise AccessDenied(text, needs_key=False)
+            raise AccessDenied(_describe_host(given[0][:100]), needs_key=False)
 
     def _check_origin(self, headers: Headers) -> str | None:
         """The origin of the web page that sends the request, if any. Raises AccessDenied if it has no access."""
@@ -107,7 +122,7 @@ class Authenticator:
         state |= {"salt": "", "sees_all": self._keys is None, "is_known": True, "client_id": client[0] if client else ""}
         if self._keys is None:
             state["salt"] = read_salt(_raw(headers, b"x-bough-salt"))
-        elif scope["path"] in OPEN_PATHS:
+        elif is_open(scope["path"]):
             state["is_known"] = self._has_key(self._keys, headers)
         else:
             key = self._find_key(self._keys, headers)
@@ -132,6 +147,12 @@ class Authenticator:
         if key is None:
             raise AccessDenied("the key is not valid")
         return key
+
+
+def _describe_host(given: str) -> str:
+    """Why a host name is refused, and what to add so that it is not."""
+    ways = f"start it with --allowed-hosts {host_of(given)}, or with --keys-file, which admits every name"
+    return f"the host {given!r} is not one of this server's names: {ways}"
 
 
 def _raw(headers: Headers, name: bytes) -> bytes:

@@ -36,6 +36,7 @@ from bough.server.serving.overlay import OtherTemplates
 from bough.server.serving.prompting.prompt import PromptThreads
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
+from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +76,9 @@ class LoadedModel:
     templates: OtherTemplates = field(default_factory=OtherTemplates, repr=False)
 
 
-def start_model(files: ModelFiles, settings: Settings) -> StartedModel:
+def start_model(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> StartedModel:
     """Load a model and start its engine's thread."""
-    runner = load_files(files, settings)
+    runner = load_files(files, settings, progress)
     try:
         limits = Limits(settings.queue, settings.watchdog)
         return StartedModel(runner, runner.start_worker(limits, settings.verify_cache))

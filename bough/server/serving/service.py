@@ -32,7 +32,7 @@ from bough.types import SamplingParams
 
 COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
 
-DiskState = Literal["ok", "failing", "read-only", "unavailable", "off"]
+DiskState = Literal["ok", "failing", "full", "read-only", "unavailable", "off"]
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,15 @@ class Service:
             return "failing"
         if any(figure.get("disk_is_read_only") for figure in figures):
             return "read-only"
-        if any(figure.get("disk_problem") for figure in figures):
-            return "unavailable"
+        if troubled := [figure for figure in figures if figure.get("disk_problem")]:
+            return "full" if all("disk_bytes" in figure for figure in troubled) else "unavailable"
         return "ok" if any("disk_bytes" in figure for figure in figures) else "off"
+
+    @property
+    def disk_problem(self) -> str:
+        """Why computed state of a loaded model is not saved to disk; "" if it is, or need not be."""
+        problems = [loaded.worker.snapshot().get("disk_problem", "") for loaded in self.models.list()]
+        return next(filter(None, problems), "")
 
     def count_checks(self) -> Checks:
         """What checking the cache (the setting `verify_cache`) has found in all loaded models."""

@@ -243,13 +243,23 @@ def test_a_disk_is_failing_until_a_write_succeeds(disk: Disk, monkeypatch: pytes
         failing.setattr(page_files, "write_some", fail_with(errno.ENOSPC))
         assert not save(disk, put(disk, address_of(disk, [1], 0)))
         disk.flush(10)
-        assert disk.is_failing
+        assert disk.is_failing and "No space left on device" in disk.problem
     disk._ledger.back_off_until = 0.0
     assert disk.is_failing
 
     assert save(disk, put(disk, address_of(disk, [2], 0)))
     disk.flush(10)
-    assert not disk.is_failing
+    assert not disk.is_failing and disk.problem == ""
+
+
+def test_a_file_system_without_its_floor_is_a_problem_until_there_is_room(disk: Disk, shelf: Shelf) -> None:
+    disk.floor_bytes = 2**62
+    assert not disk.has_room(1) and not disk.has_room(1)
+    assert "is full" in disk.problem and f"{2**62:,} must stay free" in disk.problem
+    assert len(shelf.warnings) == 1
+
+    disk.floor_bytes = 0
+    assert disk.has_room(1) and disk.problem == ""
 
 
 def test_a_failure_with_nothing_left_to_do_is_over(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

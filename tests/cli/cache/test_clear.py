@@ -13,7 +13,7 @@ from tests.cli.cache.conftest import PRINT_2, only_tree, open_disk, page_files
 def test_clear_deletes_every_tree_and_tells_what_was_freed(invoke, grow, trees):
     folders = [grow("small"), grow("large", PRINT_2)]
 
-    result = invoke("cache", "clear")
+    result = invoke("cache", "clear", "-y")
 
     assert result.exit_code == 0
     assert [line.split(" (")[0] for line in result.stdout.splitlines()] == [
@@ -44,6 +44,15 @@ def test_clear_of_one_model_takes_all_its_trees_and_no_others(invoke, grow, tree
 
     assert result.exit_code == 0 and len(result.stdout.splitlines()) == 3
     assert only_tree(trees).model == "small-er"
+
+
+def test_clear_deletes_nothing_without_a_terminal_and_without_yes(invoke, grow):
+    folder = grow()
+
+    result = invoke("cache", "clear")
+
+    assert result.exit_code == 1 and result.stderr.endswith("this needs -y without a terminal\n")
+    assert len(page_files(folder)) == 4
 
 
 def test_clear_asks_on_a_terminal(invoke, grow, monkeypatch):

@@ -6,10 +6,13 @@ import io
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from bough.cli.terminal.answer import PrefillLine, describe_prefill
-from bough.cli.terminal.columns import ago, ahead, align, count, memory
+from bough.cli.terminal.columns import ago, ahead, align, count, describe, memory, wrap
 from bough.cli.terminal.progress import Lines, show_progress
 from bough.cli.terminal.screen import Screen, neutralise
 
@@ -118,3 +121,47 @@ def test_times_ahead_are_told_in_their_largest_unit():
     assert ahead(now + timedelta(seconds=299), now) == "4 minutes from now"
     assert ahead(now + timedelta(hours=1), now) == "1 hour from now"
     assert ahead(now - timedelta(seconds=5), now) == "now"
+
+
+@given(
+    st.lists(st.tuples(*[st.text("abc 字", max_size=30)] * 4), min_size=1, max_size=4),
+    st.integers(min_value=60, max_value=120),
+)
+def test_a_table_is_never_wider_than_the_terminal(rows, width):
+    assert max(map(cell_len, align(rows, width))) <= width
+
+
+def test_a_narrow_table_keeps_the_names_that_may_have_to_be_typed():
+    rows = [("TREE", "MODEL", "USED"), ("smollm2-0c8b83c6a4c5", "a-model-with-a-long-name", "3 minutes ago")]
+
+    assert align(rows, 44) == [
+        "TREE                  MODEL       USED",
+        "smollm2-0c8b83c6a4c5  a-model-w…  3 minutes…",
+    ]
+    assert align(rows)[1] == "smollm2-0c8b83c6a4c5   a-model-with-a-long-name   3 minutes ago"
+
+
+def test_long_facts_go_on_below_their_beginning():
+    facts = {"folder": "/somewhere", "why": "it is a long story of many words"}
+
+    assert describe(facts, width=30) == [
+        "  folder   /somewhere",
+        "  why      it is a long story",
+        "           of many words",
+    ]
+
+
+@given(st.text("ab ", max_size=200), st.integers(min_value=20, max_value=60))
+def test_wrapped_text_fits_and_loses_no_word(text, width):
+    lines = wrap(text, "ok: ", width)
+
+    assert max(map(len, lines)) <= width
+    assert "".join("".join(lines).split()) == "".join(("ok: " + text).split())
+
+
+def test_screen_has_no_width_outside_of_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "55")
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert Screen().width == 55
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert Screen().width is None

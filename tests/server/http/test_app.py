@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 
@@ -58,7 +60,21 @@ def test_the_schema_and_its_page_are_there(tiny_server: StartServer) -> None:
 
     assert schema["info"]["title"] == "Bough"
     assert {"/api/chat", "/v1/chat/completions", "/v1/messages", "/api/cache/tree", "/metrics"} <= set(schema["paths"])
-    assert httpx.get(f"{url}/docs").status_code == 200
+
+
+def test_the_page_on_the_api_loads_nothing_from_elsewhere(tiny_server: StartServer) -> None:
+    page = httpx.get(f"{tiny_server().url}/docs")
+
+    links = re.findall(r"""(?:src|href)=["']([^"']+)["']|url: ["']([^"']+)["']""", page.text)
+    found = [httpx.get(page.url.join(link)) for pair in links for link in pair if link and not link.startswith("data:")]
+
+    assert {answer.url.host for answer in found} == {page.url.host}
+    assert [(answer.status_code, answer.headers["content-type"].partition(";")[0]) for answer in found] == [
+        (200, "text/css"),
+        (200, "text/javascript"),
+        (200, "application/json"),
+    ]
+    assert "http://" not in page.text and "https://" not in page.text
 
 
 def test_an_answer_crosses_all_layers_piece_by_piece(tiny_server: StartServer) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from bough.server.http.logs import JsonFormatter, LogsMiddleware
+from bough.server.http.logs import JsonFormatter, LineFormatter, LogsMiddleware
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Usage
@@ -86,10 +86,10 @@ def test_a_request_has_one_line_with_its_tokens_and_times(caplog: pytest.LogCapt
 
     (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(serve, Metrics()), headers={"traceparent": TRACEPARENT}))
 
-    text = line.getMessage()
-    assert text.startswith("GET /api/tags 200 model=tiny prompt_tokens=100 cached_tokens=60 computed_tokens=40")
-    assert "queue_s=0.5 first_token_s=0.2" in text
-    assert f"trace_id={TRACE_ID}" in text and "client=192.0.2.7" in text
+    assert re.fullmatch(r"GET /api/tags 200 \d+ms 100\+5 tokens, 60 cached", line.getMessage())
+    fields = json.loads(JsonFormatter().format(line))
+    assert (fields["model"], fields["queue_s"], fields["first_token_s"]) == ("tiny", 0.5, 0.2)
+    assert (fields["trace_id"], fields["client"]) == (TRACE_ID, "192.0.2.7")
 
 
 def test_who_only_looks_whether_the_server_is_up_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -112,6 +112,27 @@ def test_neither_keys_nor_prompts_are_in_a_line(caplog: pytest.LogCaptureFixture
     assert "hidden" not in line.getMessage() + JsonFormatter().format(line)
 
 
+@pytest.mark.parametrize(
+    ("level", "status", "colour"),
+    [
+        (logging.INFO, 200, ""),
+        (logging.INFO, 404, "\x1b[33m"),
+        (logging.INFO, 503, "\x1b[31m"),
+        (logging.WARNING, 0, "\x1b[33m"),
+    ],
+)
+def test_colours_show_what_went_wrong_and_only_on_a_terminal(level: int, status: int, colour: str) -> None:
+    record = logging.LogRecord("bough", level, "", 0, "text", None, None)
+    record.fields = {"status": status}
+
+    on_terminal = LineFormatter(is_terminal=True, has_colours=True).format(record)
+    in_file = LineFormatter(is_terminal=False, has_colours=False).format(record)
+
+    word = "warning: " if level == logging.WARNING else ""
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {re.escape(colour)}{word}text(\x1b\[0m)?", on_terminal)
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {word}text", in_file)
+
+
 def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(Inner(), Metrics()), path="/api/x%0aPOST%20/forged%20200"))
 
@@ -131,4 +152,4 @@ def test_a_client_that_hangs_up_is_told_of(caplog: pytest.LogCaptureFixture) -> 
 
     (line,) = lines_of(caplog, lambda: call_raw(LogsMiddleware(begin, Metrics()), []))
 
-    assert "note=the client hung up" in line.getMessage()
+    assert line.getMessage().endswith("(the client hung up)")

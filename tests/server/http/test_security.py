@@ -58,7 +58,7 @@ def test_a_foreign_name_that_points_here_is_refused_with_a_hint(tmp_path: Path, 
     answer = send_to(make_layer(tmp_path), headers={"Host": host})
 
     assert answer.status_code == 403
-    assert "allowed_hosts" in answer.json()["error"]
+    assert "--allowed-hosts" in answer.json()["error"] and "--keys-file" in answer.json()["error"]
 
 
 def test_allowed_hosts_adds_names_and_a_star_allows_all(tmp_path: Path) -> None:
@@ -74,6 +74,13 @@ def test_bound_to_every_address_a_bare_address_is_served_and_a_name_is_not() -> 
 
     assert visitors.allows_host("192.168.1.5:11435")
     assert not visitors.allows_host("evil.example:11435")
+
+
+def test_a_server_with_keys_answers_to_every_name(keyed: SecurityMiddleware) -> None:
+    headers = {"Host": "host.docker.internal:11435"}
+
+    assert send_to(keyed, headers=headers | {"x-api-key": "alices-key"}).status_code == 200
+    assert send_to(keyed, headers=headers).status_code == 401
 
 
 def test_a_request_of_http_1_0_needs_no_host(tmp_path: Path) -> None:
@@ -228,7 +235,7 @@ def test_where_there_are_no_keys_everybody_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/metrics", "/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect", "/api/version", "/api/tags"),
+        *("/metrics", "/redoc", "/docs-", "/openapi.json/", "/api/version", "/api/tags"),
         *("/v1/models", "/api/cache", "/health/", "//health", "/HEALTH", "/health/live/"),
     ],
 )
@@ -257,7 +264,34 @@ def test_while_the_file_is_gone_nobody_is_admitted(tmp_path: Path) -> None:
     assert keys.find(b"a-key") is not None
 
 
-@pytest.mark.parametrize("text", [None, "", "# only a comment\n"])
+def test_while_the_file_is_no_file_of_keys_nobody_is_admitted_and_the_log_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_keys(tmp_path, "a-key\n")
+    keys = Keys(file)
+
+    file.write_bytes(bytes(range(256)))
+    with caplog.at_level(logging.ERROR, "bough"):
+        found = [keys.find(b"a-key") for _ in range(3)]
+
+    assert found == [None, None, None]
+    assert caplog.text.count("no key is valid") == 1
+
+
+def test_a_key_that_is_there_twice_later_still_admits_its_client(tmp_path: Path) -> None:
+    keys = Keys(write_keys(tmp_path, "a-key\n"))
+
+    write_keys(tmp_path, "a-key alice\na-key bob\n")
+
+    assert keys.find(b"a-key") is not None
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/swagger-ui.css", "/openapi.json"])
+def test_the_pages_on_the_api_need_no_key(keyed: SecurityMiddleware, path: str) -> None:
+    assert send_to(keyed, path=path).status_code == 200
+
+
+@pytest.mark.parametrize("text", [None, "", "# only a comment\n", "a-key\0\n", "a-key alice\na-key bob\n"])
 def test_a_file_without_keys_is_no_way_to_start(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "keys"
     if text is not None:

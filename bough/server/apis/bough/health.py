@@ -1,7 +1,7 @@
 """Health for people, load balancers and process managers, and metrics for Prometheus.
 
 `/health/live` says that the process answers, `/health` and `/health/ready` that it takes requests. If the server has keys,
-a client without one gets only the status and the state of the disk.
+a client without one gets only the status and the state of the disk in one word.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def status_of(state: Any, service: Service) -> str:
 
 def _describe_models(service: Service) -> dict[str, Any]:
     about: dict[str, Any] = {"model": service.settings.model, "models": service.loaded_names}
+    if service.disk_problem:
+        about["disk_problem"] = service.disk_problem
     if not service.settings.verify_cache:
         return about
     checks = service.count_checks()

@@ -64,6 +64,7 @@ async def test_an_answer_that_differed_raises_the_alarm_and_the_server_stays_up(
         ({"disk_bytes": 5, "disk_is_failing": True}, "failing"),
         ({"disk_bytes": 5, "disk_is_read_only": True, "disk_problem": "it is in use"}, "read-only"),
         ({"disk_problem": "the tree cannot be read"}, "unavailable"),
+        ({"disk_bytes": 5, "disk_is_failing": False, "disk_problem": "the disk is full"}, "full"),
         ({}, "off"),
     ],
 )
@@ -74,6 +75,16 @@ async def test_health_tells_whether_what_is_computed_reaches_the_disk(figures: d
 
     assert answer.status_code == 200  # answers go on
     assert f'"disk":"{disk}"'.encode() in answer.body
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_health_tells_known_clients_why_nothing_is_saved(is_known: bool) -> None:
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace()), state=SimpleNamespace(is_known=is_known))
+
+    answer = await read_health(request, with_figures({"disk_bytes": 5, "disk_problem": "the disk is full"}))
+
+    assert (b"the disk is full" in answer.body) is is_known
 
 
 @pytest.fixture

@@ -1,0 +1,155 @@
+"""`bough doctor` and `bough version`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from bough.cli import doctor
+from tests.cli.conftest import add_model
+from tests.models.tiny_tokenizer import byte_level
+from tests.tiny_models import make_folder
+
+
+@pytest.fixture(autouse=True)
+def settings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that make no finding worse than ok, but for the missing default model."""
+    monkeypatch.setenv("BOUGH_DISK", "1GB")
+    monkeypatch.chdir(home)
+
+
+def findings(invoke, topic: str, exit_code: int = 0) -> list[dict[str, str]]:
+    result = invoke("doctor", "--json")
+    assert result.exit_code == exit_code, result.stdout
+    found = json.loads(result.stdout)
+    assert found["is_healthy"] is (exit_code == 0)
+    return [each for each in found["findings"] if each["topic"] == topic]
+
+
+def test_version_tells_what_a_report_of_a_bug_needs(invoke):
+    found = json.loads(invoke("version", "--json").stdout)
+
+    assert list(found) == ["bough", "python", "torch", "transformers", "mlx", "platform"]
+    assert (found["bough"], found["python"]) == (version("bough"), platform.python_version())
+    assert f"bough {version('bough')}\n" in invoke("version").stdout
+
+
+def test_each_line_begins_with_how_bad_it_is(invoke):
+    result = invoke("doctor")
+
+    assert {line.split(":")[0] for line in result.stdout.splitlines()} <= {"ok", "warning", "problem"}
+    assert "server: none is running" in result.stdout
+
+
+def test_the_engine_is_told_with_the_reason(invoke):
+    (found,) = findings(invoke, "engine")
+
+    assert "would run models, because" in found["text"] and "cuda: " in found["text"]
+
+
+def test_settings_are_told_with_where_they_came_from(invoke, home, monkeypatch):
+    (home / "bough.toml").write_text("lanes = 3")
+    monkeypatch.setenv("BOUGH_QUEUE", "7")
+    monkeypatch.setenv("BOUGH_API_KEY", "hidden")
+    monkeypatch.setenv("BOUGH_DISK_FREE_BYTES", "1")
+
+    found = findings(invoke, "settings")
+
+    texts = [each["text"] for each in found]
+    assert {"lanes is 3 (lanes in bough.toml)", "queue is 7 (BOUGH_QUEUE)"} <= set(texts)
+    assert "hidden" not in json.dumps(found)
+    (old,) = [each for each in found if each["level"] == "warning"]
+    assert (old["text"], old["todo"]) == ("BOUGH_DISK_FREE_BYTES is an old name", "write BOUGH_DISK_FREE instead")
+
+
+def test_settings_that_cannot_be_read_are_a_problem_and_the_rest_is_still_told(invoke, monkeypatch):
+    monkeypatch.setenv("BOUGH_KEEP_ALIVE", "5x")
+
+    (found,) = findings(invoke, "settings", exit_code=1)
+
+    assert found["level"] == "problem" and found["text"].startswith("BOUGH_KEEP_ALIVE is '5x'")
+    assert findings(invoke, "engine", exit_code=1)
+
+
+def test_a_bad_file_of_keys_is_a_problem(invoke, home, monkeypatch):
+    monkeypatch.setenv("BOUGH_KEYS_FILE", str(home / "nothing"))
+
+    found = findings(invoke, "settings", exit_code=1)
+
+    assert any(each["level"] == "problem" and "cannot read the keys" in each["text"] for each in found)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told(invoke, home, monkeypatch):
+    (home / "file").write_text("")
+    monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(home / "file"))
+
+    (found,) = findings(invoke, "cache folder")
+
+    assert found["level"] == "warning" and found["text"].endswith("file cannot be written (Not a directory)")
+
+
+def test_a_disk_without_room_is_told(invoke, monkeypatch):
+    monkeypatch.setenv("BOUGH_DISK", "auto")
+    monkeypatch.setenv("BOUGH_DISK_FREE", "999999TB")
+
+    (found,) = findings(invoke, "cache folder")
+
+    assert found["level"] == "warning" and "is full" in found["text"]
+
+
+def test_damaged_models_are_a_problem_and_whole_ones_are_not(invoke, home, store):
+    whole = make_folder("llama", store.folder / "whole")
+    byte_level().save_pretrained(whole)
+    (whole / "bough.json").write_text(
+        json.dumps(
+            {"name": "whole", "source": "", "sha256": "", "num_parameters": 0, "quantization": ""}
+            | {"created": "2026-01-01T00:00:00+00:00"}
+        )
+    )
+    add_model(store, "hollow")
+    (store.folder / "nothing").mkdir()
+
+    found = {each["text"].split(",")[0].split(":")[0]: each for each in findings(invoke, "models", exit_code=1)}
+
+    assert found["whole"]["level"] == "ok"
+    assert (found["hollow"]["level"], found["hollow"]["todo"]) == ("problem", "`bough rm hollow`, then pull it again")
+    assert found[f"{store.folder / 'nothing'} is no model"]["level"] == "warning"
+    assert "bough pull smollm2" in found["the model smollm2 (model) is not here"]["todo"]
+
+
+def test_an_announcement_of_a_process_that_does_not_answer_is_told(invoke, home):
+    (home / "cache").mkdir()
+    announced = {"pid": os.getpid(), "url": "http://127.0.0.1:9", "nonce": "n"}
+    (home / "cache" / "server.json").write_text(json.dumps(announced))
+
+    (found,) = findings(invoke, "server")
+
+    assert found["level"] == "warning" and f"process {os.getpid()}" in found["text"]
+
+
+def test_a_missing_package_is_told_with_the_command_that_installs_it(invoke, monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+
+    found = findings(invoke, "extras")
+
+    assert [(each["level"], each["todo"]) for each in found] == [
+        ("warning", "pip install 'bough[server]'"),
+        ("ok", "pip install 'bough[bench]'"),
+    ]
+
+
+def test_an_engine_that_cannot_be_imported_is_a_problem(invoke, monkeypatch):
+    def fail() -> str:
+        raise OSError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "_describe_torch", fail)
+    monkeypatch.setenv("BOUGH_ENGINE", "torch")
+
+    (found,) = findings(invoke, "engine", exit_code=1)
+
+    assert "libcudart" in found["text"] and found["todo"] == "pip install 'bough[torch]'"
