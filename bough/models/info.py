@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import UnsupportedModel
+from bough.models.defaults import read_defaults
 from bough.models.files import ModelFiles, hash_file
 from bough.models.tokenizer import load_tokenizer
 
@@ -33,6 +34,7 @@ class ModelInfo:
     has_tokenizer: bool
     has_chat_template: bool
     capabilities: tuple[str, ...]
+    sampling: Mapping[str, Any]  # the model's own defaults, by the names of SamplingParams
 
 
 def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> ModelInfo:
@@ -58,6 +60,7 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
         has_tokenizer=files.has_tokenizer,
         has_chat_template=has_template,
         capabilities=_capabilities(template) if has_template else ("completion",),
+        sampling=dict(read_defaults(files).values),
     )
 
 
