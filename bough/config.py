@@ -47,6 +47,7 @@ _AT_LEAST_0 = (
     "max_body",
     "rate_limit",
 )
+_AT_LEAST_MINUS_1 = ("max_tokens",)
 _TIMES_ABOVE_0 = ("disk_ttl", "request_timeout", "watchdog")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 SIZES = ("device_memory", "host_memory", "disk", "disk_free", "max_body")
@@ -104,6 +105,12 @@ class Settings:
     context: int = _setting(0, "The most tokens that one sequence may have; with 0 the model's own limit.")
     lanes: int = _setting(0, "The number of requests that run together; with 0 as many as memory and device allow.")
     chunk: int = _setting(0, "The most tokens in one prefill chunk; with 0 the size adapts to the speed of the device.")
+    max_tokens: int = _setting(
+        0,
+        "The most tokens of an answer for which a request sets no limit; with 0 a quarter of the context, from 256 to "
+        "8,192; with -1 as many as the context has room for.",
+    )
+    loop_guard: bool = _setting(True, "Whether an answer ends when it repeats the same tokens again and again.")
     cache: bool = _setting(True, "Whether the state of prompts is kept and reused between requests.")
     device_memory: int | None = _setting(
         None, 'Memory for lanes and pages on the device; "auto" derives it from the device.'
@@ -179,6 +186,9 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise SettingsError(f"{name} is {value}, and must be at least 0")
+        for name in _AT_LEAST_MINUS_1:
+            if getattr(self, name) < -1:
+                raise SettingsError(f"{name} is {getattr(self, name)}, and must be at least -1")
         for name in _TIMES_ABOVE_0:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -15,6 +15,8 @@ from bough.errors import RequestError
 
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1_024
+TO_THE_END = -1
+"""As `max_tokens`: the answer may go on to the end of the context."""
 
 FinishReason = Literal["stop", "length", "loop", "cancelled"]
 Message = dict[str, Any]
@@ -46,9 +48,11 @@ class SamplingParams:
 
     The order is: logits → repetition, presence and frequency penalties → grammar mask → temperature → top-k → top-p →
     min-p → one draw by inverse transform in token order. Temperature 0 takes the largest logit.
+
+    `loop_guard` ends an answer that repeats itself; with `ignore_eos` it does nothing, because then the length is wanted.
     """
 
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # None: a length that suits the context; TO_THE_END: as long as the context has room
     temperature: float = 0.0
     top_k: int = 0  # 0: all
     top_p: float = 1.0
@@ -60,6 +64,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    loop_guard: bool = True
     logprobs: int | None = None  # None: none; n: the chosen token's and the n largest
     format: str | dict[str, Any] | None = None  # None, "json", or a JSON schema
 
@@ -68,12 +73,13 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         _check_stops(stop)
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        for name in ("ignore_eos", "loop_guard"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name, kinds in _TYPES.items():
             value = getattr(self, name)
             _require(isinstance(value, kinds) and not isinstance(value, bool), name, value, f"of type {_named(kinds)}")
             _require(not isinstance(value, float) or math.isfinite(value), name, value, "a finite number")
-        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0, or None")
+        _require(self.max_tokens is None or self.max_tokens >= -1, "max_tokens", self.max_tokens, "at least -1, or None")
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
@@ -272,6 +278,7 @@ class Completion:
     """A finished answer. `token_ids` are all generated tokens, without the end-of-sequence token.
 
     `stop` is the stop string that ended the answer, if any. `text` ends before it, but `token_ids` include its tokens.
+    `cycle_tokens` is how many tokens an answer that ended by "loop" was repeating; otherwise it is 0.
     """
 
     text: str
@@ -281,6 +288,7 @@ class Completion:
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
+    cycle_tokens: int = 0
 
 
 class Progress(Protocol):

@@ -79,6 +79,20 @@ TrustRemoteCode = Annotated[
     bool | None,
     typer.Option("--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=_SETTINGS),
 ]
+AnswerTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        help="The most tokens of an answer without a limit of its own; 0: by the context; -1: no limit.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+LoopGuard = Annotated[
+    bool | None,
+    typer.Option(
+        "--loop-guard/--no-loop-guard", help="End an answer that repeats itself again and again.", rich_help_panel=_SETTINGS
+    ),
+]
 Lanes = Annotated[
     int | None, typer.Option(help="Requests that run at the same time; 0: as memory allows.", rich_help_panel=_SETTINGS)
 ]
