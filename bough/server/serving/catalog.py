@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +59,7 @@ class CatalogEntry:
     capabilities: tuple[str, ...]  # of completion, tools, thinking
     template: str
     license: str
+    sampling: Mapping[str, Any]  # the model's own defaults, by the names of SamplingParams; empty if it has none
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class Catalog:
                 capabilities=tuple(each for each in info.capabilities if each != "chat"),
                 template=_read_template(files),
                 license=_read_license(files),
+                sampling=info.sampling,
             )
 
 
@@ -215,6 +218,8 @@ def _stamp(files: ModelFiles) -> str:
 
 def _read_info(plain: Any) -> ModelInfo | None:
     if not isinstance(plain, dict) or set(plain) != {each.name for each in fields(ModelInfo)}:
+        return None
+    if not isinstance(plain["sampling"], dict):
         return None
     return ModelInfo(**plain | {"capabilities": tuple(map(str, plain["capabilities"]))})
 

@@ -16,11 +16,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from bough import models
 from bough.errors import ModelNotFound, RequestError, Unavailable
+from bough.models.defaults import NEUTRAL
 from bough.models.store import plain_name
 from bough.server.apis.ollama.pull import fetch, pull_lines
 from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
 from bough.server.http.errors import format_plain_error
-from bough.server.http.streaming import NDJSON, cancel_on_disconnect
+from bough.server.http.streaming import NDJSON, cancel_on_disconnect, to_json
 from bough.server.http.wire import ServiceOf, route_class
 from bough.server.serving.catalog import CatalogEntry, LoadedEntry
 from bough.server.serving.service import Service
@@ -197,9 +198,17 @@ def _write_info(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _write_parameters(entry: CatalogEntry) -> str:
-    """The default options, one per line."""
-    values = {"num_ctx": entry.context_tokens, **DEFAULTS}
-    return "\n".join(f"{name:<30} {value}" for name, value in values.items())
+    """The options of a request that gives none, one per line: the model's own, or else those of the API."""
+    neutral = {name: NEUTRAL[name] for name in DEFAULTS}
+    sampling = {**neutral, **entry.sampling} if entry.sampling else DEFAULTS
+    values = [(name, each) for name, value in sampling.items() for each in _each(value)]
+    return "\n".join(f"{name:<30} {value}" for name, value in [("num_ctx", entry.context_tokens), *values])
+
+
+def _each(value: Any) -> list[Any]:
+    """The values to write, each on a line of its own: stop strings are several, and quoted."""
+    texts = [value] if isinstance(value, str) else value
+    return [to_json(text) for text in texts] if isinstance(texts, list | tuple) else [value]
 
 
 def _write_modelfile(entry: CatalogEntry) -> str:

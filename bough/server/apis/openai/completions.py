@@ -26,6 +26,7 @@ from bough.server.apis.openai.wire import (
     finite,
     format_error,
     progress_comment,
+    write_finish,
 )
 from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
@@ -78,6 +79,7 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
             text=prompt if isinstance(prompt, str) else None,
             ids=None if isinstance(prompt, str) else prompt,
             params=params,
+            unset=body.unset(),
             num_choices=body.n or 1,
             salt=salt,
         )
@@ -159,7 +161,7 @@ def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[st
 def _write_choice(index: int, finished: Finished, body: CompletionRequest) -> dict[str, Any]:
     logprobs = None if body.logprobs is None else LogprobList().write(finished.logprobs)
     text = finished.thinking + finished.text
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished.finish_reason}
+    return {"index": index, "text": text, "logprobs": logprobs, **write_finish(finished)}
 
 
 class LogprobList:
@@ -231,14 +233,12 @@ async def _write_pieces(
             yield progress_comment(event)
         elif isinstance(event, Finished):
             finished.append(event)
-            yield _write_piece(first_index + event.choice, "", finish_reason=event.finish_reason)
+            yield _write_piece(first_index + event.choice, "") | write_finish(event)
         elif (text := event.thinking + event.text) or event.logprobs:
             written = logprobs[event.choice].write(event.logprobs) if event.logprobs else None
             yield _write_piece(first_index + event.choice, text, written)
     counts.append(count(finished))
 
 
-def _write_piece(
-    index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
-) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+def _write_piece(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}

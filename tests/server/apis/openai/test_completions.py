@@ -10,7 +10,7 @@ import pytest
 from bough.errors import RequestError
 from bough.server.apis.openai.completions import CompletionRequest, LogprobList, read_prompts, to_asks, write_whole
 from bough.server.serving.ask import Answered, ScoredToken
-from tests.server.scripted_answer import finish, script
+from tests.server.scripted_answer import LOOP, finish, script
 from tests.server.servers import Server
 
 
@@ -65,6 +65,12 @@ def test_usage_is_the_sum_of_what_the_first_choice_of_each_prompt_really_reused(
 
     assert usage["prompt_tokens_details"]["cached_tokens"] == 12
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (20, 12)
+
+
+def test_an_answer_that_repeats_itself_is_cut_off_and_the_details_say_why() -> None:
+    (choice,) = write_whole([Answered(script([]).started, (LOOP,))], CompletionRequest(model="m", prompt="a"))["choices"]
+
+    assert (choice["finish_reason"], choice["finish_details"]) == ("length", {"type": "loop", "cycle_tokens": 4})
 
 
 @pytest.fixture
