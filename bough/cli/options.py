@@ -158,5 +158,9 @@ AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.
 
 
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
-    """The flags of a command that are settings, by the names of the settings. Flags that were not given are None."""
-    return {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES}
+    """The flags of a command that are settings, by the names of the settings. Flags that were not given are None.
+
+    A sampling flag is none, also if a setting has its name: `bough run --max-tokens` is about this one answer.
+    """
+    sampling = {param.name for param in ctx.command.params if getattr(param, "rich_help_panel", None) == _SAMPLING}
+    return {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES - sampling}
