@@ -49,6 +49,7 @@ _AT_LEAST_0 = (
     "max_body",
     "rate_limit",
 )
+_AT_LEAST_MINUS_1 = ("max_tokens",)
 _TIMES_ABOVE_0 = ("disk_ttl", "request_timeout", "watchdog")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 SIZES = ("device_memory", "host_memory", "disk", "disk_free", "max_body")
@@ -106,6 +107,12 @@ class Settings:
     context: int = _setting(0, "The most tokens that one sequence may have; with 0 the model's own limit.")
     lanes: int = _setting(0, "The number of requests that run together; with 0 as many as memory and device allow.")
     chunk: int = _setting(0, "The most tokens in one prefill chunk; with 0 the size adapts to the speed of the device.")
+    max_tokens: int = _setting(
+        0,
+        "The most tokens of an answer for which a request sets no limit; with 0 a quarter of the context, from 256 to "
+        "8,192; with -1 as many as the context has room for.",
+    )
+    loop_guard: bool = _setting(True, "Whether an answer ends when it repeats the same tokens again and again.")
     cache: bool = _setting(True, "Whether the state of prompts is kept and reused between requests.")
     device_memory: int | None = _setting(
         None, 'Memory for lanes and pages on the device; "auto" derives it from the device.'
@@ -290,6 +297,9 @@ def _find_problem(values: Mapping[str, Any]) -> _Problem | None:
     for name in _AT_LEAST_0:
         if values[name] is not None and values[name] < 0:
             return _Problem(name, f"is {values[name]}, and must be at least 0")
+    for name in _AT_LEAST_MINUS_1:
+        if values[name] < -1:
+            return _Problem(name, f"is {values[name]}, and must be at least -1")
     for name in _TIMES_ABOVE_0:
         if values[name] is not None and not 0 < values[name] < math.inf:
             return _Problem(name, f"is {values[name]}, and must be a time above 0")

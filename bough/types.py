@@ -16,6 +16,8 @@ from bough.errors import RequestError
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1_024
 MAX_LOGIT_BIASES = 1_024
+TO_THE_END = -1
+"""As `max_tokens`: the answer may go on to the end of the context."""
 
 FinishReason = Literal["stop", "length", "loop", "cancelled"]
 Message = dict[str, Any]
@@ -50,9 +52,11 @@ class SamplingParams:
 
     `logit_bias` is added to the logits of single tokens. It is given as a mapping from token ids, or as pairs, and kept as
     pairs in the order of ids. -100 in effect bans a token, 100 in effect forces it, unless a grammar forbids it.
+
+    `loop_guard` ends an answer that repeats itself; with `ignore_eos` it does nothing, because then the length is wanted.
     """
 
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # None: a length that suits the context; TO_THE_END: as long as the context has room
     temperature: float = 0.0
     top_k: int = 0  # 0: all
     top_p: float = 1.0
@@ -64,6 +68,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    loop_guard: bool = True
     logprobs: int | None = None  # None: none; n: the chosen token's and the n largest
     format: str | dict[str, Any] | None = None  # None, "json", or a JSON schema
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), from -100 to 100
@@ -74,12 +79,13 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         _check_stops(stop)
         object.__setattr__(self, "logit_bias", _read_logit_bias(self.logit_bias))
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        for name in ("ignore_eos", "loop_guard"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name, kinds in _TYPES.items():
             value = getattr(self, name)
             _require(isinstance(value, kinds) and not isinstance(value, bool), name, value, f"of type {_named(kinds)}")
             _require(not isinstance(value, float) or math.isfinite(value), name, value, "a finite number")
-        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0, or None")
+        _require(self.max_tokens is None or self.max_tokens >= -1, "max_tokens", self.max_tokens, "at least -1, or None")
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
@@ -302,6 +308,7 @@ class Completion:
 
     `stop` is the stop string that ended the answer, if any. `text` ends before it, but `token_ids` include its tokens.
     `prompt_logprobs`, if they were asked for, are those of the prompt's tokens from the second on.
+    `cycle_tokens` is how many tokens an answer that ended by "loop" was repeating; otherwise it is 0.
     """
 
     text: str
@@ -312,6 +319,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     stop: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    cycle_tokens: int = 0
 
 
 class Progress(Protocol):

@@ -1,7 +1,8 @@
 """The host cost of a decode step: what the scheduler and everything above the engine take for one token of every lane.
 
 The engine computes nothing. Every request samples with all penalties, half of them over the whole context and half over the
-last 64 tokens. It looks for several stop strings, and streams to a listener that puts each piece into a queue.
+last 64 tokens. It looks for several stop strings and, once in a batch of steps, for loops, and streams to a listener that
+puts each piece into a queue.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize, Generation
 from bough.generate.job import Job
+from bough.generate.loops import CHECK_EVERY, MIN_TOKENS
 from bough.generate.request import Request
 from bough.generate.scheduler import Scheduler
 from bough.types import Chunk, Completion, SamplingParams, Usage
 
 PROMPT_TOKENS = 2000
 BATCHES = 20
-BATCH_STEPS = 20
+BATCH_STEPS = CHECK_EVERY
 STOPS = ("\nUser:", "\nAssistant:", "<|end|>", "the end.")
 
 
@@ -59,6 +61,8 @@ def measure_step_s(num_lanes: int) -> float:
     for number, generation in enumerate(_prepare(engine, num_lanes)):
         scheduler.add(Job(generation, _QueueListener(number, pieces)))
     while len(scheduler.running) < num_lanes or not all(job.is_decoding for job in scheduler.running):
+        scheduler.turn()
+    for _ in range(MIN_TOKENS):  # shorter answers are not looked at for loops
         scheduler.turn()
     return min(_time_batch(scheduler, pieces, num_lanes) for _ in range(BATCHES))
 

@@ -202,6 +202,7 @@ def _write_info(screen: Screen, info: ModelInfo) -> None:
         "sha256": info.digest.removeprefix("sha256:"),
         "chat template": _yes_or_no(info.has_chat_template),
         "capabilities": ", ".join(info.capabilities),
+        "sampling": ", ".join(f"{name} {value}" for name, value in info.sampling.items()) or "no defaults of its own",
     }
     _write_section(screen, info.name, describe(facts, width=screen.width))
 

@@ -84,6 +84,20 @@ TrustRemoteCode = Annotated[
     bool | None,
     typer.Option("--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=_SETTINGS),
 ]
+AnswerTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        help="The most tokens of an answer without a limit of its own; 0: by the context; -1: no limit.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+LoopGuard = Annotated[
+    bool | None,
+    typer.Option(
+        "--loop-guard/--no-loop-guard", help="End an answer that repeats itself again and again.", rich_help_panel=_SETTINGS
+    ),
+]
 Lanes = Annotated[
     int | None, typer.Option(help="Requests that run at the same time; 0: as memory allows.", rich_help_panel=_SETTINGS)
 ]
@@ -162,8 +176,12 @@ AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.
 
 
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
-    """The flags of a command that are settings, by the names of the settings. Flags that were not given are None."""
-    given = {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES}
+    """The flags of a command that are settings, by the names of the settings. Flags that were not given are None.
+
+    A sampling flag is none, also if a setting has its name: `bough run --max-tokens` is about this one answer.
+    """
+    sampling = {param.name for param in ctx.command.params if getattr(param, "rich_help_panel", None) == _SAMPLING}
+    given = {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES - sampling}
     return {name: (list(value) or None) if isinstance(value, list | tuple) else value for name, value in given.items()}
 
 

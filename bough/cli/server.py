@@ -53,6 +53,8 @@ def serve(
     verify_cache: options.VerifyCache = None,
     sort_tools: options.SortTools = None,
     log_json: options.LogJson = None,
+    max_tokens: options.AnswerTokens = None,
+    loop_guard: options.LoopGuard = None,
     lanes: options.Lanes = None,
     context: options.Context = None,
     threads: options.Threads = None,

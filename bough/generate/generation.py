@@ -15,10 +15,22 @@ from bough.cache.tree.state import Lane
 from bough.engines.contract import Engine, Logits
 from bough.errors import PromptTooLong
 from bough.generate.constraints import Constraint
-from bough.generate.request import Request, uniform
+from bough.generate.loops import find_cycle
+from bough.generate.request import Request, default_max_tokens, uniform
 from bough.generate.scoring import PromptScorer
 from bough.generate.text import AnswerText, Vocabulary
-from bough.types import Chunk, Completion, Draw, FinishReason, Sampled, Timings, TokenCounts, TokenLogprob, Usage
+from bough.types import (
+    TO_THE_END,
+    Chunk,
+    Completion,
+    Draw,
+    FinishReason,
+    Sampled,
+    Timings,
+    TokenCounts,
+    TokenLogprob,
+    Usage,
+)
 
 RESERVE_TOKENS = 1024
 """Tokens that are reserved beyond the prompt at the start. A longer answer reserves more as it grows."""
@@ -84,6 +96,8 @@ class Generation:
         self._seen = _count_penalised(request)
         self._logprobs: list[TokenLogprob] = []
         self._scorer = PromptScorer(engine, request, self._text.logprob) if request.scores_prompt else None
+        self._looks_for_loops = request.params.loop_guard and not request.params.ignore_eos
+        self._cycle_tokens = 0
         self._session: ReuseSession | None = None
         self.is_loading = False  # whether the lane still waits for what is being read from disk
         self._is_prefilled = False
@@ -100,7 +114,9 @@ class Generation:
         wanted = self.request.params.max_tokens
         if room < (1 if wanted != 0 else 0):
             raise PromptTooLong(len(self.request.ids), self._engine.context_tokens)
-        return room if wanted is None else min(wanted, room)
+        if wanted is None:
+            wanted = default_max_tokens(self._engine.context_tokens)
+        return room if wanted == TO_THE_END else min(wanted, room)
 
     def begin(self, reuse: Reuse) -> None:
         """Take a lane that has adopted the known prefix of the prompt, or will when it is read from disk."""
@@ -253,6 +269,9 @@ class Generation:
             return "stop"
         if len(self._token_ids) >= self._max_tokens or not self._has_room():
             return "length"
+        if self._looks_for_loops and (cycle_tokens := find_cycle(self._token_ids)):
+            self._cycle_tokens = cycle_tokens
+            return "loop"
         return "cancelled" if self.request.is_cancelled() else None
 
     def _has_room(self) -> bool:
@@ -296,6 +315,7 @@ class Generation:
             logprobs=tuple(self._logprobs),
             stop=self._text.stop,
             prompt_logprobs=tuple(self.prompt_logprobs),
+            cycle_tokens=self._cycle_tokens if self.finish_reason == "loop" else 0,
         )
 
     @property

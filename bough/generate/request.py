@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 from bough.types import Boundary, SamplingParams
 
+_MOST_TOKENS, _LEAST_TOKENS = 8_192, 256  # of an answer whose length nobody chose
 _BITS = 53  # as many as a float holds exactly
 SEED_BITS = 53  # as many as a JSON number holds exactly, so that a reported seed can be sent back
 
@@ -47,6 +48,14 @@ class Request:
     end_ids: frozenset[int] = frozenset()
     is_cancelled: Callable[[], bool] = _never
     on_progress: Callable[[int, int], None] = _ignore
+
+
+def default_max_tokens(context_tokens: int) -> int:
+    """How many tokens an answer may have if neither the request nor a setting says it: a quarter of the context.
+
+    It is at most 8,192, and at least 256 if the context has room for them behind the prompt.
+    """
+    return max(_LEAST_TOKENS, min(_MOST_TOKENS, context_tokens // 4))
 
 
 def uniform(seed: int, choice: int, index: int) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 from bough.errors import ModelError, UnsupportedModel
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 GGUF_FILE = "model.gguf"
 _LONGEST_LINE = 300
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")

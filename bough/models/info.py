@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bough.models.defaults import read_defaults
 from bough.models.files import ModelFiles, hash_file
 from bough.models.tokenizer import load_tokenizer
 from bough.models.weights import check_weights, read_gguf_header, read_shapes
@@ -31,6 +32,7 @@ class ModelInfo:
     has_tokenizer: bool
     has_chat_template: bool
     capabilities: tuple[str, ...]
+    sampling: Mapping[str, Any]  # the model's own defaults, by the names of SamplingParams
 
 
 def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> ModelInfo:
@@ -57,6 +59,7 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
         has_tokenizer=files.has_tokenizer,
         has_chat_template=has_template,
         capabilities=(_capabilities(template) if has_template else ("completion",)) + insert,
+        sampling=dict(read_defaults(files).values),
     )
 
 

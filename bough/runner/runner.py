@@ -5,11 +5,12 @@ Several threads may use a runner. One of them at a time runs the engine, and str
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from bough.generate.request import Request, choose_seed
 from bough.generate.scheduler import Scheduler
 from bough.generate.verifier import Verifier
 from bough.generate.worker import Limits, Worker
+from bough.models.defaults import ModelDefaults, read_defaults, unset_names
 from bough.models.files import ModelFiles
 from bough.models.prompts import Encoded, Prompts
 from bough.models.tokenizer import Tokenizer
@@ -34,6 +36,8 @@ from bough.runner.cache_handle import CacheHandle
 from bough.runner.engine_lock import EngineLock
 from bough.system.resources import trim_heap
 from bough.types import Chunk, Completion, Prompt, SamplingParams
+
+log = logging.getLogger(__name__)
 
 _READ_WAIT_S = 0.01
 _MIN_LANES = 4
@@ -69,6 +73,7 @@ class Runner:
         self.tokenizer = tokenizer
         self.settings = settings
         self.files = files
+        self.defaults = _read_defaults(files)
         self._tiers = tiers
         self.prompts = Prompts(tokenizer, engine.vocab_size)
         self._engine_lock = EngineLock()
@@ -107,8 +112,18 @@ class Runner:
         return self.prompts.encode(prompt, raw=raw, tools=tools, **template_kwargs)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole answer. Options are those of `SamplingParams` and of `stream`."""
+        """The whole answer. Options are those of `SamplingParams` and of `stream`.
+
+        Without options it is greedy, whatever the model recommends: the same prompt gives the same text.
+        """
         return _last(self.stream(prompt, params, **options))
+
+    def model_params(self, **given: Any) -> SamplingParams:
+        """The sampling that the model recommends, with the given values instead. Raises RequestError for an invalid one.
+
+        If nothing is known of the model, what is not given is as in `SamplingParams`.
+        """
+        return self.defaults.fill(self._params(None, given), unset_names(given))
 
     def stream(
         self,
@@ -160,6 +175,7 @@ class Runner:
         """Check a request and make its generation, which the caller drives. Raises RequestError or PromptTooLong."""
         if prompt_logprobs and params.logprobs is None:
             raise RequestError("prompt_logprobs needs logprobs: the number of likeliest tokens to tell, from 0 on")
+        params = self._apply_settings(params)
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
             encoded.ids,
@@ -213,6 +229,15 @@ class Runner:
         if params is not None and sampling:
             raise RequestError("give either SamplingParams or single options, not both")
         return params or SamplingParams(**sampling)
+
+    def _apply_settings(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with the limit of the settings where they have none, and without the loop guard if that is off."""
+        changes: dict[str, Any] = {}
+        if params.max_tokens is None and self.settings.max_tokens:
+            changes["max_tokens"] = self.settings.max_tokens
+        if params.loop_guard and not self.settings.loop_guard:
+            changes["loop_guard"] = False
+        return replace(params, **changes) if changes else params
 
     def _generation(self, request: Request) -> Generation:
         if not request.ids:
@@ -295,6 +320,14 @@ class Runner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _read_defaults(files: ModelFiles | None) -> ModelDefaults:
+    """The sampling that a model recommends. Values that cannot be used are logged."""
+    defaults = ModelDefaults() if files is None else read_defaults(files)
+    for problem in defaults.problems:
+        log.warning("%s; it is ignored", problem)
+    return defaults
 
 
 def _num_lanes(engine: Engine, budget_bytes: int) -> int:

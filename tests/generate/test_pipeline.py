@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bough.bench.null_engine import NullEngine, NullVocabulary
 from bough.cache.prefix_cache import PrefixCache
 from bough.engines.contract import Capabilities
 from bough.errors import EngineError, PromptTooLong, RequestError
@@ -154,6 +155,24 @@ def test_the_context_bounds_the_answer() -> None:
     done = Bench(context_tokens=12).run(ignore_eos=True)
     assert done.usage.completion_tokens == 12 - len(PROMPT)
     assert done.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("context", "max_tokens", "expected"),
+    [(4000, None, 1000), (600, None, 256), (200, None, 192), (400, -1, 392), (4000, 40, 40), (50_000, None, 8192)],
+)
+def test_an_answer_without_a_limit_takes_a_quarter_of_the_context(
+    context: int, max_tokens: int | None, expected: int
+) -> None:
+    engine = NullEngine()
+    engine.context_tokens = context
+    request = Request(PROMPT, SamplingParams(max_tokens=max_tokens))
+    generation = Generation(engine, request, NullVocabulary(), None, lambda: 0.0)
+
+    *_, done = run_alone(engine, PrefixCache(engine, [engine.make_lane()]), generation, ChunkSize(8))
+
+    assert isinstance(done, Completion)
+    assert (done.usage.completion_tokens, done.finish_reason) == (expected, "length")
 
 
 @every_model

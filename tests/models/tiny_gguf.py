@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -27,10 +27,12 @@ def write_gguf(
     rotary_factors: Sequence[float] = (),
     split: str = "",
     adds_start: bool | None = None,
+    sampling: Mapping[str, float] | None = None,
 ) -> dict[str, np.ndarray]:
     """Write the file with its matrices held as `kind`; returns the tensors as they were. `without` leaves one out.
 
-    `split` is how the tokenizer is said to split words; `adds_start` is said if it is not None.
+    `split` is how the tokenizer is said to split words; `adds_start` is said if it is not None. `sampling` is what
+    the file recommends, by the keys below `general.sampling`.
     """
     hf = byte_level(CHATML)
     writer = gguf.GGUFWriter(file, architecture)
@@ -40,6 +42,9 @@ def write_gguf(
         writer.add_tokenizer_pre(split)
     if adds_start is not None:
         writer.add_add_bos_token(adds_start)
+    for name, value in (sampling or {}).items():
+        add = writer.add_int32 if isinstance(value, int) else writer.add_float32
+        add(f"general.sampling.{name}", value)
     tensors = {name: scale * values for name, values in _make_tensors(len(hf), architecture).items()}
     if rotary_factors:
         tensors["rope_freqs.weight"] = np.array(rotary_factors, np.float32)

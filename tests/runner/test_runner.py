@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import bough
-from bough import Chunk, Completion, PromptTooLong, RequestError, Runner
+from bough import Chunk, Completion, PromptTooLong, RequestError, Runner, SamplingParams
 from bough.config import Settings
 from tests.tiny_models import CONFIGS, make_folder, make_model
 
@@ -205,7 +206,7 @@ def test_bad_prompts_are_refused_with_a_reason(prompt: object, llama: Runner) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": -1}, {"top_p": 0}, {"nonsense": 1}, {"max_tokens": -1}, {"stop": ("",)}, {"format": "json"}],
+    [{"temperature": -1}, {"top_p": 0}, {"nonsense": 1}, {"max_tokens": -2}, {"stop": ("",)}, {"format": "json"}],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, object], llama: Runner) -> None:
     with pytest.raises(RequestError):
@@ -232,6 +233,41 @@ def test_settings_reach_the_runner(folders: Path) -> None:
         assert len(runner.prefix_cache.lanes.slots) == 2
         assert runner.engine.context_tokens == 100
         assert runner.engine.info.dtype == "bfloat16"
+
+
+def test_the_models_own_sampling_is_there_for_who_asks_and_generate_stays_greedy(folders: Path) -> None:
+    load("llama", folders).close()
+    folder = folders / "with_defaults"
+    shutil.copytree(folders / "llama", folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9, "min_p": 7}')
+    with load("with_defaults", folders) as runner:
+        assert runner.model_params() == SamplingParams(temperature=0.6, top_p=0.9)
+        assert runner.model_params(temperature=0, max_tokens=5) == SamplingParams(temperature=0, top_p=0.9, max_tokens=5)
+        assert (
+            runner.generate([3, 4], max_tokens=8).token_ids
+            == runner.generate([3, 4], temperature=0, max_tokens=8).token_ids
+        )
+        with pytest.raises(RequestError, match="unknown option nonsense"):
+            runner.model_params(nonsense=1)
+
+
+def test_of_a_model_that_recommends_nothing_the_sampling_is_greedy(llama: Runner) -> None:
+    assert llama.model_params(top_k=3) == SamplingParams(top_k=3)
+
+
+def test_an_answer_that_repeats_itself_ends_and_is_kept(llama: Runner) -> None:
+    done = llama.generate([3, 4, 5], max_tokens=-1, frequency_penalty=-2, repeat_last_n=-1)
+
+    assert (done.finish_reason, done.cycle_tokens) == ("loop", 1)
+    assert len(set(done.token_ids[-256:])) == 1
+    assert llama.generate([3, 4, 5, *done.token_ids], max_tokens=0).usage.cached_tokens >= 3 + len(done.token_ids) - 1
+
+
+def test_the_settings_limit_answers_and_turn_the_guard_off(folders: Path) -> None:
+    with load("llama", folders, max_tokens=300, loop_guard=False) as runner:
+        done = runner.generate([3, 4, 5], frequency_penalty=-2, repeat_last_n=-1)
+
+    assert (done.finish_reason, len(done.token_ids)) == ("length", 300)
 
 
 def test_a_callback_may_look_at_the_cache(llama: Runner) -> None:

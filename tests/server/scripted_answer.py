@@ -49,6 +49,11 @@ def finish(choice: int = 0, text: str = "", thinking: str = "", calls: tuple[Too
     return Finished(choice, text, thinking, calls, reason, completion)
 
 
+LOOP = finish(reason="loop")
+LOOP = replace(LOOP, completion=replace(LOOP.completion, finish_reason="loop", cycle_tokens=4))
+"""The end of a choice that repeated four tokens."""
+
+
 def collect(pieces: AsyncIterator[str]) -> list[str]:
     """All pieces of a stream."""
 

@@ -110,8 +110,9 @@ def stop(server: Server) -> None:
 
 
 def make_chat_folder(folder: Path) -> Path:
-    """A random model with a tokenizer and a chat template: it is loaded within a second."""
+    """A random model with a tokenizer and a chat template: it is loaded within a second. Its own sampling is greedy."""
     tokenizer = byte_level(CHATML)
     make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=2048)
     tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"do_sample": false, "eos_token_id": 2}')
     return folder

@@ -125,7 +125,7 @@ def running_server(model: str, folder: Path, *flags: str, speed: DiskSpeed | Non
     port = free_port()
     server = Server(f"http://127.0.0.1:{port}", model, folder)
     command = [sys.executable, "-m", "bough.bench.gaps.slow_server", str(_speed_file(folder)), "serve", "--log-json"]
-    command += ["--port", str(port), "--model", model, "--lanes", str(LANES), *flags]
+    command += ["--port", str(port), "--model", model, "--lanes", str(LANES), "--no-loop-guard", *flags]
     environment = os.environ | {"BOUGH_CACHE_FOLDER": str(folder)}
     with server.log_file.open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)

@@ -12,7 +12,7 @@ from typing import Any, Self
 from bough.cli.backends.contract import NO_TEMPLATE, Given, describe_memory
 from bough.models import Announce
 from bough.runner import Runner, load
-from bough.types import Chunk, Completion, Message, Progress, Prompt, SamplingParams
+from bough.types import Chunk, Completion, Message, Progress, Prompt
 
 _ENGINE_FACTS = ("engine", "device", "dtype", "attention")
 
@@ -78,7 +78,7 @@ class LocalBackend:
     ) -> Iterator[Chunk | Completion]:
         return self.runner.stream(
             prompt,
-            _model_params(self.runner, given),
+            self.runner.model_params(**given),
             raw=isinstance(prompt, str),
             choice=choice,
             is_cancelled=is_cancelled,
@@ -103,12 +103,3 @@ class LocalBackend:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.runner.close()
-
-
-def _model_params(runner: Runner, given: Given) -> SamplingParams:
-    """The model's own parameters, with those that were given instead.
-
-    TO REMOVE when every runner has `model_params`: then `stream` calls `self.runner.model_params(**given)`.
-    """
-    own: Callable[..., SamplingParams] = getattr(runner, "model_params", SamplingParams)
-    return own(**given)

@@ -61,17 +61,7 @@ def check(given: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(values) - set(NAMES))
     if unknown:
         raise RequestError(f"unknown parameter {unknown[0]!r}; the parameters are {', '.join(NAMES)}")
-    values = _without_endless(values)
     SamplingParams(**values)
-    return values
-
-
-def _without_endless(values: dict[str, Any]) -> dict[str, Any]:
-    """TO REMOVE when `SamplingParams` takes max_tokens=-1 for the end of the context: until then None means that."""
-    try:
-        SamplingParams(max_tokens=-1)
-    except RequestError:
-        return {name: value for name, value in values.items() if (name, value) != ("max_tokens", -1)}
     return values
 
 

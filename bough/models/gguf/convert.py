@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from bough.errors import ModelError, UnsupportedModel
 from bough.models.files import one_line
-from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer
+from bough.models.gguf.contents import Converted, main_type, quiet, save_sampling, save_tokenizer
 from bough.types import Progress
 
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -59,6 +59,7 @@ def _convert(file: Path, folder: Path, progress: Progress) -> Converted:
         weights.chmod(0o644)
     tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     save_tokenizer(tokenizer, reader, folder)
+    save_sampling(reader, folder)
     return Converted(sum(each.numel() for each in model.parameters()), quantization)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from bough.errors import ModelError, UnsupportedModel
 from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy, one_line
-from bough.models.gguf.contents import Converted, main_type, quiet, save_tokenizer, value_of
+from bough.models.gguf.contents import Converted, main_type, quiet, save_sampling, save_tokenizer, value_of
 from bough.types import Progress
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -46,6 +46,7 @@ def _make_folder(file: Path, folder: Path) -> Converted:
     config = json.dumps(_config_of(header), indent=2)
     (folder / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
     _write_tokenizer(header, folder)
+    save_sampling(header.reader, folder)
     link_or_copy(file, folder / GGUF_FILE)
     return Converted(sum(int(each.n_elements) for each in header.reader.tensors), main_type(header.reader))
 

@@ -105,7 +105,7 @@ class Answer:
 
     def set_prompt(self, prepared: PreparedPrompt) -> None:
         """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
-        self.started = replace(self.started, prompt_ids=prepared.encoded.ids, echo=prepared.echo)
+        self.started = replace(self.started, prompt_ids=prepared.encoded.ids, params=prepared.params, echo=prepared.echo)
         ask, tokenizer = self.ask, self._loaded.runner.tokenizer
         self._parsers = [AnswerParser(prepared, tokenizer, choice, ask) for choice in range(ask.num_choices)]
 

@@ -12,7 +12,7 @@ Tool = Mapping[str, Any]
 """A tool as OpenAI and Ollama write it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 ToolMode = Literal["auto", "none", "required"]
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "loop", "tool_calls"]
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,14 @@ class Started:
 
     Tokens that are still being read from disk count as cached, until it is known how many were. The final figures are those
     of the completions.
-    `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for reuse. `echo` is the
-    prompt, if it was asked for.
+    `params` are those that the answer is sampled with, the model's own defaults included. `digest` is that of the model's
+    weights; `is_stored` says whether the answer's state is kept for reuse. `echo` is the prompt, if it was asked for.
     """
 
     usage: Usage
     load_s: float = 0.0
     prompt_ids: Sequence[int] = ()
+    params: SamplingParams = field(default_factory=SamplingParams)
     digest: str = ""
     is_stored: bool = True
     echo: EchoedPrompt | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,6 +66,7 @@ class CatalogEntry:
     capabilities: tuple[str, ...]  # of completion, tools, thinking, insert
     template: str
     license: str
+    sampling: Mapping[str, Any]  # the model's own defaults, by the names of SamplingParams; empty if it has none
     stands_for: str = ""  # the model's own name, if this is an alias
     overlay: Overlay = field(default_factory=Overlay)
 
@@ -296,6 +297,7 @@ class Catalog:
                 capabilities=tuple(each for each in info.capabilities if each != "chat"),
                 template=_read_template(files),
                 license=_read_license(files),
+                sampling=info.sampling,
             )
 
 
@@ -379,6 +381,8 @@ def _stamp(files: ModelFiles) -> str:
 
 def _read_info(plain: Any) -> ModelInfo | None:
     if not isinstance(plain, dict) or set(plain) != {each.name for each in fields(ModelInfo)}:
+        return None
+    if not isinstance(plain["sampling"], dict):
         return None
     return ModelInfo(**plain | {"capabilities": tuple(map(str, plain["capabilities"]))})
 

@@ -19,7 +19,7 @@ from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.ask import Ask
 from bough.server.serving.prompting.prompt import ModelFacts
-from bough.types import Message, SamplingParams
+from bough.types import TO_THE_END, Message, SamplingParams
 
 _NAMES = (
     "temperature",
@@ -71,8 +71,8 @@ def sampling_of(overlay: Overlay) -> dict[str, Any]:
         values["top_p"] = min(1.0, max(_LEAST_TOP_P, values["top_p"]))
     if given.get("seed", -1) != -1:
         values["seed"] = given["seed"]
-    if given.get("num_predict", -1) >= 0:
-        values["max_tokens"] = given["num_predict"]
+    if "num_predict" in given:
+        values["max_tokens"] = max(TO_THE_END, given["num_predict"])
     if given.get("stop"):
         values["stop"] = tuple(given["stop"])
     return values

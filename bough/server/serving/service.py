@@ -86,7 +86,7 @@ class Service:
 
         This runs in one of the model's threads for prompts.
         """
-        ask = answer.ask
+        ask = _with_model_defaults(answer.ask, loaded)
         facts = loaded.templates.apply(_facts_of(loaded), ask.template)
         prepared = prepare_prompt(ask, facts, sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
         answer.set_prompt(prepared)
@@ -203,6 +203,11 @@ class Service:
         return Checks(*(sum(figure.get(name, 0) for figure in figures) for name in ("verified", "different")))
 
 
+def _with_model_defaults(ask: Ask, loaded: LoadedModel) -> Ask:
+    """The ask with the model's own sampling in place of the defaults of the API."""
+    return replace(ask, params=loaded.runner.defaults.fill(ask.params, ask.unset))
+
+
 def _facts_of(loaded: LoadedModel) -> ModelFacts:
     abilities = loaded.info.capabilities
     return ModelFacts(
@@ -212,4 +217,5 @@ def _facts_of(loaded: LoadedModel) -> ModelFacts:
         knows_tools="tools" in abilities,
         knows_thinking="thinking" in abilities,
         has_template=bool(loaded.info.template),
+        max_tokens=loaded.runner.settings.max_tokens,
     )

@@ -36,7 +36,7 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "loop": "max_tokens", "tool_calls": "tool_use"}
 
 Json = dict[str, Any]
 
@@ -123,11 +123,13 @@ def _write_call(call: ToolCall, arguments: Json) -> Json:
 
 
 def _write_end(finished: Finished) -> Json:
-    """Why the answer ended, and by which stop sequence."""
+    """Why the answer ended, and by which stop sequence. One that repeated itself was cut off, and the details say why."""
     stop = finished.completion.stop
     if stop is not None and finished.finish_reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    return {"stop_reason": _REASONS[finished.finish_reason], "stop_sequence": None}
+    details = {"type": "loop", "cycle_tokens": finished.completion.cycle_tokens}
+    more = {"stop_details": details} if finished.finish_reason == "loop" else {}
+    return {"stop_reason": _REASONS[finished.finish_reason], "stop_sequence": None, **more}
 
 
 async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[str]:

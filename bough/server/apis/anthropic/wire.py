@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from bough.errors import RequestError
+from bough.models.defaults import unset_names
 from bough.server.http.bounds import (
     FAIL_FAST,
     FEW_STOPS,
@@ -152,6 +153,7 @@ def to_ask(body: CountRequest, salt: str, *, think: bool | None) -> Ask:
         model=body.model,
         messages=read_messages(body),
         params=_params_of(body) if isinstance(body, MessagesRequest) else SamplingParams(),
+        unset=_unset_in(body) if isinstance(body, MessagesRequest) else frozenset(),
         tools=_read_tools(body.tools or []),
         tool_choice=_read_choice(body.tool_choice),
         think=think,
@@ -171,6 +173,13 @@ def _params_of(body: MessagesRequest) -> SamplingParams:
         stop=tuple(body.stop_sequences or ()),
         format=wanted.schema_ if wanted else None,
     )
+
+
+def _unset_in(body: MessagesRequest) -> frozenset[str]:
+    """The parameters that the request leaves to the model; a top-p of 0 gives a temperature, too."""
+    given = {"top_p": body.top_p, "top_k": body.top_k, "stop": body.stop_sequences}
+    given["temperature"] = body.temperature if body.top_p != 0 else 0.0
+    return unset_names([name for name, value in given.items() if value is not None])
 
 
 def read_messages(body: CountRequest) -> list[Message]:

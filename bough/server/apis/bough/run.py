@@ -18,6 +18,7 @@ from pydantic import Field
 
 from bough.config import Settings
 from bough.errors import RequestError
+from bough.models.defaults import unset_names
 from bough.server.http.bounds import SHORT_NAME, check_schema
 from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.messages import Messages
@@ -30,19 +31,6 @@ from bough.types import Completion, SamplingParams
 router = APIRouter(prefix="/api/run", route_class=route_class(format_plain_error), tags=["run"])
 
 _NAMES = frozenset(each.name for each in fields(SamplingParams)) - {"logprobs"}
-_RECOMMENDED = frozenset(
-    (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "repeat_last_n",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
-    )
-)  # what a model may have values of its own for
 _LARGEST = 2**63
 _FIRST_WAIT_S = 30.0
 
@@ -71,7 +59,7 @@ class RunBody(LoadBody):
             messages=messages,
             text=self.prompt,
             params=_read_params(self.params),
-            unset=_RECOMMENDED - set(self.params),
+            unset=unset_names(self.params),
             first_choice=self.choice,
             keeps_thinking=True,
             salt=salt,

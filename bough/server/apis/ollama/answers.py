@@ -140,7 +140,7 @@ class LineWriter:
     def end(self, finished: Finished, started: Started) -> dict[str, Any]:
         """The other fields of the last object: why the answer ended, counts and durations."""
         usage, timings = finished.completion.usage, finished.completion.timings
-        reason = "length" if finished.finish_reason == "length" else "stop"
+        reason = "stop" if finished.finish_reason == "tool_calls" else finished.finish_reason
         context = {"context": [*started.prompt_ids, *finished.completion.token_ids]} if self.gives_context else {}
         return {
             **context,

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from bough import models
 from bough.errors import ModelNotFound, RequestError, Unavailable
 from bough.models.aliases import Overlay
+from bough.models.defaults import NEUTRAL
 from bough.models.store import plain_name, tagged_name
 from bough.server.apis.ollama.modelfile import write_modelfile, write_parameters
 from bough.server.apis.ollama.pull import fetch, pull_lines
@@ -209,8 +210,10 @@ def _write_info(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _parameters_of(entry: CatalogEntry) -> dict[str, Any]:
-    """The default options: those of a created model come first."""
-    return {"num_ctx": entry.context_tokens, **DEFAULTS, **entry.overlay.parameters}
+    """The options of a request that gives none: those of a created model, then the model's own, or else the API's."""
+    neutral = {name: NEUTRAL[name] for name in DEFAULTS}
+    sampling = {**neutral, **entry.sampling} if entry.sampling else DEFAULTS
+    return {"num_ctx": entry.context_tokens, **sampling, **entry.overlay.parameters}
 
 
 def _write_overlay(overlay: Overlay) -> dict[str, Any]:

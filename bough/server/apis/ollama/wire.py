@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from bough.errors import RequestError
+from bough.models.defaults import unset_names
 from bough.server.apis.ollama.format import close_objects
 from bough.server.http.bounds import (
     FAIL_FAST,
@@ -31,7 +32,7 @@ from bough.server.http.bounds import (
 from bough.server.http.messages import Images, Messages, Name, Tools, check_schema_size
 from bough.server.http.wire import Wire
 from bough.server.serving.ask import Ask
-from bough.types import SamplingParams
+from bough.types import TO_THE_END, SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 DEFAULTS: Mapping[str, int | float] = {
@@ -151,14 +152,19 @@ class Options(Wire):
     use_mmap: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The values for `SamplingParams`, with Ollama's defaults and its handling of numbers out of range."""
-        given = self.model_dump(exclude_none=True, include=set(SamplingParams.__dataclass_fields__))
-        values = {**DEFAULTS, **given}
+        """The values for `SamplingParams`, with Ollama's defaults and its handling of numbers out of range.
+
+        A `num_predict` below 0 means as many tokens as the context has room for.
+        """
+        values = {**DEFAULTS, **self.given()}
         values["top_k"] = max(0, values["top_k"])
         values["top_p"] = min(1.0, max(_LEAST_TOP_P, values["top_p"]))
         values["seed"] = None if self.seed == _ANY_SEED else self.seed
-        has_limit = self.num_predict is not None and self.num_predict >= 0
-        return {**values, "max_tokens": self.num_predict if has_limit else None}
+        return {**values, "max_tokens": None if self.num_predict is None else max(TO_THE_END, self.num_predict)}
+
+    def given(self) -> dict[str, Any]:
+        """The options that are parameters of sampling, and were given."""
+        return self.model_dump(exclude_none=True, include=set(SamplingParams.__dataclass_fields__))
 
 
 class AnswerRequest(Wire):
@@ -197,6 +203,7 @@ class AnswerRequest(Wire):
         return Ask(
             self.model,
             params=self.params(),
+            unset=unset_names(self.options.given() if self.options else ()),
             think=self.think,
             context_tokens=context_tokens,
             truncates=self.truncate is not False,

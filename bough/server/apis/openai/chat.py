@@ -30,6 +30,7 @@ from bough.server.apis.openai.wire import (
     format_error,
     progress_comment,
     read_arguments,
+    write_finish,
     write_logprobs,
 )
 from bough.server.http.bounds import (
@@ -118,6 +119,7 @@ def to_ask(body: ChatRequest, salt: str) -> Ask:
         model=body.model,
         messages=read_messages(body.messages),
         params=body.params(max_tokens, logprobs=_num_alternatives(body), format=_format_of(body.response_format)),
+        unset=body.unset(),
         tools=tools,
         tool_choice=choose_tool(body.tool_choice, tools, body.parallel_tool_calls),
         counts_thinking=not body.stream or body.has_usage_chunk,
@@ -192,7 +194,7 @@ def _write_choice(finished: Finished, body: ChatRequest) -> dict[str, Any]:
         "index": finished.choice,
         "message": message,
         "logprobs": _write_logprobs(finished.logprobs) if body.logprobs else None,
-        "finish_reason": finished.finish_reason,
+        **write_finish(finished),
     }
 
 
@@ -256,7 +258,7 @@ class ChatStream:
     def finish(self, finished: Finished) -> str:
         """The last chunk of a choice."""
         self._finished.append(finished)
-        return self.chunk(finished.choice, {}, finish_reason=finished.finish_reason)
+        return self.chunk(finished.choice, {}, **write_finish(finished))
 
     def usage(self) -> str:
         """The chunk without choices that has the usage of all of them."""
@@ -269,7 +271,8 @@ class ChatStream:
         *,
         logprobs: Sequence[ScoredToken] = (),
         finish_reason: str | None = None,
+        **details: Any,
     ) -> str:
         written = _write_logprobs(logprobs) if self._body.logprobs and logprobs else None
-        choice = {"index": number, "delta": delta, "logprobs": written, "finish_reason": finish_reason}
+        choice = {"index": number, "delta": delta, "logprobs": written, "finish_reason": finish_reason, **details}
         return sse(self._head.write(CHUNK, [choice], **self._usage))

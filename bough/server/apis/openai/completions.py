@@ -28,6 +28,7 @@ from bough.server.apis.openai.wire import (
     finite,
     format_error,
     progress_comment,
+    write_finish,
 )
 from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
@@ -83,6 +84,7 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
             text=prompt if isinstance(prompt, str) else None,
             ids=None if isinstance(prompt, str) else prompt,
             params=params,
+            unset=body.unset(),
             num_choices=body.n or 1,
             echoes=bool(body.echo),
             scores_prompt=bool(body.echo) and body.logprobs is not None,
@@ -173,7 +175,7 @@ def _write_choice(index: int, finished: Finished, answered: Answered, body: Comp
         before = write_prompt_logprobs(echo, answered.choices[0].prompt_logprobs)
         logprobs = {name: before[name] + own[name] for name in own}
     text = echo.text + finished.thinking + finished.text
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished.finish_reason}
+    return {"index": index, "text": text, "logprobs": logprobs, **write_finish(finished)}
 
 
 def write_prompt_logprobs(echo: EchoedPrompt, scores: Sequence[ScoredToken]) -> dict[str, list[Any]]:
@@ -301,12 +303,10 @@ class _PieceWriter:
     def _write(self, event: Delta | Finished) -> Iterator[dict[str, Any]]:
         index = self._first_index + event.choice
         if isinstance(event, Finished):
-            yield _write_piece(index, "", finish_reason=event.finish_reason)
+            yield _write_piece(index, "") | write_finish(event)
         elif (text := event.thinking + event.text) or event.logprobs:
             yield _write_piece(index, text, self._logprobs[event.choice].write(event.logprobs) if event.logprobs else None)
 
 
-def _write_piece(
-    index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
-) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+def _write_piece(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}

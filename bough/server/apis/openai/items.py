@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bough.server.apis.openai.wire import count, make_id, write_logprobs
+from bough.server.apis.openai.wire import count, make_id, write_logprobs, write_loop
 from bough.server.http.errors import to_http_error
 from bough.server.http.streaming import to_json
 from bough.server.serving.ask import Delta, Finished, ScoredToken, Started, ToolCall
@@ -55,12 +55,14 @@ class ResponseWriter:
 
     def finish(self, finished: Finished) -> Iterator[Event]:
         """The events that end the response. One without any other item has a message without text."""
-        status = "incomplete" if finished.finish_reason == "length" else "completed"
+        is_cut = finished.finish_reason in ("length", "loop")
+        status = "incomplete" if is_cut else "completed"
         if self._open is None and not any(item["type"] != "reasoning" for item in self._done):
             yield from self._begin("message")
         yield from self._close(status)
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        completed_at = int(time.time()) if status == "completed" else None
+        loop = write_loop(finished) if finished.finish_reason == "loop" else {}
+        reason = {"reason": "max_output_tokens", **loop} if is_cut else None
+        completed_at = None if is_cut else int(time.time())
         more = {"incomplete_details": reason, "completed_at": completed_at, "usage": self._usage(finished)}
         yield self._event(f"response.{status}", response=self._response(status, **more))
 

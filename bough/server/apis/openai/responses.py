@@ -16,6 +16,7 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
+from bough.models.defaults import unset_names
 from bough.server.apis.openai.items import ResponseWriter
 from bough.server.apis.openai.wire import (
     Name,
@@ -27,6 +28,7 @@ from bough.server.apis.openai.wire import (
     check_tools,
     choose_tool,
     format_error,
+    given_of,
     progress_comment,
     read_arguments,
     temperature_and_top_p,
@@ -122,6 +124,7 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
         model=body.model,
         messages=read_input(body.input, body.instructions),
         params=_params_of(body),
+        unset=unset_names(given_of(body.temperature, body.top_p)),
         tools=tools,
         tool_choice=choose_tool(body.tool_choice, tools, body.parallel_tool_calls),
         counts_thinking=True,
@@ -248,7 +251,7 @@ def _part(place: str, part: Any) -> str:
 
 def write_whole(started: Started, finished: Finished, body: ResponseRequest) -> dict[str, Any]:
     """The whole response as one object."""
-    writer = ResponseWriter(started, echo(body))
+    writer = ResponseWriter(started, echo(body, started.params))
     pieces = Delta(0, finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
     *_, last = (*writer.add(pieces), *writer.finish(finished))
     response: dict[str, Any] = last["response"]
@@ -257,7 +260,7 @@ def write_whole(started: Started, finished: Finished, body: ResponseRequest) -> 
 
 async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[str]:
     """The response as server-sent events, each with its name."""
-    writer = ResponseWriter(answer.started, echo(body))
+    writer = ResponseWriter(answer.started, echo(body, answer.started.params))
     for each in writer.start():
         yield sse(each, each["type"])
     try:
@@ -273,15 +276,15 @@ async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[s
         yield sse(failed, failed["type"])
 
 
-def echo(body: ResponseRequest) -> dict[str, Any]:
-    """What a response repeats of its request, with the defaults filled in."""
+def echo(body: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
+    """What a response repeats of its request, with the defaults filled in that it was sampled with."""
     wanted = body.text.format if body.text and body.text.format else TextFormat()
     return {
         "model": body.model,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "temperature": params.temperature if body.temperature is None else body.temperature,
+        "top_p": params.top_p if body.top_p is None else body.top_p,
         "tools": body.tools or [],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,

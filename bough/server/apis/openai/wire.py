@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from bough.errors import RequestError
+from bough.models.defaults import unset_names
 from bough.server.http.bounds import (
     FEW_BIASES,
     MAX_ARGUMENTS_CHARACTERS,
@@ -117,6 +118,17 @@ class Sampling(Wire):
             **more,
         )
 
+    def unset(self) -> frozenset[str]:
+        """The parameters that the request leaves to the model."""
+        others = ("presence_penalty", "frequency_penalty", "stop")
+        given = [name for name in others if getattr(self, name) is not None]
+        return unset_names([*given, *given_of(self.temperature, self.top_p)])
+
+
+def given_of(temperature: float | None, top_p: float | None) -> list[str]:
+    """Which of the two a request gives; a top-p of 0 gives a temperature, too."""
+    return [*(["temperature"] if temperature is not None or top_p == 0 else []), *(["top_p"] if top_p is not None else [])]
+
 
 def read_logit_bias(given: Mapping[str, Any] | None) -> tuple[tuple[int, Any], ...]:
     """The biases by token ids, which JSON writes as texts. `SamplingParams` checks their values."""
@@ -199,6 +211,18 @@ def read_arguments(text: str, place: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RequestError(f"{place} is {_kind(found)}, and must be a JSON object")
     return found
+
+
+def write_finish(finished: Finished) -> dict[str, Any]:
+    """Why a choice ended. OpenAI has no word for an answer that repeats itself: it was cut off, and the details say why."""
+    if finished.finish_reason == "loop":
+        return {"finish_reason": "length", "finish_details": write_loop(finished)}
+    return {"finish_reason": finished.finish_reason}
+
+
+def write_loop(finished: Finished) -> dict[str, Any]:
+    """The details of an answer that repeated itself."""
+    return {"type": "loop", "cycle_tokens": finished.completion.cycle_tokens}
 
 
 def _kind(value: object) -> str:

@@ -39,7 +39,7 @@ class AnswerParser:
         thought = self._thoughts.flush() if self._thoughts is not None else None
         thinking, text = (thought.thinking, thought.text) if thought is not None else ("", "")
         last = self._keep(thinking, text, Chunk(""), is_end=True)
-        reason: FinishReason = "length" if completion.finish_reason == "length" else "stop"
+        reason: FinishReason = "stop" if completion.finish_reason == "cancelled" else completion.finish_reason
         whole_thinking = "".join(self._thinking)
         return last, Finished(
             self._choice,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bough.errors import PromptTooLong, RequestError
+from bough.generate.request import default_max_tokens
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.ask import Ask, EchoedPrompt, Tool
@@ -18,7 +19,7 @@ from bough.server.serving.prompting.echo import make_echo
 from bough.server.serving.prompting.tools import forced_format, prepare_messages
 from bough.server.serving.prompting.truncation import shorten
 from bough.system.threads import lower_priority
-from bough.types import Message, SamplingParams
+from bough.types import TO_THE_END, Message, SamplingParams
 
 Result = TypeVar("Result")
 
@@ -45,6 +46,7 @@ class ModelFacts:
     knows_tools: bool
     knows_thinking: bool
     has_template: bool = True
+    max_tokens: int = 0  # of an answer without a limit of its own; 0: by the context
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def prepare_prompt(
     ask = _resolve(ask, model, is_cancelled)
     context = min(ask.context_tokens or model.context_tokens, model.context_tokens)
     encoded = _encode(ask, model, PromptLimit(max_tokens or context, is_cancelled), sorts_tools)
-    params = _bounded(ask, encoded, context)
+    params = _bounded(ask, model, encoded, context)
     offered = ask.tools if ask.tool_choice.mode != "none" else ()
     forced = forced_format(ask.tools, ask.tool_choice)
     splits = (ask.messages is not None or bool(ask.context)) and model.knows_thinking and not ask.keeps_thinking
@@ -212,21 +214,25 @@ def _text_of(message: Message) -> str:
     return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
 
 
-def _bounded(ask: Ask, encoded: Encoded, context: int) -> SamplingParams:
-    """The parameters with a length that fits the context. Raises PromptTooLong."""
+def _bounded(ask: Ask, model: ModelFacts, encoded: Encoded, context: int) -> SamplingParams:
+    """The parameters with a length that fits the context, if the ask has one of its own. Raises PromptTooLong."""
     room, wanted = context - len(encoded.ids), ask.params.max_tokens
     if room < 1 and wanted != 0:
         raise PromptTooLong(len(encoded.ids), context)
     if ask.context_tokens is None:
         return ask.params
-    return replace(ask.params, max_tokens=room if wanted is None else min(wanted, room))
+    if wanted is None:
+        wanted = model.max_tokens or default_max_tokens(context)
+    return replace(ask.params, max_tokens=room if wanted == TO_THE_END else min(wanted, room))
 
 
 def _tokens_for_prompt(ask: Ask, limit: PromptLimit) -> int:
     """How many tokens of the context a prompt that is shortened may take; the rest is for the answer."""
     assert limit.max_tokens is not None
     wanted = ask.params.max_tokens
-    room = max(1, min(_ROOM_TOKENS if wanted is None else wanted, limit.max_tokens // 4))
+    if wanted is None or wanted == TO_THE_END:
+        wanted = _ROOM_TOKENS
+    room = max(1, min(wanted, limit.max_tokens // 4))
     return max(1, limit.max_tokens - room)
 
 

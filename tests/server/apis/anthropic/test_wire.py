@@ -7,15 +7,17 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from anthropic.types import Message
 from pydantic import ValidationError
 
 from bough.errors import EngineError, RequestError
+from bough.models.defaults import NEUTRAL
 from bough.server.apis.anthropic.messages import MessageStream, format_error, write_events, write_usage, write_whole
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, drop_accounting, read_messages, to_ask
 from bough.server.http.errors import HttpError
 from bough.server.serving.ask import Answered, Delta, Finished, Progress, Started, ToolCall, ToolChoice
 from bough.types import Completion, Usage
-from tests.server.scripted_answer import collect, finish, script
+from tests.server.scripted_answer import LOOP, collect, finish, script
 
 BASE = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
 ACCOUNTING = "x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;"
@@ -38,6 +40,19 @@ def test_defaults_are_those_of_anthropic():
     params = ask().params
 
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (5, 1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, set()),
+        ({"temperature": 0}, {"temperature"}),
+        ({"top_p": 0}, {"temperature", "top_p"}),
+        ({"top_k": 0, "stop_sequences": []}, {"top_k", "stop"}),
+    ],
+)
+def test_sampling_that_is_not_given_is_left_to_the_model(given, names):
+    assert set(NEUTRAL) - ask(**given).unset == names
 
 
 def test_sampling_is_carried_over():
@@ -297,6 +312,18 @@ def test_an_answer_of_nothing_has_an_empty_text():
 
     assert [each["type"] for each in events[:2]] == ["content_block_start", "content_block_stop"]
     assert events[2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "x"}
+
+
+def test_an_answer_that_repeats_itself_is_cut_off_and_the_details_say_why():
+    body = SimpleNamespace(model="m", shows_thinking=False)
+
+    whole = write_whole(Answered(script([]).started, (LOOP,)), body)
+    streamed = events_of(collect(write_events(script([LOOP]), body)))[-2]["delta"]
+
+    for end in (whole, streamed):
+        assert (end["stop_reason"], end["stop_sequence"]) == ("max_tokens", None)
+        assert end["stop_details"] == {"type": "loop", "cycle_tokens": 4}
+    assert Message.construct(**whole).stop_details.type == "loop"  # as Anthropic's client reads it
 
 
 def test_only_the_start_tells_of_tokens_that_could_not_be_read_from_disk():

@@ -12,6 +12,7 @@ from bough.errors import TimedOut
 from bough.server.apis.ollama.answers import LineWriter, write_chat, write_lines, write_response
 from bough.server.serving.ask import Delta, Event, Finished, Progress, Started, ToolCall
 from bough.types import Completion, Timings, Usage
+from tests.server.scripted_answer import LOOP
 
 CALL = ToolCall("call_1", "add", {"a": 1})
 COMPLETION = Completion("Yes.", (7, 8), "stop", Usage(10, 6, 6, 4, 2), Timings(prefill_s=0.25, decode_s=0.5, total_s=0.75))
@@ -68,6 +69,12 @@ def test_thinking_and_calls_have_their_own_fields():
         {"id": "call_1", "function": {"index": 0, "name": "add", "arguments": {"a": 1}}}
     ]
     assert last["done_reason"] == "stop"
+
+
+def test_the_last_line_says_that_an_answer_repeated_itself():
+    (last,) = lines_of(ScriptedAnswer(LOOP), LineWriter("m", write_chat))
+
+    assert last["done_reason"] == "loop"
 
 
 def test_the_last_line_counts_cached_tokens_and_measures_in_nanoseconds():

@@ -10,8 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from bough.errors import RequestError
+from bough.models.defaults import NEUTRAL
 from bough.server.apis.ollama.wire import ChatRequest, GenerateRequest, NamedRequest, parse_keep_alive, write_time
 from bough.server.serving.ask import Ask
+from bough.types import TO_THE_END
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -76,8 +78,13 @@ def test_whole_numbers_may_come_as_floats():
 
 
 @pytest.mark.parametrize("limit", [-1, -2])
-def test_a_negative_num_predict_is_no_limit(limit):
-    assert ask_with(num_predict=limit).params.max_tokens is None
+def test_a_negative_num_predict_is_as_much_as_the_context_holds(limit):
+    assert ask_with(num_predict=limit).params.max_tokens == TO_THE_END
+
+
+def test_options_that_are_not_given_are_left_to_the_model():
+    assert read_chat().to_ask("").unset == set(NEUTRAL)
+    assert ask_with(temperature=0, num_predict=3, stop="x", top_k=None).unset == set(NEUTRAL) - {"temperature", "stop"}
 
 
 def test_num_predict_0_generates_nothing():

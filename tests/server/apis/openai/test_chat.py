@@ -11,11 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 from bough.errors import EngineError, PromptTooLong, RequestError
+from bough.models.defaults import NEUTRAL
 from bough.server.apis.openai.chat import ChatRequest, to_ask, write_events, write_whole
 from bough.server.apis.openai.wire import format_error
 from bough.server.http.errors import to_http_error
 from bough.server.serving.ask import Answered, Delta, Progress, ToolChoice
-from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
+from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
 
 HELLO = [{"role": "user", "content": "Say hello."}]
@@ -82,6 +83,19 @@ def test_biases_come_by_token_ids_as_texts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, set()),
+        ({"temperature": 0}, {"temperature"}),
+        ({"top_p": 0}, {"temperature", "top_p"}),
+        ({"presence_penalty": 0, "frequency_penalty": 1, "stop": "x"}, {"presence_penalty", "frequency_penalty", "stop"}),
+    ],
+)
+def test_sampling_fields_that_are_not_given_are_left_to_the_model(given: dict[str, Any], names: set[str]) -> None:
+    assert set(NEUTRAL) - to_ask(body(**given), "").unset == names
+
+
+@pytest.mark.parametrize(
     ("choice", "parallel", "expected"),
     [
         (None, None, ToolChoice("auto")),
@@ -98,6 +112,17 @@ def test_a_tool_choice_is_read(choice: Any, parallel: bool | None, expected: Too
 
 
 # Streams that the default model does not give
+
+
+def test_an_answer_that_repeats_itself_is_cut_off_and_the_details_say_why() -> None:
+    answer = script([LOOP])
+
+    last = parse(collect(write_events(answer, body(stream=True))))[-1]["choices"][0]
+    (whole,) = write_whole(Answered(answer.started, (LOOP,)), body())["choices"]
+
+    for choice in (last, whole):
+        assert (choice["finish_reason"], choice["finish_details"]) == ("length", {"type": "loop", "cycle_tokens": 4})
+    assert "finish_details" not in write_whole(Answered(answer.started, (finish(),)), body())["choices"][0]
 
 
 def test_thinking_streams_apart_from_the_text() -> None:

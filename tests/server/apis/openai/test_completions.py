@@ -19,7 +19,7 @@ from bough.server.apis.openai.completions import (
     write_whole,
 )
 from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, ScoredToken
-from tests.server.scripted_answer import collect, finish, parse, script
+from tests.server.scripted_answer import LOOP, collect, finish, parse, script
 from tests.server.servers import Server, StartServer
 
 
@@ -228,6 +228,12 @@ def test_a_biased_token_is_banned_or_forced_beside_requests_without_bias(complet
         complete_tiny(prompt=ids, logit_bias={"99999": 1})
     with pytest.raises(openai.BadRequestError, match="tiny does not support insert"):
         complete_tiny(prompt="a", suffix="b")
+
+
+def test_an_answer_that_repeats_itself_is_cut_off_and_the_details_say_why() -> None:
+    (choice,) = write_whole([Answered(script([]).started, (LOOP,))], CompletionRequest(model="m", prompt="a"))["choices"]
+
+    assert (choice["finish_reason"], choice["finish_details"]) == ("length", {"type": "loop", "cycle_tokens": 4})
 
 
 @pytest.fixture

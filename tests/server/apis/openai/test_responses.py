@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
 from bough.errors import EngineError, RequestError
+from bough.models.defaults import NEUTRAL
 from bough.server.apis.openai.responses import ResponseRequest, read_input, to_ask, write_events, write_whole
 from bough.server.serving.ask import Delta, ScoredToken
-from tests.server.scripted_answer import THOUGHT, WEATHER, collect, finish, parse, script
+from bough.types import SamplingParams
+from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Server
 
 TOOL = {
@@ -140,6 +143,22 @@ def test_only_a_complete_response_tells_when_it_was_completed() -> None:
         response = parse(collect(write_events(script([finish(reason=reason)]), body(stream=True))))[-1]["response"]
 
         assert (response["completed_at"] is not None) == is_told
+
+
+def test_an_answer_that_repeats_itself_is_incomplete_and_the_details_say_why() -> None:
+    response = write_whole(script([]).started, LOOP, body())
+
+    assert (response["status"], response["completed_at"]) == ("incomplete", None)
+    assert response["incomplete_details"] == {"reason": "max_output_tokens", "type": "loop", "cycle_tokens": 4}
+
+
+def test_a_response_tells_the_sampling_of_the_model_where_the_request_has_none() -> None:
+    started = replace(script([]).started, params=SamplingParams(temperature=0.2, top_p=0.9))
+
+    told = write_whole(started, finish(), body(top_p=0.5))
+
+    assert (told["temperature"], told["top_p"]) == (0.2, 0.5)
+    assert to_ask(body(top_p=0.5), "").unset == set(NEUTRAL) - {"top_p"}
 
 
 def test_tokens_without_text_of_their_own_keep_their_logprobs_in_a_stream() -> None:

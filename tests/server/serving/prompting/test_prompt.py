@@ -142,3 +142,16 @@ def test_a_tiny_context_is_refused_or_kept_to(model: ModelFacts, context_tokens:
         except PromptTooLong:
             continue
         assert len(prepared.encoded.ids) < context_tokens
+
+
+@pytest.mark.parametrize(
+    ("wanted", "setting", "expected"),
+    [(None, 0, 500), (None, 300, 300), (None, -1, 2000), (-1, 300, 2000), (40, 300, 40), (9000, 0, 2000)],
+)
+def test_a_smaller_context_bounds_the_answer(model: ModelFacts, wanted: int | None, setting: int, expected: int) -> None:
+    ask = Ask("smollm2", messages=[QUESTION], params=SamplingParams(max_tokens=wanted), context_tokens=2000)
+
+    prepared = prepare_prompt(ask, replace(model, max_tokens=setting))
+
+    room = 2000 - len(prepared.encoded.ids)
+    assert prepared.params.max_tokens == min(expected, room)
