@@ -52,7 +52,7 @@ def _check_promises(world: World, promised: list[Promise], chance: random.Random
 
 def _read_everything(world: World) -> int:
     """Ask for every path of the tree, so that every file is read and compared with its tokens."""
-    return sum(_ask(world, salt, tokens) for salt in set(SALTS) for tokens in _paths(world.cache, salt))
+    return sum(_ask(world, salt, tokens) for salt in set(SALTS) for tokens in paths(world.cache, salt))
 
 
 def _ask(world: World, salt: str, tokens: list[int]) -> int:
@@ -68,6 +68,7 @@ def _ask(world: World, salt: str, tokens: list[int]) -> int:
     return session.cached
 
 
-def _paths(cache: PrefixCache, salt: str) -> list[list[int]]:
+def paths(cache: PrefixCache, salt: str) -> list[list[int]]:
+    """The tokens of every path of a salt's tree."""
     leaves = [node for node in cache.forest.find(salt).walk() if node.is_leaf and not node.is_root]
     return [[token for node in leaf.path() for token in unpack(node.edge)] for leaf in leaves]
