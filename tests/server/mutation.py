@@ -44,7 +44,15 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "top_logprobs": 2,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
     },
-    ("POST", "/v1/completions"): {"model": "tiny", "prompt": "Hello", "max_tokens": 3, "logprobs": 2, "stream": True},
+    ("POST", "/v1/completions"): {
+        "model": "tiny",
+        "prompt": "Hello",
+        "max_tokens": 3,
+        "logprobs": 2,
+        "echo": True,
+        "logit_bias": {"5": -100},
+        "stream": True,
+    },
     ("POST", "/v1/embeddings"): {"model": "tiny", "input": "Hello"},
     ("POST", "/v1/responses"): {
         "model": "tiny",
@@ -68,6 +76,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/api/cache/pin"): {"model": "tiny", **CHAT},
     ("POST", "/api/cache/unpin"): {"model": "tiny", "prompt": "Hello", "raw": True},
     ("POST", "/api/cache/export"): {},
+    ("POST", "/tokenize"): {"model": "tiny", "content": "Hello", "add_special": True, "with_pieces": True},
+    ("POST", "/detokenize"): {"model": "tiny", "tokens": [1, 2, 3]},
     ("POST", "/api/cache/import"): {},
     ("DELETE", "/api/cache"): {},
 }

@@ -47,7 +47,7 @@ class OneModel(Service):
             threads=PromptThreads(),
             worker=SimpleNamespace(call=_call_at_once),
         )
-        models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using)
+        models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using, choose_name=lambda name: name or "m")
         super().__init__(Settings(), models, SimpleNamespace(overlay=lambda name: Overlay()))  # type: ignore[arg-type]
 
     @asynccontextmanager
