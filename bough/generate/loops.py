@@ -2,17 +2,22 @@
 
 An answer is in a loop if its last tokens are one cycle, repeated exactly and without a break: a cycle of at most
 `MAX_CYCLE` tokens, at least `MIN_REPEATS` times, and at least `MIN_TOKENS` tokens in all. So one token must come 256 times,
-eight tokens 32 times, and 64 tokens 16 times.
+eight tokens 32 times, and 128 tokens 16 times.
+
+The numbers come from 13 prompts to the default model, greedy and without a penalty. The answers that got stuck repeated
+2, 3, 4, 35 or 68 tokens (a word, a line, a verse, a paragraph) until they were stopped. In the others (tables, lists,
+counting) no exact repetition was longer than 58 tokens. Repetition that somebody asks for looks the same as a loop: a list
+of 80 zeros stays whole, and one of 300 does not.
 
 The last tokens are looked at once in `CHECK_EVERY` tokens. A token costs O(1), however long the answer is: nothing before
-the last 1,024 tokens is touched.
+the last 2,048 tokens is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_CYCLE = 64
+MAX_CYCLE = 128
 MIN_REPEATS = 16
 MIN_TOKENS = 256
 CHECK_EVERY = 32

@@ -58,8 +58,21 @@ def test_the_description_of_a_model_shows_its_own_sampling(greedy: Server) -> No
 
 def test_an_answer_that_repeats_itself_ends_and_says_so(greedy: Server) -> None:
     ollama = post(greedy, "/api/chat", stream=False, options={**REPEATING, "repeat_last_n": -1, "num_predict": -1})
-    openai = post(greedy, "/v1/chat/completions", **REPEATING)["choices"][0]
+    openai = post(greedy, "/v1/chat/completions", **REPEATING, max_tokens=1000)["choices"][0]
 
     assert ollama["done_reason"] == "loop"
     assert 256 <= ollama["eval_count"] < 400
     assert (openai["finish_reason"], openai["finish_details"]["type"]) == ("length", "loop")
+
+
+@pytest.mark.model
+def test_the_default_model_is_sampled_alike_by_two_apis(server: Server) -> None:
+    italy = [{"role": "user", "content": "What is the capital of Italy?"}]
+
+    ollama = post(
+        server, "/api/chat", model="smollm2", messages=italy, stream=False, options={"seed": 1, "num_predict": 12}
+    )
+    openai = post(server, "/v1/chat/completions", model="smollm2", messages=italy, seed=1, max_tokens=12)
+
+    assert ollama["message"]["content"] == openai["choices"][0]["message"]["content"]
+    assert "temperature                    0.2" in post(server, "/api/show", model="smollm2")["parameters"]
