@@ -206,7 +206,7 @@ def test_pull_as_json_has_the_plan_and_the_model(invoke, store, monkeypatch):
 
     found = json.loads(invoke("pull", "small", "--json").stdout)
 
-    assert (found["name"], found["is_new"], found["plan"]["license"]) == ("small", True, "mit")
+    assert (found["name"], found["is_new"], found["plan"]["license"]) == ("small:latest", True, "mit")
 
 
 def test_pull_without_a_name_is_wrong_usage(invoke):

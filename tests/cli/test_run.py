@@ -216,7 +216,8 @@ def test_ctrl_c_keeps_what_came(invoke, monkeypatch, tmp_path):
 
 @pytest.mark.model
 def test_the_default_model_answers_in_a_process_of_its_own(smollm2_files):
-    command = [sys.executable, "-m", "bough.cli.main", "run", "smollm2", "What is the capital of France?", "--json"]
+    question = ["--temperature", "0", "smollm2", "What is the capital of France?"]
+    command = [sys.executable, "-m", "bough.cli.main", "run", "--json", *question]
 
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
 
@@ -240,7 +241,7 @@ def test_a_model_without_a_tokenizer_says_which_files_it_lacks(invoke, tmp_path,
     bare = Runner(made.engine, Tokenizer(None), made.settings, made.files)
     monkeypatch.setattr("bough.cli.backends.local.load", lambda *args, **settings: bare)
 
-    result = invoke("run", "tiny", "Hello there")
+    result = invoke("run", "--model", "tiny", "Hello there")
 
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {tmp_path} has no tokenizer: there is none of tokenizer.json,")

@@ -140,8 +140,8 @@ def test_ps_and_stop_find_the_server_that_runs_here(invoke, answered, monkeypatc
     monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(answered.cache_folder))
     monkeypatch.setenv("BOUGH_PORT", str(find_port()))
 
-    assert [each["name"] for each in json.loads(invoke("ps", "--json").stdout)] == ["tiny"]
-    assert invoke("stop").stdout == "stopped tiny\n"
+    assert [each["name"] for each in json.loads(invoke("ps", "--json").stdout)] == ["tiny:latest"]
+    assert invoke("stop").stdout == "stopped tiny:latest\n"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"# none\n", bytes(range(256)), b"a-key\na-key alice\n"])

@@ -76,6 +76,13 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/api/cache/pin"): {"model": "tiny", **CHAT},
     ("POST", "/api/cache/unpin"): {"model": "tiny", "prompt": "Hello", "raw": True},
     ("POST", "/api/cache/export"): {},
+    ("POST", "/api/run"): {
+        "model": "tiny",
+        **CHAT,
+        "params": {"temperature": 0.5, "max_tokens": 2, "stop": ["x"]},
+        "choice": 1,
+    },
+    ("POST", "/api/run/load"): {"model": "tiny"},
     ("POST", "/tokenize"): {"model": "tiny", "content": "Hello", "add_special": True, "with_pieces": True},
     ("POST", "/detokenize"): {"model": "tiny", "tokens": [1, 2, 3]},
     ("POST", "/api/cache/import"): {},

@@ -35,7 +35,10 @@ def list_names(settings: Settings) -> list[str]:
     from bough.models import Store
     from bough.models.fetching.short_names import SHORT_NAMES
 
-    return [*(model.name for model in Store(settings.models_folder).list()), *(each.name for each in SHORT_NAMES)]
+    return [
+        *(model.name for model in Store(settings.models_folder).list()),
+        *(name for each in SHORT_NAMES for name in each.names),
+    ]
 
 
 def find_near(name: str, names: Iterable[str]) -> str | None:

@@ -6,7 +6,7 @@ that a model cannot control the terminal.
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 
 import typer
@@ -55,12 +55,7 @@ class Screen:
     @property
     def width(self) -> int | None:
         """How many characters a line of answers may have: those of the terminal; None outside of one."""
-        if not self.is_terminal:
-            return None
-        try:
-            return os.get_terminal_size(self.out.fileno()).columns or _USUAL_WIDTH
-        except (OSError, ValueError):
-            return _USUAL_WIDTH
+        return shutil.get_terminal_size((_USUAL_WIDTH, 0)).columns if self.is_terminal else None
 
     def write_line(self, text: str = "") -> None:
         self.write(text + "\n")

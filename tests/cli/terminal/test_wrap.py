@@ -87,7 +87,7 @@ def test_the_same_is_seen_however_the_text_is_cut(piece):
 def test_the_width_is_read_again_for_each_piece(monkeypatch):
     out, widths = Terminal(), iter([40, 12])
     monkeypatch.setattr("sys.stdout", out)
-    monkeypatch.setattr(Screen, "_width", lambda self: next(widths))
+    monkeypatch.setattr(Screen, "width", property(lambda self: next(widths)))
     screen, wrapping = Screen(), WordWrap()
 
     screen.write("one two three four\n", wrapping)

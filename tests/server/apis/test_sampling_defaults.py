@@ -53,7 +53,7 @@ def test_the_description_of_a_model_shows_its_own_sampling(greedy: Server) -> No
         "repeat_penalty": "1.0",
         "repeat_last_n": "64",
     }
-    assert all(f"PARAMETER {line}" in shown["modelfile"] for line in shown["parameters"].splitlines())
+    assert all(f"PARAMETER {name} {value}" in shown["modelfile"] for name, value in lines.items())
 
 
 def test_an_answer_that_repeats_itself_ends_and_says_so(greedy: Server) -> None:

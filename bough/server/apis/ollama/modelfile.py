@@ -119,7 +119,11 @@ def write_parameters(parameters: Mapping[str, Any]) -> str:
 
 
 def _pairs(parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, each) for name, value in parameters.items() for each in (value if isinstance(value, list) else [value])]
+    return [
+        (name, each)
+        for name, value in parameters.items()
+        for each in (value if isinstance(value, list | tuple) else [value])
+    ]
 
 
 def write_modelfile(source: str, template: str, parameters: Mapping[str, Any], overlay: Overlay) -> str:
