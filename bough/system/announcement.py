@@ -45,9 +45,9 @@ def make_announcement(url: str) -> Announcement:
 def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
     """Have the announcement in the folder meanwhile. It replaces another's, and is removed only if it is still there.
 
-    Raises OSError if it cannot be written.
+    If the server before it still runs at the end, that one is announced again. Raises OSError if it cannot be written.
     """
-    file = folder / ANNOUNCEMENT_FILE
+    file, before = folder / ANNOUNCEMENT_FILE, read_announcement(folder)
     _write_private(file, json.dumps(asdict(announcement)))
     try:
         yield
@@ -55,6 +55,8 @@ def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if read_announcement(folder) == announcement:
                 file.unlink(missing_ok=True)
+                if before is not None and _is_alive(before.pid):
+                    _write_private(file, json.dumps(asdict(before)))
 
 
 def read_announcement(folder: Path) -> Announcement | None:

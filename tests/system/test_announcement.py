@@ -49,3 +49,15 @@ def test_only_who_knows_the_nonce_can_prove_it(tmp_path: Path) -> None:
 
     assert ours.prove("challenge") != other.prove("challenge")
     assert ours.prove("challenge") != ours.prove("another")
+
+
+def test_a_server_that_ends_announces_the_one_before_it_again_if_that_still_runs(tmp_path: Path) -> None:
+    first, second = make_announcement("http://127.0.0.1:1"), make_announcement("http://127.0.0.1:2")
+
+    with announcing(tmp_path, first):
+        with announcing(tmp_path, second):
+            assert read_announcement(tmp_path) == second
+        assert read_announcement(tmp_path) == first
+        assert stat.S_IMODE((tmp_path / ANNOUNCEMENT_FILE).stat().st_mode) == 0o600
+
+    assert list(tmp_path.iterdir()) == []
