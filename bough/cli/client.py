@@ -188,16 +188,19 @@ class LineStream:
 
     def _read(self, path: str, fields: dict[str, Any]) -> None:
         """Read the response, on a thread of its own."""
+        has_begun = False
         try:
             with self._http.stream("POST", path, json=fields, extensions={"trace": self._note_socket}) as response:
                 if response.is_error:
                     response.read()
                     return self._found.put(_to_error(response))
+                has_begun = True
                 for line in response.iter_lines():
                     self._found.put(json.loads(line))
             self._found.put(None)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
-            self._found.put(_to_unavailable(error, self._url))
+            broken = Unavailable(f"the server at {self._url} ended in the middle of the answer")
+            self._found.put(broken if has_begun else _to_unavailable(error, self._url))
         except ValueError as error:
             self._found.put(BoughError(f"the program at {self._url} is not a Bough server: {error}"))
 

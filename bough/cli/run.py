@@ -183,7 +183,11 @@ def _require_template(backend: Backend, run_options: RunOptions) -> None:
 
 def _answer(backend: Backend, text: str, run_options: RunOptions, screen: Screen) -> None:
     open_stream = partial(backend.stream, _prompt(text, run_options), run_options.given)
-    completion = stream_answer(open_stream, screen, is_silent=run_options.is_json, wraps=run_options.wraps)
+    try:
+        completion = stream_answer(open_stream, screen, is_silent=run_options.is_json, wraps=run_options.wraps)
+    except BoughError:
+        screen.end_line()  # the error is told on a line of its own
+        raise
     if run_options.is_json:
         screen.write_line(json.dumps(as_dict(completion, backend.name, backend.load_s), ensure_ascii=False))
     screen.end_line()

@@ -250,14 +250,20 @@ def test_with_a_server_neither_torch_nor_the_runner_is_imported(with_server):
 
 
 @contextmanager
-def scripted(answers: dict[str, list[dict[str, Any]]]) -> Iterator[Client]:
-    """A client of a server that answers to each path with these lines, and closes the connection."""
+def scripted(answers: dict[str, list[dict[str, Any]]], missing_bytes: int | None = None) -> Iterator[Client]:
+    """A client of a server that answers to each path with these lines, and closes the connection.
+
+    With `missing_bytes` the server announces so many bytes more than it sends.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            body = "".join(json.dumps(line) + "\n" for line in answers[self.path]).encode()
             self.send_response(200)
+            if missing_bytes is not None:
+                self.send_header("Content-Length", str(len(body) + missing_bytes))
             self.end_headers()
-            self.wfile.write("\n".join(map(json.dumps, answers[self.path])).encode())
+            self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -274,8 +280,9 @@ def scripted(answers: dict[str, list[dict[str, Any]]]) -> Iterator[Client]:
         server.server_close()
 
 
-def test_a_server_that_ends_in_the_middle_of_an_answer_is_told():
-    with scripted({"/api/run": [{"text": "half of", "num_tokens": 2}]}) as client:
+@pytest.mark.parametrize("missing_bytes", [None, 10])
+def test_a_server_that_ends_in_the_middle_of_an_answer_is_told(missing_bytes):
+    with scripted({"/api/run": [{"text": "half of", "num_tokens": 2}]}, missing_bytes) as client:
         pieces = RemoteBackend(client, {"model": "tiny"}).stream(HELLO, {}, **QUIET)
 
         assert next(pieces).text == "half of"
