@@ -102,7 +102,8 @@ def explain(
     """
     args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
     if not args.prompt:
-        raise typer.BadParameter("there is no prompt to explain")
+        hint = f": {args.model!r} is taken for the model; --model NAME makes all words the prompt" if args.is_alone else ""
+        raise typer.BadParameter(f"there is no prompt to explain{hint}")
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     screen, settings = Screen(), load_settings()

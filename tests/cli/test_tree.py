@@ -123,6 +123,12 @@ def test_explain_matches_a_prompt_against_the_tree_on_disk(invoke, store, hf):
     assert json.loads(invoke("explain", text, "--raw", "-m", "small", "--json").stdout)["matched_tokens"] == length
 
 
+def test_explain_says_that_a_single_word_is_taken_for_the_model(invoke):
+    result = invoke("explain", "hello", env={"COLUMNS": "200"})
+
+    assert (result.exit_code, "'hello' is taken for the model" in result.stderr) == (2, True)
+
+
 def test_explain_needs_the_tokenizer(invoke, hf):
     grow("small", hf).close()
 

@@ -36,7 +36,7 @@ def export_file(
 ) -> None:
     """Write the prefixes of one salt in a tree to a file, for `bough cache import` here or on another machine.
 
-    A running server that has the tree open writes it; if it has keys, what belongs to api_key is written.
+    A running server that has the tree open writes it; if it has keys, what belongs to BOUGH_API_KEY is written.
     """
     screen, settings = Screen(), load_settings()
     tree = choose_tree(settings, model)
@@ -80,7 +80,7 @@ def import_file(
 ) -> None:
     """Add the content of a file to the tree with the same fingerprint, or to a new tree.
 
-    A running server that has the tree open adds it; if it has keys, to what belongs to api_key.
+    A running server that has the tree open adds it; if it has keys, to what belongs to BOUGH_API_KEY.
     """
     screen, settings = Screen(), load_settings({"disk": disk, "disk_free": disk_free}, are_flags=True)
     if settings.disk == 0:
