@@ -83,7 +83,7 @@ def _list_short_names(screen: Screen, as_json: bool) -> None:
         )
         for each in SHORT_NAMES
     ]
-    for line in align([("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM"), *rows]):
+    for line in align([("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM"), *rows], screen.width):
         screen.write_line(line)
     return None
 

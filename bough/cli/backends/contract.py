@@ -64,8 +64,8 @@ class Backend(Protocol):
         """
         ...
 
-    def draw_tree(self) -> str:
-        """The tree of all cached prefixes, as lines of text."""
+    def draw_tree(self, width: int | None) -> str:
+        """The tree of all cached prefixes, as lines of text of at most this width."""
         ...
 
     def explain(self, messages: list[Message]) -> Mapping[str, Any]:

@@ -85,8 +85,8 @@ class LocalBackend:
             on_progress=on_progress,
         )
 
-    def draw_tree(self) -> str:
-        return str(self.runner.cache.tree())
+    def draw_tree(self, width: int | None) -> str:
+        return self.runner.cache.tree().draw(width)
 
     def explain(self, messages: list[Message]) -> Mapping[str, Any]:
         return asdict(self.runner.cache.explain(messages))

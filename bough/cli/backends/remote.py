@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
 from bough.cli.backends.contract import NO_TEMPLATE, Given, describe_memory
 from bough.cli.client import Client
 from bough.errors import RequestError, Unavailable
@@ -91,8 +92,9 @@ class RemoteBackend:
             raise Unavailable(f"the server at {self.url} ended in the middle of the answer")
         yield completion or heard.cancelled()
 
-    def draw_tree(self) -> str:
-        return self._client.get_text("/api/cache/tree", model=self.name, format="text")
+    def draw_tree(self, width: int | None) -> str:
+        columns = None if width is None else str(min(max(LEAST_WIDTH, width), MOST_WIDTH))
+        return self._client.get_text("/api/cache/tree", model=self.name, format="text", width=columns)
 
     def explain(self, messages: list[Message]) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._client.post("/api/cache/explain", model=self.name, messages=messages)

@@ -64,11 +64,11 @@ def _show(chat: TerminalChat, rest: str) -> None:
         "system": chat.conversation.system,
         **describe_given(chat.session.given),
     }
-    _write(chat, describe(facts))
+    _write(chat, describe(facts, width=chat.screen.width))
 
 
 def _tree(chat: TerminalChat, rest: str) -> None:
-    _write(chat, chat.backend.draw_tree().splitlines())
+    _write(chat, chat.backend.draw_tree(chat.screen.width).splitlines())
 
 
 def _explain(chat: TerminalChat, rest: str) -> None:
@@ -81,7 +81,7 @@ def _explain(chat: TerminalChat, rest: str) -> None:
         "the prompt continues": repr(found["prompt_goes_on"]) if found["prompt_goes_on"] else "",
         "the tree continues": ", ".join(map(repr, found["tree_goes_on"])),
     }
-    _write(chat, describe(facts))
+    _write(chat, describe(facts, width=chat.screen.width))
 
 
 def _retry(chat: TerminalChat, rest: str) -> None:

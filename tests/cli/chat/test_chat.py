@@ -189,6 +189,13 @@ def test_the_tree_is_drawn(runner, capsys):
     assert str(runner.cache.tree()) in capsys.readouterr().out
 
 
+def test_the_tree_fits_the_terminal(runner, capsys, monkeypatch):
+    monkeypatch.setattr(Screen, "width", 40)
+    talk(runner, "Hello", "/tree")
+
+    assert runner.cache.tree().draw(40) in capsys.readouterr().out
+
+
 def test_show_tells_model_and_settings(runner, capsys):
     talk(runner, "/set top_k 9", "/show")
 
