@@ -285,6 +285,8 @@ def _check_health(client: Client) -> Iterator[Finding]:
     yield Finding("ok", "server", f"{client.url} runs{models}")
     if health["disk"] not in ("ok", "off"):
         reason = health.get("disk_problem", "set api_key to see why")
+        if health["disk"] == "read-only":
+            reason += "; end what uses the tree, then `bough stop`: the next request opens it again"
         yield Finding("warning", "server", f"what it computes is not saved to disk: {health['disk']}", reason)
 
 

@@ -58,7 +58,7 @@ def find_model(
     try:
         return models.resolve(name, settings, gguf, progress)
     except ModelNotFound:
-        if not models.can_pull(name):
+        if not models.can_pull(name) or Path(name).is_dir():  # a folder without a model is no name on the hub
             raise
         return models.pull(name, settings, gguf, progress, announce)
 

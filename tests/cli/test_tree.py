@@ -58,7 +58,7 @@ def test_the_tree_of_the_default_model_is_drawn_from_disk(invoke, store, hf, mon
     length = len(hf.encode(TEXT, add_special_tokens=False))
     assert result.exit_code == 0
     text = "<|im_start|>user hello there<|im_end|>"
-    assert result.stdout == f'root\n└─ [0, {length}) "{text}"  {length} tokens · 0.0 MiB · 1 on disk · 1 uses\n'
+    assert result.stdout == f'root\n└─ [0, {length}) "{text}"  {length} tokens · 0.0 MiB · 1 on disk · 1 use\n'
     assert result.stderr == "the tree on disk small-1f1f1f1f1f1f\n"
 
 

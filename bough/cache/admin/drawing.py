@@ -100,7 +100,7 @@ def _notes(view: NodeView, is_short: bool = False) -> list[str]:
     if set(view.tiers) - {"device"}:
         tiers = [f"{number} on {tier}" for tier, number in view.tiers.items()]
         notes += tiers if is_short else [", ".join(tiers)]
-    notes.append(f"{view.hits} uses")
+    notes.append("1 use" if view.hits == 1 else f"{view.hits} uses")
     for name, offsets in (("restore points", view.points), ("kept", view.kept)):
         if offsets:
             notes.append(f"{len(offsets)} {name}" if is_short else f"{name} {', '.join(map(str, offsets))}")

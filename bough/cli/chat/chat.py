@@ -38,6 +38,7 @@ class TerminalChat:
         self.is_over = False
         self._wraps = wraps
         self._num_retries = 0
+        self._unanswered: str | None = None  # a question whose answer failed
 
     @property
     def conversation(self) -> Conversation:
@@ -46,12 +47,19 @@ class TerminalChat:
     def answer(self, question: str) -> None:
         """Answer a question and add the exchange to the conversation."""
         self._num_retries = 0
+        self._unanswered = question
         exchange = self._ask(question)
+        self._unanswered = None
         if exchange:
             self.conversation.exchanges.append(exchange)
 
     def retry(self) -> None:
-        """Answer the last question again and replace its answer. With a seed, each retry samples differently."""
+        """Answer the last question again and replace its answer. With a seed, each retry samples differently.
+
+        If the answer to the last question failed, that question is asked again.
+        """
+        if self._unanswered is not None:
+            return self.answer(self._unanswered)
         exchanges = self.conversation.exchanges
         if not exchanges:
             return self.screen.note("there is no answer to try again")

@@ -229,6 +229,16 @@ def test_an_engine_error_is_told_and_the_chat_goes_on(runner, capsys):
     assert "error: it broke" in capsys.readouterr().err
 
 
+def test_a_question_whose_answer_failed_can_be_asked_again(runner):
+    def fail(*args):
+        runner.engine.evaluate = evaluate
+        raise EngineError("it broke")
+
+    evaluate, runner.engine.evaluate = runner.engine.evaluate, fail
+
+    assert questions(talk(runner, "Hello", "/retry")) == ["Hello"]
+
+
 def test_a_message_too_long_for_the_context_is_told_and_dropped(tmp_path, capsys):
     runner = make_runner(tmp_path, FakeEngine(vocab_size=len(byte_level()), context_tokens=60))
 
