@@ -344,8 +344,10 @@ class Disk:
         """Whether so many bytes more stay within the budget, leave the file system its floor, and are taken just now.
 
         The free space is what the writer measured last, about a second ago unless the file system hangs, less all that was
-        written and queued since.
+        written and queued since. A tree that is only read has no room, and does not measure the free space.
         """
+        if self.read_only:
+            return False
         ledger = self._ledger
         with ledger.changed:
             self._writer.want_measurement()
