@@ -84,7 +84,7 @@ class SamplingParams:
         for name, kinds in _TYPES.items():
             value = getattr(self, name)
             _require(isinstance(value, kinds) and not isinstance(value, bool), name, value, f"of type {_named(kinds)}")
-            _require(not isinstance(value, float) or math.isfinite(value), name, value, "a finite number")
+            _require(float not in kinds or _is_finite(value), name, value, "a finite number")
         _require(self.max_tokens is None or self.max_tokens >= -1, "max_tokens", self.max_tokens, "at least -1, or None")
         _require(self.temperature >= 0, "temperature", self.temperature, "at least 0")
         _require(self.top_k >= 0, "top_k", self.top_k, "at least 0")
@@ -125,6 +125,14 @@ def _read_logit_bias(given: Any) -> tuple[tuple[int, float], ...]:
         in_range = _is_number(bias, int | float) and -100 <= bias <= 100
         _require(in_range, f"logit_bias[{token_id}]", bias, "a number in [-100, 100]")
     return tuple(sorted((token_id, float(bias)) for token_id, bias in biases.items()))
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a number is one that a float can hold; an integer may be larger."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _is_number(value: Any, kind: Any) -> bool:

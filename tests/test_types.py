@@ -1,4 +1,4 @@
-"""Counts of tokens: after any tokens and with any window, what counting from scratch gives. Biases of tokens."""
+"""Counts of tokens: after any tokens and with any window, what counting from scratch gives. Values that are refused."""
 
 from __future__ import annotations
 
@@ -74,3 +74,10 @@ def test_biases_are_kept_in_the_order_of_ids_whether_they_come_as_a_mapping_or_a
 def test_a_wrong_bias_is_refused_by_what_is_wrong_with_it(given: object, named: str):
     with pytest.raises(RequestError, match=named):
         SamplingParams(logit_bias=given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["temperature", "repeat_penalty"])
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan")])
+def test_a_number_that_no_float_holds_is_refused(name: str, value: float):
+    with pytest.raises(RequestError, match=f"{name} is .*finite"):
+        SamplingParams(**{name: value})

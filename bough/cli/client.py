@@ -24,6 +24,7 @@ from bough.system.announcement import PROOF_PATH, read_announcement
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # the server may load a model before it answers
 _STREAM_TIMEOUT = httpx.Timeout(None, connect=10.0)  # a long prompt may be computed for minutes before the first line
 _PROOF_TIMEOUT_S = 3.0
+_MAX_PROOF_BYTES = 1_024
 _POLL_S = 0.05
 _PIECE_BYTES = 2**20
 _LOOPBACK_OF_WILDCARD = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -48,22 +49,42 @@ def find_client(settings: Settings, url: str | None = None, *, is_local: bool = 
     if announcement is None:
         return None
     challenge = secrets.token_hex(16)
-    try:
-        with httpx.Client(
-            base_url=announcement.url, timeout=_PROOF_TIMEOUT_S, trust_env=False, verify=_is_encrypted(announcement.url)
-        ) as http:
-            proof = str(http.get(PROOF_PATH, params={"challenge": challenge}).json()["proof"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
-        return None
+    proof = _ask_for_proof(announcement.url, challenge)
     is_it = hmac.compare_digest(proof.encode(), announcement.prove(challenge).encode())
-    return Client(settings, announcement.url) if is_it else None
+    return Client(settings, announcement.url, is_here=True) if is_it else None
+
+
+def _ask_for_proof(url: str, challenge: str) -> str:
+    """What the program at an address answers to a challenge; "" if it has not answered in time, or in no such way.
+
+    A thread asks, since the timeouts of a connection count from byte to byte.
+    """
+    found: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            with (
+                httpx.Client(base_url=url, timeout=_PROOF_TIMEOUT_S, trust_env=False, verify=_is_encrypted(url)) as http,
+                http.stream("GET", PROOF_PATH, params={"challenge": challenge}) as response,
+            ):
+                body = next(response.iter_bytes(_MAX_PROOF_BYTES), b"")
+                found.put(str(json.loads(body)["proof"]))
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError, RecursionError):
+            found.put("")
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return found.get(timeout=_PROOF_TIMEOUT_S)
+    except queue.Empty:
+        return ""
 
 
 class Client:
-    """Sends requests to one server. Use it in a `with` statement."""
+    """Sends requests to one server. Use it in a `with` statement. One that `is_here`, on this machine, needs no proxy."""
 
-    def __init__(self, settings: Settings, url: str | None = None) -> None:
+    def __init__(self, settings: Settings, url: str | None = None, *, is_here: bool = False) -> None:
         self.url = find_url(settings, url)
+        self._is_here = is_here
         self._headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         try:
             self._http = self._connect(_TIMEOUT)
@@ -71,7 +92,7 @@ class Client:
             raise RequestError(f"{self.url} is not the address of a server: {error}") from error
 
     def _connect(self, timeout: httpx.Timeout) -> httpx.Client:
-        has_proxies = not _is_local(httpx.URL(self.url).host)
+        has_proxies = not (self._is_here or _is_local(httpx.URL(self.url).host))
         return httpx.Client(
             base_url=self.url,
             headers=self._headers,

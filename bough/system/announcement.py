@@ -2,7 +2,8 @@
 
 The file names the process, the address and a nonce, and only its owner can read it. A process that reads it sends a random
 challenge to the address; the answer is a hash of challenge and nonce, which only the server that wrote the file can give.
-So neither a server that has died nor another program at its port is taken for it.
+So neither a server that has died nor another program at its port is taken for it. A file that another user wrote, or could
+write, is not used: it could name any address with a nonce of its own.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,6 +24,9 @@ from pathlib import Path
 ANNOUNCEMENT_FILE = "server.json"
 PROOF_PATH = "/api/announced"
 _NONCE_BYTES = 32
+_MAX_BYTES = 4_096
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,13 +66,28 @@ def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
 
 
 def read_announcement(folder: Path) -> Announcement | None:
-    """What the folder's file says, or None if it has none of a living process. The address is not asked."""
+    """What the folder's file says, or None if it has none of a living process of this user. The address is not asked."""
     try:
-        found = json.loads((folder / ANNOUNCEMENT_FILE).read_text(encoding="utf-8"))
+        found = json.loads(_read_private(folder / ANNOUNCEMENT_FILE))
         announcement = Announcement(int(found["pid"]), str(found["url"]), str(found["nonce"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except PermissionError as error:
+        log.warning("not using the server that is announced: %s", error)
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return announcement if _is_alive(announcement.pid) else None
+
+
+def _read_private(file: Path) -> bytes:
+    """The content of a file. Raises PermissionError if another user wrote it, or could write it; OSError if it is none."""
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as content:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{file} is not a file")
+        if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise PermissionError(f"{file} is another user's, or others can write it")
+        return content.read(_MAX_BYTES)
 
 
 def _is_alive(pid: int) -> bool:

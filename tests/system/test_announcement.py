@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bough.system.announcement import ANNOUNCEMENT_FILE, Announcement, announcing, make_announcement, read_announcement
 
 
@@ -61,3 +63,38 @@ def test_a_server_that_ends_announces_the_one_before_it_again_if_that_still_runs
         assert stat.S_IMODE((tmp_path / ANNOUNCEMENT_FILE).stat().st_mode) == 0o600
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owners or modes here")
+def test_a_file_that_others_could_have_written_is_not_used(tmp_path: Path) -> None:
+    announcement = make_announcement("http://127.0.0.1:1")
+    file = tmp_path / ANNOUNCEMENT_FILE
+
+    with announcing(tmp_path, announcement):
+        file.chmod(0o620)
+        assert read_announcement(tmp_path) is None
+        file.chmod(0o602)
+        assert read_announcement(tmp_path) is None
+        file.chmod(0o600)
+        assert read_announcement(tmp_path) == announcement
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root, who can give a file to another user")
+def test_a_file_of_another_user_is_not_used(tmp_path: Path) -> None:
+    with announcing(tmp_path, make_announcement("http://127.0.0.1:1")):
+        os.chown(tmp_path / ANNOUNCEMENT_FILE, 12_345, -1)
+
+        assert read_announcement(tmp_path) is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
+def test_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    file, elsewhere = tmp_path / ANNOUNCEMENT_FILE, tmp_path / "elsewhere"
+    elsewhere.write_text(json.dumps(vars(make_announcement("http://127.0.0.1:1"))))
+    elsewhere.chmod(0o600)
+
+    file.symlink_to(elsewhere)
+    assert read_announcement(tmp_path) is None
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    assert read_announcement(tmp_path) is None  # and does not wait for somebody to write into it

@@ -16,7 +16,7 @@ from functools import lru_cache
 from bough.errors import RequestError
 
 _FIELDS = {".System": "system", ".Prompt": "prompt", ".Response": "response"}
-_ACTION = re.compile(r"\{\{(-(?=\s))?\s*(.*?)\s*((?<=\s)-)?\}\}", re.DOTALL)
+_ACTION = re.compile(r"(-(?=\s))?(.*?)((?<=\s)-)?", re.DOTALL)  # what stands between braces, with its trim markers
 _MAX_DEPTH = 20
 _JINJA = re.compile(r"\{%|\{\{-?\s*(messages|bos_token|eos_token|raise_exception)\b")
 _TURN = "{%- macro turn(system, prompt, response) -%}"
@@ -80,15 +80,17 @@ def to_jinja(text: str) -> str:
 
 
 def _tokenize(text: str) -> Iterator[_Token]:
-    """Texts, and actions; spaces beside a trim marker are left out, and so are comments."""
+    """Texts, and actions; spaces beside a trim marker are left out, and so are comments. Costs the length of the text."""
     position, trims = 0, False
-    for found in _ACTION.finditer(text):
-        before = text[position : found.start()]
+    while (start := text.find("{{", position)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
+        action = _ACTION.fullmatch(text, start + 2, end)
+        assert action is not None, "every text matches"
+        before = text[position:start]
         before = before.lstrip() if trims else before
-        yield before.rstrip() if found[1] else before
-        position, trims = found.end(), bool(found[3])
-        if not found[2].startswith("/*"):
-            yield _Action(found[2])
+        yield before.rstrip() if action[1] else before
+        position, trims = end + 2, bool(action[3])
+        if not action[2].strip().startswith("/*"):
+            yield _Action(action[2].strip())
     rest = text[position:]
     yield rest.lstrip() if trims else rest
 

@@ -39,6 +39,7 @@ MAX_METADATA_VALUES = 64
 MAX_METADATA_CHARACTERS = 2**16
 MAX_INCLUDES = 64
 MAX_TEMPLATE_CHARACTERS = 2**17  # of a chat template that a client gives
+MAX_MODELFILE_CHARACTERS = 2**20  # what is made of it is a record of at most as many bytes
 MAX_LICENSES = 64
 MAX_NAME_CHARACTERS = 512  # of a model, a tool or a user
 MAX_DURATION_CHARACTERS = 64

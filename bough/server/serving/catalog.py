@@ -221,7 +221,8 @@ class Catalog:
         self._refuse_rule(resolved.name, "deleted")
         if self.store.find(resolved.name) is None and self.store.find_alias(resolved.name) is None:
             raise RequestError(f"{resolved.name!r} is no name of its own: a pattern of the settings matches it")
-        is_needed = bool(self.aliases_of(resolved.files.name)) or resolved.files.name != resolved.name
+        others = set(self.aliases_of(resolved.files.name)) - self._rules.names.keys()  # a setting keeps no weights
+        is_needed = bool(others) or resolved.files.name != resolved.name
         self.store.remove(resolved.name)
         if not is_needed:
             _remove_trees(self._trees_folder, resolved.name)

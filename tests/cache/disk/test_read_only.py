@@ -69,6 +69,16 @@ def test_nothing_that_a_reader_is_asked_for_changes_the_folder(disk: Disk, shelf
     assert len(disk.files()) == 3
 
 
+def test_a_reader_does_not_say_that_the_disk_is_full(disk: Disk, shelf: Shelf) -> None:
+    said: list[str] = []
+
+    with read(shelf, warn=said.append, floor_bytes=1) as reader:
+        assert not reader.has_room(1)
+        assert reader.problem.startswith("the tree is only read")
+
+    assert said == []
+
+
 def test_a_file_that_the_owner_has_deleted_is_a_miss_without_a_warning(disk: Disk, shelf: Shelf) -> None:
     (ours,) = put_path(disk, TOKENS[:4])
     assert disk.flush(10)

@@ -79,6 +79,8 @@ def test_jinja_stays_as_it_is():
         ("{{ if .System }}a{{ else }}b{{ else }}c{{ end }}{{ .Prompt }}", "without `end`"),
         ("{{ .Prompt }}" + "{{ if .System }}" * 1000, "more than 20"),
         ("Hello", r"neither `\.Prompt`"),
+        ("{{" + " " * 100_000, r"neither `\.Prompt`"),  # reading costs the length, not its square or cube
+        ("{{" * 50_000, r"neither `\.Prompt`"),
     ],
 )
 def test_other_constructs_are_refused_by_name(template, named):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bough.cache.disk import Disk
 from bough.config import Settings
 from bough.errors import ModelNotFound, RequestError, SettingsError, UnsupportedModel
 from bough.models import ModelFiles, Store
@@ -206,6 +207,17 @@ def test_a_copy_needs_a_source_and_a_name(settings, store, folder):
         Catalog(settings).copy("nobody", "other")
     with pytest.raises(RequestError, match="not a model name"):
         Catalog(settings).copy("tiny", "../other")
+
+
+@pytest.mark.parametrize("aliases", ["", "gpt-4o=tiny", "gpt-4o=tiny,claude-*=gpt-4o"])
+def test_the_tree_of_a_deleted_model_goes_whatever_the_settings_call_it(settings, store, folder, aliases):
+    add(store, "tiny", folder)
+    tree = settings.trees_folder / "tiny-12ab"
+    Disk.open(tree, fingerprint="12ab", model="tiny", page_tokens=256, budget_bytes=2**20).close()
+
+    Catalog(replace(settings, aliases=aliases)).remove("tiny")
+
+    assert store.names() == set() and not tree.exists()
 
 
 def test_removing_what_is_not_there_is_refused(settings):

@@ -5,7 +5,6 @@ No weights are made or taken: the new model shares the loaded model and the tree
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -17,11 +16,19 @@ from bough.errors import RequestError
 from bough.models.aliases import Overlay
 from bough.server.apis.ollama.modelfile import Modelfile, parse_modelfile
 from bough.server.apis.ollama.wire import NamedRequest, Options
-from bough.server.http.bounds import MAX_LICENSES, MAX_TEMPLATE_CHARACTERS, SHORT_NAME, at_most, check_text
+from bough.server.http.bounds import (
+    MAX_LICENSES,
+    MAX_MODELFILE_CHARACTERS,
+    MAX_TEMPLATE_CHARACTERS,
+    SHORT_NAME,
+    at_most,
+    check_text,
+)
 from bough.server.http.errors import format_plain_error
 from bough.server.http.messages import Messages
 from bough.server.http.streaming import NDJSON, json_line
 from bough.server.http.wire import ServiceOf, route_class
+from bough.system.threads import run_in_thread
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
@@ -54,6 +61,7 @@ class CreateRequest(NamedRequest):
         for name in _UNSUPPORTED:
             if getattr(self, name):
                 raise RequestError(f"{name} is not supported: a model is made from one that is here, without new weights")
+        check_text(self.modelfile or "", "modelfile", MAX_MODELFILE_CHARACTERS)
         found = parse_modelfile(self.modelfile or "")
         licenses = [self.license] if isinstance(self.license, str) else self.license or []
         made = Modelfile(
@@ -72,7 +80,10 @@ class CreateRequest(NamedRequest):
 
 @router.post("/api/create")
 async def create(body: CreateRequest, service: ServiceOf) -> Response:
-    """Make a model from another: the same weights under a new name, with a system prompt and so on."""
+    """Make a model from another: the same weights under a new name, with a system prompt and so on.
+
+    It has a thread of its own: a slow template must not take one from those that all requests share.
+    """
     made = body.read()
     overlay = Overlay(
         system=made.system,
@@ -81,7 +92,7 @@ async def create(body: CreateRequest, service: ServiceOf) -> Response:
         messages=tuple(made.messages),
         license="\n\n".join(made.license),
     )
-    await asyncio.to_thread(service.catalog.create, body.wanted, made.source, overlay)
+    await run_in_thread(service.catalog.create, body.wanted, made.source, overlay)
     if body.stream is False:
         return JSONResponse({"status": "success"})
     return StreamingResponse(_write_lines(), media_type=NDJSON)

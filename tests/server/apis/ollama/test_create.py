@@ -110,6 +110,7 @@ def test_a_created_model_is_replaced_and_made_from_another(little):
         ({"from": "little", "adapters": {"a": "sha256:0"}}, 400, "adapters"),
         ({"files": {"a": "sha256:0"}}, 400, "files"),
         ({"modelfile": "FROM little\nADAPTER x"}, 400, "ADAPTER"),
+        ({"modelfile": "FROM little\n#" + "x" * 2**20}, 400, "modelfile has 1,048,589 characters"),
         ({"from": "nothing"}, 404, "there are: "),
         ({}, 400, "from"),
         ({"from": "little", "model": "little", "system": "x"}, 400, "weights of its own"),
