@@ -13,10 +13,11 @@ import hmac
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from bough.system.folders import write_private
 
 ANNOUNCEMENT_FILE = "server.json"
 PROOF_PATH = "/api/announced"
@@ -48,7 +49,8 @@ def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
     Raises OSError if it cannot be written.
     """
     file = folder / ANNOUNCEMENT_FILE
-    _write_private(file, json.dumps(asdict(announcement)))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_private(file, json.dumps(asdict(announcement)))
     try:
         yield
     finally:
@@ -77,16 +79,3 @@ def _is_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         pass  # another user's process
     return True
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Write the file as a whole, readable by its owner alone."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
-            output.write(text)
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

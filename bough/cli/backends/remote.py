@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bough.cli.backends.contract import NO_TEMPLATE, Given, describe_memory
+from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.cli.client import Client
 from bough.errors import RequestError, Unavailable
 from bough.types import Chunk, Completion, Loading, Message, Progress, Prompt, Timings, Usage
@@ -71,7 +71,7 @@ class RemoteBackend:
     def stream(
         self,
         prompt: Prompt,
-        given: Given,
+        given: GivenParams,
         *,
         choice: int = 0,
         is_cancelled: Callable[[], bool],
