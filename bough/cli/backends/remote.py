@@ -83,7 +83,7 @@ class RemoteBackend:
             for line in lines.read_until(is_cancelled):
                 if "completion" in line:
                     completion = _read_completion(line["completion"])
-                    continue  # to the end of the response: who closes it before has hung up
+                    continue  # to the end of the response: closing it earlier counts as hanging up
                 piece = heard.take(line)
                 if piece is not None:
                     yield piece
