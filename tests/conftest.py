@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 ALONE = ("server", "cli", "test_runner.py")  # servers and commands in processes of their own, which want the whole machine
 
 limit_thread_spinning()  # before any test imports torch
-os.environ["BOUGH_DISK_BYTES"] = "0"  # no test leaves a tree behind, or finds one; those that want one say so
+os.environ["BOUGH_DISK"] = "0"  # no test leaves a tree behind, or finds one; those that want one say so
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with Ctrl-C ignored
 
 

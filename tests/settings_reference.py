@@ -1,4 +1,4 @@
-"""The settings reference, docs/settings.md, made from `bough/config.py` and the flags of the commands.
+"""The settings reference, docs/settings.md, made from `bough/config/settings.py` and the flags of the commands.
 
 `make docs` (or `python -m tests.settings_reference`) writes it; a test checks that it is up to date.
 """
@@ -23,7 +23,7 @@ COMMANDS = ("run", "serve")  # together they have every flag that sets a setting
 INTRODUCTION = """\
 # Settings
 
-<!-- Made by `make docs` from bough/config.py. Do not edit: change the sentence beside the setting there. -->
+<!-- Made by `make docs` from bough/config/settings.py. Do not edit: change the sentence beside the setting there. -->
 
 A setting is read from the first of these that has it: a flag, a `BOUGH_*` variable, `bough.toml`, the default. In Python
 the setting is a keyword of `bough.load`. Each has one name everywhere; names of version 0.1 (`device_bytes`, `disk_ttl_s`,

@@ -18,7 +18,7 @@ from bough.cli.backends.choice import Backends, Where
 from bough.cli.backends.contract import Backend
 from bough.cli.chat.chat import TerminalChat
 from bough.cli.chat.commands import describe_session
-from bough.cli.chat.conversation import FIRST, Conversation, Session
+from bough.cli.chat.conversation import FIRST, ChatSession, Conversation
 from bough.cli.chat.line_input import history, read_message
 from bough.cli.chat.loop import run_chat
 from bough.cli.chat.parameters import check, read_format
@@ -144,7 +144,7 @@ def _read_given(**given: Any) -> dict[str, Any]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _resume(words: list[str], sessions: Sessions) -> Session:
+def _resume(words: list[str], sessions: Sessions) -> ChatSession:
     if len(words) > 1:
         raise typer.BadParameter(f"--resume takes one name, and there are {len(words)} words: {' '.join(words)}")
     return sessions.load(words[0] if words else None)
@@ -213,7 +213,7 @@ def _chat(
     screen: Screen,
     settings: Settings,
     sessions: Sessions,
-    session: Session | None,
+    session: ChatSession | None,
 ) -> None:
     """Chat, and save the chat when it ends."""
     screen.note(f"{backend.greeting()} · /help lists the commands, /bye leaves")
@@ -242,10 +242,10 @@ def _keep(chat: TerminalChat, screen: Screen) -> None:
         screen.error(str(error))
 
 
-def _start(session: Session | None, run_options: RunOptions) -> Session:
+def _start(session: ChatSession | None, run_options: RunOptions) -> ChatSession:
     """The session to begin with: a new one, or one that is resumed, with what the flags say instead."""
     if session is None:
-        return Session(given=run_options.given, branches={FIRST: Conversation(run_options.system)})
+        return ChatSession(given=run_options.given, branches={FIRST: Conversation(run_options.system)})
     session.given |= run_options.given
     session.conversation.system = run_options.system or session.conversation.system
     return session

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from bough.types import Boundary, SamplingParams
 
-_MOST_TOKENS, _LEAST_TOKENS = 8_192, 256  # of an answer whose length nobody chose
+_MOST_TOKENS, _LEAST_TOKENS = 8_192, 256  # of an answer without a limit
 _BITS = 53  # as many as a float holds exactly
 SEED_BITS = 53  # as many as a JSON number holds exactly, so that a reported seed can be sent back
 

@@ -14,8 +14,8 @@ from bough.models.chat.control_tokens import ControlTokens
 from bough.models.encoder import UNLIMITED, Encoder, PromptLimit
 
 
-class Given(Enum):
-    """A text that the client gives."""
+class Slot(Enum):
+    """Where a text of the client goes."""
 
     PREFIX = "prefix"
     SUFFIX = "suffix"
@@ -25,7 +25,7 @@ class Given(Enum):
 class Family:
     """The parts of a prompt in their order, tokens and texts, and tokens that end an answer if the vocabulary has them."""
 
-    parts: tuple[str | Given, ...]
+    parts: tuple[str | Slot, ...]
     ends: tuple[str, ...] = ()
 
     @property
@@ -34,7 +34,7 @@ class Family:
 
 
 def _prefix_first(prefix: str, suffix: str, middle: str, *ends: str) -> Family:
-    return Family((prefix, Given.PREFIX, suffix, Given.SUFFIX, middle), ends)
+    return Family((prefix, Slot.PREFIX, suffix, Slot.SUFFIX, middle), ends)
 
 
 FAMILIES = (
@@ -51,7 +51,7 @@ FAMILIES = (
     _prefix_first("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),  # Code Llama
     _prefix_first("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
     _prefix_first("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
-    Family(("[SUFFIX]", Given.SUFFIX, "[PREFIX]", Given.PREFIX)),  # Codestral
+    Family(("[SUFFIX]", Slot.SUFFIX, "[PREFIX]", Slot.PREFIX)),  # Codestral
 )
 
 
@@ -70,8 +70,8 @@ class Infill:
     def encode(self, prefix: str, suffix: str, limit: PromptLimit = UNLIMITED) -> list[int]:
         """The prompt for the text between the two. Raises PromptTooLong and RequestCancelled, as the limit says."""
         given = {
-            Given.PREFIX: self._control.encode_typed(prefix, limit),
-            Given.SUFFIX: self._control.encode_typed(suffix, limit, is_inside=True),
+            Slot.PREFIX: self._control.encode_typed(prefix, limit),
+            Slot.SUFFIX: self._control.encode_typed(suffix, limit, is_inside=True),
         }
         ids = list(self._start_ids)
         for part in self._family.parts:

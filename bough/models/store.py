@@ -180,7 +180,7 @@ class Store:
             return None
         if self.find(wanted) is not None:
             raise RequestError(f"{wanted!r} is a model with weights of its own: delete it first, or choose another name")
-        with self._locked(model.folder):  # so that nobody removes the model meanwhile
+        with self._locked(model.folder):  # so that the model is not removed meanwhile
             alias = make_alias(wanted, self._require(model.name).name, overlay)
             with translate_os_errors(self.folder):
                 write_alias(self._alias_file(wanted), alias)

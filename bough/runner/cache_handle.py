@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from bough.cache.admin.archive import Exported, Imported, export_tree, import_tree
 from bough.cache.admin.stats import salt_stats, stats
 from bough.cache.admin.upkeep import keep
-from bough.cache.admin.view import Explanation, Finding, TreeRecords, TreeView, Viewer, look_up, take_records
+from bough.cache.admin.view import Explanation, Lookup, TreeRecords, TreeView, Viewer, look_up, take_records
 from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import RunSteps, Steps
@@ -89,12 +89,12 @@ class CacheHandle:
         packed = pack(self._prompts.encode(prompt, **_flat(template)).ids)
         return self.describe(self.look_up(packed, salt), packed)
 
-    def look_up(self, prompt: bytes, salt: str) -> Finding:
+    def look_up(self, prompt: bytes, salt: str) -> Lookup:
         """What the tree knows of the packed tokens of a prompt."""
         with self._engine_lock:
             return look_up(self._cache, prompt, salt)
 
-    def describe(self, found: Finding, prompt: bytes) -> Explanation:
+    def describe(self, found: Lookup, prompt: bytes) -> Explanation:
         """An explanation of what was found of these packed tokens. Any thread may call it."""
         return found.explain(prompt, self._prompts.decode)
 
@@ -106,7 +106,7 @@ class CacheHandle:
         packed = pack(self._prompts.encode_prefix(prompt, **_flat(template)).ids)
         return self.describe(self.keep(packed, kept, salt), packed)
 
-    def keep(self, prefix: bytes, kept: bool, salt: str) -> Finding:
+    def keep(self, prefix: bytes, kept: bool, salt: str) -> Lookup:
         """As `pin`, for packed tokens: returns what the tree knows of them then."""
         with self._engine_lock:
             keep(self._cache, prefix, kept, salt)

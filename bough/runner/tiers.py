@@ -72,7 +72,7 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
 
 
 def _find_folder(settings: Settings, name: str, mark: str) -> Path:
-    """The folder of a model's tree; if there is none of its name, one that it has under another name and nobody uses."""
+    """The folder of a model's tree; if there is none of its name, a free one that it has under another."""
     own = tree_folder(settings, name, mark)
     if own.exists():
         return own

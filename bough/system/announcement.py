@@ -16,10 +16,11 @@ import logging
 import os
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from bough.system.folders import write_private
 
 ANNOUNCEMENT_FILE = "server.json"
 PROOF_PATH = "/api/announced"
@@ -54,7 +55,8 @@ def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
     If the server before it still runs at the end, that one is announced again. Raises OSError if it cannot be written.
     """
     file, before = folder / ANNOUNCEMENT_FILE, read_announcement(folder)
-    _write_private(file, json.dumps(asdict(announcement)))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_private(file, json.dumps(asdict(announcement)))
     try:
         yield
     finally:
@@ -62,7 +64,7 @@ def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
             if read_announcement(folder) == announcement:
                 file.unlink(missing_ok=True)
                 if before is not None and _is_alive(before.pid):
-                    _write_private(file, json.dumps(asdict(before)))
+                    write_private(file, json.dumps(asdict(before)))
 
 
 def read_announcement(folder: Path) -> Announcement | None:
@@ -100,16 +102,3 @@ def _is_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         pass  # another user's process
     return True
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Write the file as a whole, readable by its owner alone."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
-            output.write(text)
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

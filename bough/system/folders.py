@@ -1,7 +1,11 @@
-"""Whether a folder can be written: found by writing, because neither modes nor mounts tell it for sure."""
+"""Folders and files: whether a folder can be written, and files that only their owner can read.
+
+Whether a folder can be written is found by writing, because neither modes nor mounts tell it for sure.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -23,3 +27,16 @@ def why_not_writable(folder: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write the file as a whole, readable by its owner alone. Raises OSError, and then the file is as it was."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
+            output.write(text)
+        Path(name).replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BOUGH_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(tmp_path / "cache"))
     monkeypatch.delenv("BOUGH_MODEL", raising=False)
-    monkeypatch.delenv("BOUGH_DISK_BYTES", raising=False)
+    monkeypatch.delenv("BOUGH_DISK", raising=False)
     return tmp_path
 
 

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, processors
 
 from bough.errors import PromptTooLong, RequestError
 from bough.models.encoder import PromptLimit
-from bough.models.infill import FAMILIES, Family, Given
+from bough.models.infill import FAMILIES, Family, Slot
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
 from tests.models.tiny_tokenizer import byte_level, sentencepiece
@@ -31,7 +31,7 @@ def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
 @every_family
 def test_prefix_and_suffix_stand_between_the_tokens_of_the_family(family: Family) -> None:
     tokenizer = make_tokenizer(family)
-    texts = {Given.PREFIX: "Hello there, ", Given.SUFFIX: " how are you?"}
+    texts = {Slot.PREFIX: "Hello there, ", Slot.SUFFIX: " how are you?"}
 
     ids = Prompts(tokenizer, 500).encode_infill("Hello there, ", " how are you?").ids
 

@@ -128,7 +128,7 @@ def _make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
 
 
 def verify_tree(folder: Path, on_file: Callable[[int], None] = lambda nbytes: None, repair: bool = False) -> Verified:
-    """Read and check every file of a tree; `on_file` hears the size of each. With `repair`, what is damaged is removed.
+    """Read and check every file of a tree; `on_file` is called with each size. With `repair`, what is damaged is removed.
 
     A tree that is in use, or whose folder cannot be written, is checked as it is found; `repair` then raises NotOwner.
     """

@@ -225,7 +225,7 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Lookup:
     """What the tree knows of a prompt, as plain data: how much, how the tree goes on there, if its end is kept."""
 
     matched: int
@@ -247,11 +247,11 @@ class Finding:
         )
 
 
-def look_up(cache: PrefixCache, prompt: bytes, salt: str) -> Finding:
+def look_up(cache: PrefixCache, prompt: bytes, salt: str) -> Lookup:
     """What the tree knows of a prompt, changing nothing."""
     found = cache.forest.find(salt).match(prompt)
     point = found.node.points.get(num_tokens(prompt))
-    return Finding(
+    return Lookup(
         matched=found.length,
         cached=cache.count_reusable(prompt, salt),
         continuations=_continuations(found.node, found.length),

@@ -29,7 +29,7 @@ _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True)
 class Model:
-    """What a tree is of: a fingerprint, the model's name and groups (for those who look at it without the model)."""
+    """What a tree is of: a fingerprint, the model's name and groups (for commands without the model)."""
 
     fingerprint: str
     name: str

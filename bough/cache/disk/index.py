@@ -75,7 +75,7 @@ class UnusableIndex(Exception):
 
 @dataclass(frozen=True)
 class Identity:
-    """What an index and its user must agree on; but for `model`, a name for people, and `groups`, for who has no model."""
+    """What index and user must agree on. `model` and `groups` may differ: they serve commands without the model."""
 
     fingerprint: str
     model: str

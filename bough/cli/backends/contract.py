@@ -13,7 +13,7 @@ from bough.cli.terminal.columns import memory
 from bough.types import Chunk, Completion, Message, Progress, Prompt
 
 NO_TEMPLATE = "the model has no chat template: use --raw with a prompt to continue a text"
-Given = Mapping[str, Any]
+GivenParams = Mapping[str, Any]
 """Sampling parameters that were set, by name."""
 
 
@@ -51,7 +51,7 @@ class Backend(Protocol):
     def stream(
         self,
         prompt: Prompt,
-        given: Given,
+        given: GivenParams,
         *,
         choice: int = 0,
         is_cancelled: Callable[[], bool],

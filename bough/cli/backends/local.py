@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bough.cli.backends.contract import NO_TEMPLATE, Given, describe_memory
+from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.models import Announce
 from bough.runner import Runner, load
 from bough.types import Chunk, Completion, Message, Progress, Prompt
@@ -70,7 +70,7 @@ class LocalBackend:
     def stream(
         self,
         prompt: Prompt,
-        given: Given,
+        given: GivenParams,
         *,
         choice: int = 0,
         is_cancelled: Callable[[], bool],

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
-from bough.cli.backends.contract import NO_TEMPLATE, Given, describe_memory
+from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.cli.client import Client
 from bough.errors import RequestError, Unavailable
 from bough.types import Chunk, Completion, Loading, Message, Progress, Prompt, Timings, Usage
@@ -72,7 +72,7 @@ class RemoteBackend:
     def stream(
         self,
         prompt: Prompt,
-        given: Given,
+        given: GivenParams,
         *,
         choice: int = 0,
         is_cancelled: Callable[[], bool],
@@ -84,7 +84,7 @@ class RemoteBackend:
             for line in lines.read_until(is_cancelled):
                 if "completion" in line:
                     completion = _read_completion(line["completion"])
-                    continue  # to the end of the response: who closes it before has hung up
+                    continue  # to the end of the response: closing it earlier counts as hanging up
                 piece = heard.take(line)
                 if piece is not None:
                     yield piece

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from bough.cli.backends.contract import Backend
-from bough.cli.chat.conversation import Conversation, Exchange, Session
+from bough.cli.chat.conversation import ChatSession, Conversation, Exchange
 from bough.cli.chat.sessions import LAST, Sessions
 from bough.cli.terminal.answer import describe_end, stream_answer, summarise
 from bough.cli.terminal.progress import show_progress
@@ -25,14 +25,14 @@ class TerminalChat:
         backend: Backend,
         screen: Screen,
         *,
-        session: Session | None = None,
+        session: ChatSession | None = None,
         sessions: Sessions | None = None,
         is_verbose: bool = False,
         wraps: bool = True,
     ) -> None:
         self.backend = backend
         self.screen = screen
-        self.session = session or Session()
+        self.session = session or ChatSession()
         self.sessions = sessions
         self.is_verbose = is_verbose
         self.is_over = False

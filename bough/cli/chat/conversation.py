@@ -39,7 +39,7 @@ class Conversation:
 
 
 @dataclass
-class Session:
+class ChatSession:
     """All that a chat can be resumed from: the model, the parameters that were set, and every branch of the conversation.
 
     `name` is the one that it was saved by or loaded from, if any.

@@ -5,19 +5,17 @@ A file is written as a whole. One that cannot be read, or does not hold a chat, 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bough.cli.chat.conversation import Conversation, Exchange, Session
+from bough.cli.chat.conversation import ChatSession, Conversation, Exchange
 from bough.cli.chat.parameters import check
 from bough.errors import BoughError, RequestError
+from bough.system.folders import write_private
 
 LAST = "last"
 """The name of a chat that was not given another."""
@@ -44,16 +42,16 @@ class Sessions:
         files = [(_saved_s(file), file.stem) for file in self.folder.glob("*.json")]
         return [name for _, name in sorted(files, reverse=True) if _NAME.fullmatch(name)]
 
-    def save(self, session: Session, name: str) -> None:
+    def save(self, session: ChatSession, name: str) -> None:
         """Write the chat under a name, over an older one. Raises RequestError for a bad name, BoughError if it fails."""
         file = self._file(name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_private(file, json.dumps(_to_plain(session), ensure_ascii=False, indent=1))
+            write_private(file, json.dumps(_to_plain(session), ensure_ascii=False, indent=1))
         except OSError as error:
             raise BoughError(f"the chat was not saved to {file}: {error.strerror or error}") from error
 
-    def load(self, name: str | None = None) -> Session:
+    def load(self, name: str | None = None) -> ChatSession:
         """The chat of that name; without one, that which was saved last."""
         names = self.names()
         if name is None and not names:
@@ -81,7 +79,7 @@ def _saved_s(file: Path) -> float:
         return 0.0
 
 
-def _to_plain(session: Session) -> dict[str, Any]:
+def _to_plain(session: ChatSession) -> dict[str, Any]:
     branches = {name: asdict(branch) for name, branch in session.branches.items()}
     return {
         "format": _FORMAT,
@@ -92,14 +90,14 @@ def _to_plain(session: Session) -> dict[str, Any]:
     }
 
 
-def _from_plain(plain: Mapping[str, Any], name: str) -> Session:
+def _from_plain(plain: Mapping[str, Any], name: str) -> ChatSession:
     """The chat that was saved. Raises one of several exceptions if it is not one."""
     if plain["format"] != _FORMAT:
         raise ValueError(f"its format is {plain['format']!r}, and must be {_FORMAT}")
     branches = {check_name(each): _read_conversation(branch) for each, branch in plain["branches"].items()}
     if plain["current"] not in branches:
         raise ValueError(f"it has no branch {plain['current']!r}")
-    return Session(_text(plain["model"]), check(plain["parameters"]), branches, plain["current"], name)
+    return ChatSession(_text(plain["model"]), check(plain["parameters"]), branches, plain["current"], name)
 
 
 def _read_conversation(plain: Mapping[str, Any]) -> Conversation:
@@ -111,16 +109,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"it has a {type(value).__name__} where a text must be")
     return value
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Write the file as a whole, readable by its owner alone."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
-            output.write(text)
-        Path(name).replace(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

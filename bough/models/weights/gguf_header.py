@@ -50,7 +50,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
             if not stream.read(1):
                 raise UnsupportedModel(f"{file} is empty: it is not a GGUF file")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(file, data).read()
+                return _HeaderReader(file, data).read()
     except OSError as error:
         raise UnsupportedModel(f"cannot read {file}: {error}") from error
 
@@ -76,7 +76,7 @@ class _Weight:
     offset: int
 
 
-class _Reader:
+class _HeaderReader:
     """Reads the header from the beginning to the end. `_part` is what it reads at the moment, for messages."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:

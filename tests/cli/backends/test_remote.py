@@ -19,7 +19,7 @@ import pytest
 
 from bough.cli.backends.remote import RemoteBackend, pull
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.conversation import Session
+from bough.cli.chat.conversation import ChatSession
 from bough.cli.chat.loop import run_chat
 from bough.cli.client import Client, find_client
 from bough.cli.terminal.screen import Screen
@@ -195,7 +195,7 @@ def test_a_model_that_the_server_does_not_have_is_not_found(backend):
 
 def test_every_command_of_the_chat_works(backend, capsys):
     messages = iter(["Hello", "/retry", "/tree", "/show", "/explain And?", "/branch b", "/model tiny", "one", "/bye"])
-    chat = TerminalChat(backend, Screen(), session=Session(given={"max_tokens": 3}))
+    chat = TerminalChat(backend, Screen(), session=ChatSession(given={"max_tokens": 3}))
 
     run_chat(chat, lambda: next(messages))
 

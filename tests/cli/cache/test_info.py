@@ -9,7 +9,7 @@ from tests.cli.cache.conftest import PRINT_1, PRINT_2, open_disk, page_files
 
 
 def test_info_without_trees_tells_the_budget_and_the_free_space(invoke, monkeypatch):
-    monkeypatch.setenv("BOUGH_DISK_BYTES", "5GB")
+    monkeypatch.setenv("BOUGH_DISK", "5GB")
 
     result = invoke("cache", "info")
 
@@ -53,7 +53,7 @@ def test_info_as_json_has_exact_numbers(invoke, grow, trees):
 
 
 def test_info_says_that_the_disk_is_off(invoke, monkeypatch):
-    monkeypatch.setenv("BOUGH_DISK_BYTES", "0")
+    monkeypatch.setenv("BOUGH_DISK", "0")
 
     assert "0: nothing is written" in invoke("cache", "info").stdout
 

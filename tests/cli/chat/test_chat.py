@@ -8,7 +8,7 @@ import pytest
 
 from bough.cli.backends.local import LocalBackend
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.conversation import FIRST, Conversation, Exchange, Session
+from bough.cli.chat.conversation import FIRST, ChatSession, Conversation, Exchange
 from bough.cli.chat.line_input import read_message
 from bough.cli.chat.loop import run_chat
 from bough.cli.chat.sessions import Sessions
@@ -32,7 +32,7 @@ def talk(runner, *messages: str, given=SHORT, system: str = "", screen: Screen |
         except StopIteration:
             raise EOFError from None
 
-    session = Session(given=dict(given), branches={FIRST: Conversation(system)})
+    session = ChatSession(given=dict(given), branches={FIRST: Conversation(system)})
     chat = TerminalChat(LocalBackend(runner), screen or Screen(), session=session, **options)
     run_chat(chat, read)
     return chat
@@ -91,7 +91,7 @@ def test_ctrl_c_inside_a_message_of_many_lines_drops_the_message(runner):
     def read_line(prompt: str) -> str:
         return raising_ctrl_c(next(lines))
 
-    chat = TerminalChat(LocalBackend(runner), Screen(), session=Session(given=SHORT))
+    chat = TerminalChat(LocalBackend(runner), Screen(), session=ChatSession(given=SHORT))
     run_chat(chat, lambda: read_message(read_line))
 
     assert questions(chat) == ["Hello"]

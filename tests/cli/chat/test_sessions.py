@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from bough.cli.chat.conversation import Conversation, Exchange, Session
+from bough.cli.chat.conversation import ChatSession, Conversation, Exchange
 from bough.cli.chat.sessions import Sessions
 from bough.cli.prompt_args import PromptArgs
 from bough.errors import BoughError, RequestError
@@ -20,15 +20,15 @@ def sessions(tmp_path) -> Sessions:
     return Sessions(tmp_path / "chats")
 
 
-def make_session(question: str = "Hello") -> Session:
+def make_session(question: str = "Hello") -> ChatSession:
     branches = {"main": Conversation("Be brief.", [Exchange(question, "Hi ☺")]), "b": Conversation()}
-    return Session("tiny", {"temperature": 0.5, "stop": ["a"]}, branches, "main")
+    return ChatSession("tiny", {"temperature": 0.5, "stop": ["a"]}, branches, "main")
 
 
 def test_a_chat_comes_back_as_it_was_saved(sessions):
     sessions.save(make_session(), "trip")
 
-    assert sessions.load("trip") == Session(**{**vars(make_session()), "name": "trip"})
+    assert sessions.load("trip") == ChatSession(**{**vars(make_session()), "name": "trip"})
 
 
 def test_only_the_owner_can_read_a_chat(sessions):

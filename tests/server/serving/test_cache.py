@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bough.cache.admin.view import Explanation, Finding
+from bough.cache.admin.view import Explanation, Lookup
 from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
@@ -59,11 +59,11 @@ class OneModel(Service):
         limit.check(len(prompt))
         return SimpleNamespace(ids=[1] * len(prompt))
 
-    def _look_up(self, prompt: bytes, *args: Any) -> Finding:
+    def _look_up(self, prompt: bytes, *args: Any) -> Lookup:
         self.steps.append(f"asked for {num_tokens(prompt)} ids")
-        return Finding(3, 3, (), is_kept=True, is_enabled=True)
+        return Lookup(3, 3, (), is_kept=True, is_enabled=True)
 
-    def _describe(self, found: Finding, prompt: bytes) -> Explanation:
+    def _describe(self, found: Lookup, prompt: bytes) -> Explanation:
         self.steps.append(f"put into words by {_thread()}")
         return found.explain(prompt, lambda ids: "")
 

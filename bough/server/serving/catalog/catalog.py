@@ -3,8 +3,7 @@
 These are the models in the model folder, and the model that the server was started with, which may lie elsewhere. No name
 reaches other files. A name is, in this order: an alias of the settings, a model or an alias in the folder, a name that a
 pattern of the settings matches. Models of the folder with equal files (copies from before there were aliases) are one: the
-oldest stands for all of them, so that it is loaded once and has one tree. The digest reads all weights, so it is computed
-once and kept in a small file in the cache folder, with a stamp of the model's files. Calls may come from any thread.
+oldest stands for all of them, so that it is loaded once and has one tree. Calls may come from any thread.
 """
 
 from __future__ import annotations
@@ -12,75 +11,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
 from bough import models
 from bough.cache.admin.trees import list_trees, remove_tree
 from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound, RequestError, SettingsError, UnsupportedModel
-from bough.models import ModelFiles, ModelInfo, Store, describe
+from bough.models import ModelFiles, Store
 from bough.models.aliases import Alias, AliasRules, Overlay
-from bough.models.files import CONFIG_FILE, read_notes, stamp_of, translate_os_errors, write_notes
-from bough.models.fingerprint import fingerprint, hash_weights
 from bough.models.sources import find_local
 from bough.models.store import describe_names, plain_name
 from bough.models.tokenizer import load_tokenizer
 from bough.runner import gguf_support
+from bough.server.serving.catalog.entries import CatalogEntry, read_entry
+from bough.server.serving.catalog.memos import InfoMemo, TwinMemo
 from bough.server.serving.overlay import check_overlay, merge_overlays
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
-
-_FORMAT = 2
-_MEMO_FILE = "digests.json"
-_LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING")
-_LICENSE_CHARS = 2**17
-_SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
-_SHORT_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
-
-
-@dataclass(frozen=True)
-class CatalogEntry:
-    """A model as the APIs describe it. `digest` is bare hexadecimal; `family` is what the configuration calls `model_type`,
-    `architecture` the class in transformers. Texts are empty and numbers 0 if the files do not have them."""
-
-    name: str
-    family: str
-    families: tuple[str, ...]
-    format: str
-    architecture: str
-    num_parameters: int
-    parameter_size: str
-    quantization: str
-    digest: str
-    size_bytes: int
-    modified: datetime
-    context_tokens: int
-    embedding_length: int
-    capabilities: tuple[str, ...]  # of completion, tools, thinking, insert
-    template: str
-    license: str
-    sampling: Mapping[str, Any]  # the model's own defaults, by the names of SamplingParams; empty if it has none
-    stands_for: str = ""  # the model's own name, if this is an alias
-    overlay: Overlay = field(default_factory=Overlay)
-
-
-@dataclass(frozen=True)
-class LoadedEntry:
-    """A loaded model as the APIs describe it. `expires_at` is None if it never expires."""
-
-    entry: CatalogEntry
-    num_bytes: int
-    device_bytes: int  # of these, on an accelerator
-    context_tokens: int
-    engine: str
-    expires_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -105,8 +56,8 @@ class Catalog:
         self._rules = AliasRules(settings.aliases)
         self._trees_folder = settings.trees_folder
         self._outside = named if named is not None and named.folder.parent != self.store.folder else None
-        self._infos = _InfoMemo(settings)
-        self._twins = _TwinMemo(settings)
+        self._infos = InfoMemo(settings)
+        self._twins = TwinMemo(settings)
 
     def check_aliases(self) -> None:
         """Raise SettingsError if an alias of the settings stands for nothing. Note those that hide a model."""
@@ -177,7 +128,7 @@ class Catalog:
     def describe(self, files: ModelFiles) -> CatalogEntry:
         """The entry of a model under its own name. Raises ModelError if its files are invalid."""
         try:
-            return self._read_entry(files)
+            return read_entry(files, self._infos.find(files))
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # a configuration may say anything
             raise UnsupportedModel(f"the files in {files.folder} are invalid: {type(error).__name__}: {error}") from error
 
@@ -276,140 +227,10 @@ class Catalog:
             log.warning("the model %s is not listed: %s", name, error)
             return None
 
-    def _read_entry(self, files: ModelFiles) -> CatalogEntry:
-        info = self._infos.find(files)
-        config = files.config | (files.config.get("text_config") or {})
-        family = str(files.config.get("model_type") or "")
-        with translate_os_errors(files.folder):
-            return CatalogEntry(
-                name=files.name,
-                family=family,
-                families=(family,),
-                format="safetensors",
-                architecture=info.architecture,
-                num_parameters=info.num_parameters,
-                parameter_size=human_number(info.num_parameters),
-                quantization=info.quantization or _SHORT_TYPES.get(info.dtype, info.dtype.upper()),
-                digest=info.digest.removeprefix("sha256:"),
-                size_bytes=info.size_bytes,
-                modified=files.created or _modified(files),
-                context_tokens=info.context_tokens,
-                embedding_length=next((int(config[key]) for key in _SIZE_KEYS if config.get(key)), 0),
-                capabilities=tuple(each for each in info.capabilities if each != "chat"),
-                template=_read_template(files),
-                license=_read_license(files),
-                sampling=info.sampling,
-            )
-
-
-def human_number(number: int) -> str:
-    """A number of parameters as Ollama writes it: 134.52M, 7.6B."""
-    for unit, size, digits in (("T", 10**12, 1), ("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
-        if number >= size:
-            return f"{number / size:.{0 if number % size == 0 else digits}f}{unit}"
-    return str(number)
-
-
-class _InfoMemo:
-    """The descriptions of models by folder, valid while the stamp of the files is the same."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._file = settings.cache_folder / _MEMO_FILE
-        self._lock = Lock()
-        self._entries: dict[str, dict[str, Any]] | None = None
-
-    def find(self, files: ModelFiles) -> ModelInfo:
-        """The description of a model, which is computed the first time. Raises ModelError."""
-        with self._lock:  # so that two threads do not read the same model
-            if self._entries is None:
-                self._entries = read_notes(self._file)
-            key = str(files.folder)
-            with translate_os_errors(files.folder):
-                stamp = _stamp(files)
-            entry = self._entries.get(key, {})
-            info = _read_info(entry.get("info")) if entry.get("stamp") == stamp else None
-            if info is None:
-                with translate_os_errors(files.folder):
-                    info = describe(files, hash_weights(files, self._settings))
-                self._entries[key] = {"stamp": stamp, "info": asdict(info)}
-                write_notes(self._file, read_notes(self._file) | {key: self._entries[key]})
-            return info
-
-
-class _TwinMemo:
-    """Finds models with equal files. Fingerprints are kept in memory while the stamp of the files is the same."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._prints: dict[Path, tuple[str, str]] = {}  # stamp and fingerprint, by folder
-
-    def oldest(self, files: ModelFiles, others: Sequence[ModelFiles]) -> ModelFiles:
-        """Of the models whose files equal these, the one that was made first. Costs a look at each model's weights."""
-        try:
-            sizes = _sizes(files)
-            alike = [each for each in others if each.folder != files.folder and _sizes(each) == sizes]
-            if not sizes or not alike:
-                return files
-            wanted = self._fingerprint(files)
-            equal = [files, *(each for each in alike if self._fingerprint(each) == wanted)]
-        except (ModelError, OSError):  # using the model tells what is wrong with it
-            return files
-        return min(equal, key=lambda each: (each.created is None, each.created and each.created.timestamp(), each.name))
-
-    def _fingerprint(self, files: ModelFiles) -> str:
-        stamp = _stamp(files)
-        known = self._prints.get(files.folder)
-        if known is None or known[0] != stamp:
-            known = self._prints[files.folder] = (stamp, fingerprint(files, self._settings))
-        return known[1]
-
-
-def _sizes(files: ModelFiles) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in files.weights}
-
 
 def _digest(entry: CatalogEntry, overlay: Overlay) -> str:
     """A digest that changes with the weights and with the overlay."""
     return hashlib.sha256(f"{entry.digest} {json.dumps(asdict(overlay), sort_keys=True)}".encode()).hexdigest()
-
-
-def _stamp(files: ModelFiles) -> str:
-    """A text that changes with every file of the model. Raises OSError."""
-    stamps = sorted(stamp_of(file) for file in files.folder.iterdir() if file.is_file())
-    return "\n".join([f"format {_FORMAT}", files.name, *stamps])
-
-
-def _read_info(plain: Any) -> ModelInfo | None:
-    if not isinstance(plain, dict) or set(plain) != {each.name for each in fields(ModelInfo)}:
-        return None
-    if not isinstance(plain["sampling"], dict):
-        return None
-    return ModelInfo(**plain | {"capabilities": tuple(map(str, plain["capabilities"]))})
-
-
-def _modified(files: ModelFiles) -> datetime:
-    return datetime.fromtimestamp((files.folder / CONFIG_FILE).stat().st_mtime, UTC)
-
-
-def _read_template(files: ModelFiles) -> str:
-    """The text of the chat template: a file of its own, or a part of the tokenizer's configuration."""
-    own = files.folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8", errors="replace")
-    try:
-        found = json.loads((files.folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError):
-        return ""
-    if isinstance(found, list):  # several, by name
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default") or next(iter(named.values()), None)
-    return found if isinstance(found, str) else ""
-
-
-def _read_license(files: ModelFiles) -> str:
-    file = next((files.folder / name for name in _LICENSE_FILES if (files.folder / name).is_file()), None)
-    return file.read_text(encoding="utf-8", errors="replace")[:_LICENSE_CHARS] if file else ""
 
 
 def _remove_trees(folder: Path, model: str) -> None:

@@ -1,0 +1,19 @@
+"""Settings: built once from flags, `BOUGH_*` variables and `bough.toml`, then passed down."""
+
+from bough.config.parsing import parse_aliases, parse_bytes, parse_seconds
+from bough.config.reading import find_given, limit_thread_spinning, load_settings
+from bough.config.settings import DEFAULT_MODEL, ENGINES, SIZES, TIMES, Settings
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "ENGINES",
+    "SIZES",
+    "TIMES",
+    "Settings",
+    "find_given",
+    "limit_thread_spinning",
+    "load_settings",
+    "parse_aliases",
+    "parse_bytes",
+    "parse_seconds",
+]
