@@ -23,6 +23,7 @@ from bough.config.settings import SIZES, TIMES, Settings, find_problem
 from bough.errors import SettingsError
 
 _OLD_NAMES = {
+    "memory": "device_memory",
     "device_bytes": "device_memory",
     "host_bytes": "host_memory",
     "disk_bytes": "disk",

@@ -85,6 +85,7 @@ def test_the_server_tells_which_engine_it_has(mlx_server: Server) -> None:
     assert "the model tiny was loaded in" in mlx_server.log and ": mlx, cpu, float32" in mlx_server.log
 
 
+@pytest.mark.slow  # it starts three servers; what keeps trees of engines apart is tested by fingerprints, too
 def test_a_server_that_starts_again_finds_its_tree_and_another_engine_does_not(tiny_model: Path, tmp_path: Path) -> None:
     chat = Chat("openai", text_of(300, begin="restart"), max_tokens=4)
     seen = {}

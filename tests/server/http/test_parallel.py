@@ -48,7 +48,7 @@ def said(replies: Sequence[Reply]) -> list[tuple[str, list[str], int]]:
     return [(reply.text, reply.tokens, reply.prompt_tokens) for reply in replies]
 
 
-@pytest.mark.parametrize("kind", ["greedy", "seeded"])
+@pytest.mark.parametrize("kind", ["greedy", pytest.param("seeded", marks=pytest.mark.slow)])
 def test_eight_chats_at_once_are_answered_as_each_alone_token_by_token(server: Server, kind: str) -> None:
     together = run(ask_together(server, chats(kind, f"{kind} together")))
     alone = run(ask_in_turn(server, chats(kind, f"{kind} alone")))  # another salt: nothing of the others is known

@@ -161,6 +161,18 @@ def test_aliases_are_listed_and_stand_for_one_model(settings, store, folder):
     catalog.check_aliases()
 
 
+def test_a_name_that_only_a_pattern_matches_is_not_here(settings, store, folder):
+    add(store, "tiny", folder)
+    catalog = Catalog(replace(settings, aliases="gpt-4o=tiny, *=tiny"))
+
+    assert [name for name in ("tiny", "tiny:latest", "gpt-4o", "qwen3:4b", "../up") if catalog.has_name(name)] == [
+        "tiny",
+        "tiny:latest",
+        "gpt-4o",
+    ]
+    assert catalog.files("qwen3:4b").name == "tiny"
+
+
 def test_an_alias_of_the_settings_needs_a_model_and_is_not_changed_by_clients(settings, store, folder, caplog):
     add(store, "tiny", folder)
     with pytest.raises(SettingsError, match="aliases has a=nobody, and there is no model 'nobody'; there are: tiny"):

@@ -94,7 +94,7 @@ async def show(body: NamedRequest, service: ServiceOf) -> Response:
 async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Response:
     """Download a model and stream the progress. A model that is here already is not downloaded again."""
     name = body.wanted
-    is_here = await _is_here(service, name)
+    is_here = await asyncio.to_thread(service.catalog.has_name, name)
     if not is_here and not models.can_pull(name):
         raise ModelNotFound(f"pull model manifest: file does not exist: nothing is known of {name!r}")
     if body.stream is not False:
@@ -154,14 +154,6 @@ async def find_blob(digest: str) -> Response:
 
 async def _find(service: Service, name: str) -> CatalogEntry:
     return await asyncio.to_thread(service.catalog.find, name)
-
-
-async def _is_here(service: Service, name: str) -> bool:
-    try:
-        await _find(service, name)
-    except ModelNotFound:
-        return False
-    return True
 
 
 def _write(entry: CatalogEntry) -> dict[str, Any]:

@@ -121,6 +121,11 @@ class Catalog:
             return self._look_up(target)
         return found
 
+    def has_name(self, name: str) -> bool:
+        """Whether a model or an alias has this very name. That a pattern matches it does not count."""
+        plain = name.removesuffix(":latest")
+        return plain in self._rules.names or self._look_up(plain) is not None
+
     def files(self, name: str) -> ModelFiles:
         """The files of the model that a name stands for. Raises ModelNotFound."""
         return self.resolve(name).files

