@@ -96,7 +96,9 @@ def _quote(text: str, most: int) -> str:
 
 
 def _notes(view: NodeView, is_short: bool = False) -> list[str]:
-    notes = [f"{view.num_tokens} tokens", f"{view.nbytes / 2**20:.1f} MiB"]
+    notes = [f"{view.num_tokens} tokens"]
+    if view.nbytes:  # in memory; what is only on disk has none there
+        notes.append(f"{view.nbytes / 2**20:.1f} MiB")
     if set(view.tiers) - {"device"}:
         tiers = [f"{number} on {tier}" for tier, number in view.tiers.items()]
         notes += tiers if is_short else [", ".join(tiers)]
