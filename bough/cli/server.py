@@ -91,7 +91,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
         app, url = make_app(service.settings, service), url_of(bound)
         if not is_loopback(bound) and settings.keys_file is None:
             screen.note(describe_exposure(url, settings.allowed_hosts))
-        app.state.announcement = make_announcement(url)
+        app.state.announcement = make_announcement(local_url(url))
         problem = announce(held, settings.cache_folder, app.state.announcement)
 
         def tell_ready() -> None:
@@ -101,6 +101,11 @@ def run_server(settings: Settings, screen: Screen) -> None:
             screen.note(f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 
         host(app, service.settings, service, bound, tell_ready)
+
+
+def local_url(url: str) -> str:
+    """The address at which commands on this machine reach a server that listens at all addresses."""
+    return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 
 
 def describe_exposure(url: str, allowed_hosts: str) -> str:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from bough.cli.client import find_url
-from bough.cli.server import announce, describe_exposure
+from bough.cli.server import announce, describe_exposure, local_url
 from bough.config import Settings
 from bough.system.announcement import make_announcement
 from tests.models.web_server import Site, serving
@@ -210,3 +210,15 @@ def test_the_warning_of_an_open_server_tells_what_containers_need():
     assert "--keys-file" in describe_exposure("http://0.0.0.0:1", "")
     assert "--allowed-hosts host.docker.internal" in describe_exposure("http://0.0.0.0:1", "")
     assert "--allowed-hosts" not in describe_exposure("http://0.0.0.0:1", "box.lan")
+
+
+@pytest.mark.parametrize(
+    ("url", "reached"),
+    [
+        ("http://0.0.0.0:11435", "http://127.0.0.1:11435"),
+        ("http://[::]:8080", "http://[::1]:8080"),
+        ("http://10.0.0.0:1", "http://10.0.0.0:1"),
+    ],
+)
+def test_a_server_for_all_addresses_is_announced_at_the_local_one(url, reached):
+    assert local_url(url) == reached
