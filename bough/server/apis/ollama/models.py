@@ -33,7 +33,7 @@ from bough.server.serving.service import Service
 router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
 OLLAMA_VERSION = "0.14.2"
-"""The version that clients see. Some refuse an older one: VS Code below 0.6.4, 1Code below 0.14.2."""
+"""The version of Ollama whose API this is. Some clients refuse an older one: VS Code asks for 0.6.4, others for 0.14.2."""
 
 FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 """The date that clients see for a model that never expires."""
