@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -156,3 +157,21 @@ def write_notes(file: Path, notes: Mapping[str, Mapping[str, Any]]) -> None:
             Path(name).replace(file)
         finally:
             Path(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turn off transformers' progress bars and log lines inside this context."""
+    from transformers.utils import logging as library_logging
+
+    library: Any = library_logging
+    had_bars = library.is_progress_bar_enabled()
+    level = library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bars:
+            library.enable_progress_bar()

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bough.system.folders import write_private
+from bough.system.processes import is_alive
 
 ANNOUNCEMENT_FILE = "server.json"
 PROOF_PATH = "/api/announced"
@@ -63,7 +64,7 @@ def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if read_announcement(folder) == announcement:
                 file.unlink(missing_ok=True)
-                if before is not None and _is_alive(before.pid):
+                if before is not None and is_alive(before.pid):
                     write_private(file, json.dumps(asdict(before)))
 
 
@@ -77,7 +78,7 @@ def read_announcement(folder: Path) -> Announcement | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return announcement if _is_alive(announcement.pid) else None
+    return announcement if is_alive(announcement.pid) else None
 
 
 def _read_private(file: Path) -> bytes:
@@ -90,15 +91,3 @@ def _read_private(file: Path) -> bytes:
         if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             raise PermissionError(f"{file} is another user's, or others can write it")
         return content.read(_MAX_BYTES)
-
-
-def _is_alive(pid: int) -> bool:
-    if pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        pass  # another user's process
-    return True

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bough.cache.disk.errors import DiskBusy
+from bough.system.processes import is_alive
 
 LOCK = "lock"
 
@@ -80,12 +81,4 @@ def recorded_pid(folder: Path) -> int | None:
 def owner_pid(folder: Path) -> int | None:
     """The process that seems to have the tree open, found without touching the lock; None if none has."""
     pid = recorded_pid(folder)
-    if pid is None or pid <= 0:
-        return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except (OSError, OverflowError):
-        pass  # another user's process
-    return pid
+    return pid if pid is not None and is_alive(pid) else None

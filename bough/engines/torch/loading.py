@@ -7,7 +7,6 @@ weight that no file holds is an error: a model never runs with random weights. O
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +16,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as library_logging
 
 from bough.config import Settings
 from bough.engines.contract import ReportProgress
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.engines.torch.device import choose_device, choose_dtype
 from bough.errors import UnsupportedModel
-from bough.models.files import one_line
+from bough.models.files import one_line, quiet_transformers
 
 _AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it returns
 
@@ -157,7 +155,7 @@ def _keeps_float32(model: Any) -> bool:
 
 def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     try:
-        with _quiet():
+        with quiet_transformers():
             model, info = _AUTO_MODEL.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -186,18 +184,3 @@ def _require_filled(folder: Path, info: dict[str, Any]) -> None:
         raise UnsupportedModel(
             f"the weights in {folder} do not fill the model: {len(missing)} are missing, such as {missing[0]}"
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn off the tables that transformers prints about weights, and its progress bars."""
-    library: Any = library_logging
-    had_bars, level = library.is_progress_bar_enabled(), library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if had_bars:
-            library.enable_progress_bar()

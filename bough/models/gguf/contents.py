@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,21 +92,3 @@ def main_type(reader: Any) -> str:
     for tensor in reader.tensors:
         counts[tensor.tensor_type.name] += int(tensor.n_elements)
     return counts.most_common(1)[0][0]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Turn off transformers' progress bars and log lines inside this context."""
-    from transformers.utils import logging as library_logging
-
-    library: Any = library_logging
-    had_bars = library.is_progress_bar_enabled()
-    level = library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if had_bars:
-            library.enable_progress_bar()

@@ -15,8 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.files import one_line
-from bough.models.gguf.contents import Converted, main_type, quiet, save_sampling, save_tokenizer
+from bough.models.files import one_line, quiet_transformers
+from bough.models.gguf.contents import Converted, main_type, save_sampling, save_tokenizer
 from bough.types import Progress
 
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -30,7 +30,7 @@ def convert(file: Path, folder: Path, progress: Progress) -> Converted:
     before anything is written if the disk has no room for the result.
     """
     try:
-        with quiet():
+        with quiet_transformers():
             return _convert(file, folder, progress)
     except ModelError:
         raise

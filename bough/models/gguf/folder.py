@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy, one_line
-from bough.models.gguf.contents import Converted, main_type, quiet, save_sampling, save_tokenizer, value_of
+from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy, one_line, quiet_transformers
+from bough.models.gguf.contents import Converted, main_type, save_sampling, save_tokenizer, value_of
 from bough.types import Progress
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -29,7 +29,7 @@ def make_folder(file: Path, folder: Path, progress: Progress) -> Converted:
     """
     progress.start(f"Reading {file.name}, once", None)
     try:
-        with quiet():
+        with quiet_transformers():
             return _make_folder(file, folder)
     except ModelError:
         raise
