@@ -27,15 +27,19 @@ _PROOF_TIMEOUT_S = 3.0
 _MAX_PROOF_BYTES = 1_024
 _POLL_S = 0.05
 _PIECE_BYTES = 2**20
-_LOOPBACK_OF_WILDCARD = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def find_url(settings: Settings, url: str | None = None) -> str:
     """The address of the server: `url` if it is given, else the one in the settings."""
     if url:
         return (url if "://" in url else f"http://{url}").rstrip("/")
-    host = _LOOPBACK_OF_WILDCARD.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    host = settings.host or "0.0.0.0"
+    return local_url(f"http://{f'[{host}]' if ':' in host else host}:{settings.port}")
+
+
+def local_url(url: str) -> str:
+    """The address at which commands on this machine reach a server that listens at all addresses."""
+    return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 
 
 def find_client(settings: Settings, url: str | None = None, *, is_local: bool = False) -> Client | None:

@@ -72,10 +72,8 @@ def run(
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Save neither the chat nor what is typed in it.")
     ] = False,
-    url: Annotated[str | None, typer.Option("--url", help="The server to use; not given: one on this machine.")] = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="Run the model in this process, even if there is a server.")
-    ] = False,
+    url: options.Url = None,
+    is_local: options.IsLocal = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -122,7 +120,7 @@ def run(
     sessions = Sessions(settings.data_folder / "chats")
     session = _resume(words, sessions) if resume else None
     args = PromptArgs(model or session.model or None, None) if session else read_prompt_args(words, model, sys.stdin)
-    with Backends(Where(settings, url, local, flags), screen) as backends:
+    with Backends(Where(settings, url, is_local, flags), screen) as backends:
         args = _settle(args, backends, screen)
         _check_prompt(args, run_options)
         is_told = args.prompt is not None and (verbose or screen.notes.is_terminal)  # a chat's first line says it

@@ -16,7 +16,7 @@ from rich import filesize
 from rich.console import Console
 
 from bough.cli import options
-from bough.cli.client import Client, find_client
+from bough.cli.client import Client, find_client, local_url
 from bough.cli.terminal.columns import ahead, align, memory
 from bough.cli.terminal.progress import Bars, Lines
 from bough.cli.terminal.screen import Screen
@@ -101,11 +101,6 @@ def run_server(settings: Settings, screen: Screen) -> None:
             screen.note(f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 
         host(app, service.settings, service, bound, tell_ready)
-
-
-def local_url(url: str) -> str:
-    """The address at which commands on this machine reach a server that listens at all addresses."""
-    return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 
 
 def describe_exposure(url: str, allowed_hosts: str) -> str:

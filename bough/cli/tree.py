@@ -40,8 +40,6 @@ from bough.types import Message
 _SHOWN_BRANCHES = 4
 _NO_CONVERSION = GgufSupport(is_readable=True, is_convertible=False)  # the tokenizer is all that is wanted
 
-Local = Annotated[bool, typer.Option("--local", help="Read the tree on disk, also if a server is running.")]
-Url = Annotated[str | None, typer.Option("--url", help="The server's address; not given: the one that is running here.")]
 Salt = Annotated[str | None, typer.Option(help="Only the tree of this salt.")]
 
 
@@ -49,15 +47,15 @@ def tree(
     model: Annotated[str | None, typer.Argument(help="A model, or a tree on disk; not given: the default model.")] = None,
     salt: Salt = None,
     as_json: options.AsJson = False,
-    url: Url = None,
-    local: Local = False,
+    url: options.Url = None,
+    is_local: options.IsLocal = False,
 ) -> None:
     """Draw the tree: each edge with its text and its tier, what is kept and what is in use.
 
     Without a running server the tree on disk is drawn. No model is loaded for that.
     """
     screen, settings = Screen(), load_settings()
-    client = find_client(settings, url, is_local=local)
+    client = find_client(settings, url, is_local=is_local)
     if client is None:
         return _draw_stored(model, salt, as_json, settings, screen)
     with client:
@@ -93,8 +91,8 @@ def explain(
     system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
     as_json: options.AsJson = False,
-    url: Url = None,
-    local: Local = False,
+    url: options.Url = None,
+    is_local: options.IsLocal = False,
 ) -> None:
     """Show how much of a prompt is cached, and where it diverges from the tree.
 
@@ -107,7 +105,7 @@ def explain(
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     screen, settings = Screen(), load_settings()
-    client = find_client(settings, url, is_local=local)
+    client = find_client(settings, url, is_local=is_local)
     if client is None:
         messages = [{"role": "system", "content": system}] if system else []
         prompt = args.prompt if raw else [*messages, {"role": "user", "content": args.prompt}]

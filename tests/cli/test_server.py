@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bough.cli.client import find_url
-from bough.cli.server import announce, describe_exposure, local_url
+from bough.cli.client import find_url, local_url
+from bough.cli.server import announce, describe_exposure
 from bough.config import Settings
 from bough.system.announcement import make_announcement
 from tests.models.web_server import Site, serving
