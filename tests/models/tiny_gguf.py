@@ -37,7 +37,7 @@ def write_gguf(
     hf = byte_level(CHATML)
     writer = gguf.GGUFWriter(file, architecture)
     _add_shape(writer, len(hf), architecture)
-    _add_tokenizer(writer, hf)
+    add_tokenizer(writer, hf)
     if split:
         writer.add_tokenizer_pre(split)
     if adds_start is not None:
@@ -78,7 +78,8 @@ def _add_shape(writer: gguf.GGUFWriter, vocab_size: int, architecture: str) -> N
     writer.add_vocab_size(vocab_size)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, hf) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, hf) -> None:
+    """Write a byte-level tokenizer and its template to a file."""
     model = json.loads(hf.backend_tokenizer.to_str())["model"]
     tokens = hf.convert_ids_to_tokens(list(range(len(hf))))
     kinds = [

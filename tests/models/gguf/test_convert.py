@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from bough.errors import ModelError, UnsupportedModel
 from bough.models import ModelFiles, load_tokenizer
 from bough.models.gguf.convert import convert
+from bough.models.info import count_parameters
 from tests.models.tiny_gguf import write_gguf
 from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.models.web_server import Recorder
@@ -98,3 +100,31 @@ def test_a_file_that_is_no_gguf_is_told_as_such(tmp_path, content):
         convert(tmp_path / "bad.gguf", tmp_path / "out", progress)
 
     assert progress.num_finished == len(progress.labels)
+
+
+def test_two_threads_that_convert_at_once_do_not_disturb_each_other(tmp_path):
+    kinds = [Kind.Q8_0, Kind.Q4_0, Kind.F32, Kind.Q4_1]
+    for kind in kinds:
+        write_gguf(tmp_path / f"{kind.name}.gguf", kind)
+        convert(tmp_path / f"{kind.name}.gguf", tmp_path / f"{kind.name}-alone", Recorder())
+    original = gguf.dequantize, gguf.GGUFReader, gguf.get_tensor_name_map
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda each: convert(tmp_path / f"{each.name}.gguf", tmp_path / each.name, Recorder()), kinds))
+
+    for kind in kinds:
+        for name in ("model.safetensors", "packed.json"):
+            assert (tmp_path / kind.name / name).read_bytes() == (tmp_path / f"{kind.name}-alone" / name).read_bytes()
+    assert (gguf.dequantize, gguf.GGUFReader, gguf.get_tensor_name_map) == original
+
+
+def test_the_file_itself_is_kept_without_a_second_copy(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf", Kind.Q8_0)
+
+    convert(tmp_path / "tiny.gguf", tmp_path / "out", Recorder())
+
+    assert (tmp_path / "out" / "model.gguf").samefile(tmp_path / "tiny.gguf")
+    assert [file.name for file in ModelFiles("tiny", tmp_path / "out").weights] == ["model.safetensors"]
+    assert count_parameters(ModelFiles("tiny", tmp_path / "out")) == sum(
+        tensor.numel() for tensor in load_file(tmp_path / "out" / "model.safetensors").values()
+    )
