@@ -4,9 +4,10 @@ import logging
 
 from bough.models.chat.template import Rendered
 from bough.models.files import ModelFiles
+from bough.models.fingerprint import check_packed
 from bough.models.info import ModelInfo, describe
 from bough.models.pulling import Announce, PullPlan, can_pull, pull
-from bough.models.sources import GgufSupport, convert_if_needed, resolve
+from bough.models.sources import GgufSupport, convert_if_needed, resolve, why_not_packed
 from bough.models.store import Store
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.models.weights import check_weights
@@ -27,10 +28,12 @@ __all__ = [
     "Store",
     "Tokenizer",
     "can_pull",
+    "check_packed",
     "check_weights",
     "convert_if_needed",
     "describe",
     "load_tokenizer",
     "pull",
     "resolve",
+    "why_not_packed",
 ]

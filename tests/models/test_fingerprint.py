@@ -12,9 +12,10 @@ import gguf
 import pytest
 
 from bough.config import Settings
-from bough.errors import ModelError
+from bough.errors import ModelError, UnsupportedModel
 from bough.models.files import ModelFiles
-from bough.models.fingerprint import fingerprint, hash_weights, safe_name, tree_folder
+from bough.models.fingerprint import check_packed, fingerprint, hash_weights, safe_name, tree_folder
+from bough.models.gguf.convert import convert
 from bough.models.gguf.folder import make_folder
 from bough.types import SilentProgress
 from tests.models.tiny_gguf import write_gguf
@@ -273,3 +274,50 @@ def test_a_gguf_file_counts_as_the_weights_it_holds(tmp_path: Path, settings: Se
 
     assert hash_weights(files, settings) == {"model.gguf": hashlib.sha256(content).hexdigest()}
     assert fingerprint(files, settings) != before
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> ModelFiles:
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
+    convert(tmp_path / "tiny.gguf", tmp_path / "converted", SilentProgress())
+    return ModelFiles("tiny", tmp_path / "converted")
+
+
+def test_packed_weights_do_not_change_it(converted: ModelFiles, settings: Settings) -> None:
+    with_packed = print_of(converted, settings)
+    assert (converted.folder / "model.gguf").is_file()
+
+    (converted.folder / "packed.json").unlink()
+    (converted.folder / "model.gguf").unlink()
+
+    assert print_of(converted, settings) == with_packed
+    assert hash_weights(converted, settings).keys() == {"model.safetensors"}
+
+
+def test_packed_weights_are_read_once_to_be_checked(converted: ModelFiles, settings: Settings) -> None:
+    first, second = Told(), Told()
+
+    packed = check_packed(converted, settings, first)
+    check_packed(converted, settings, second)
+
+    assert packed is not None and packed.tensors
+    assert first.starts == [("reading the weights of tiny", packed.path.stat().st_size)]
+    assert second.starts == []
+
+
+def test_a_file_of_packed_weights_that_changed_is_refused(converted: ModelFiles, settings: Settings) -> None:
+    check_packed(converted, settings)
+    file = converted.folder / "model.gguf"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf differs from the file that tiny was made of") as caught:
+        check_packed(converted, settings)
+
+    assert hashlib.sha256(content).hexdigest() in str(caught.value)
+
+
+def test_a_model_without_packed_weights_has_none_to_check(model: ModelFiles, settings: Settings) -> None:
+    assert check_packed(model, settings) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
@@ -346,3 +347,18 @@ def test_a_model_that_was_damaged_here_is_fetched_again(settings, use_hub):
         again = pull("org/small", settings, FOR_TORCH)
 
     assert (again.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_pulling_a_gguf_file_again_adds_packed_weights_that_are_missing(settings, use_hub, gguf_files):
+    with serving(make_hub(gguf_files)) as site:
+        use_hub(site.url)
+        before = pull("hf.co/org/small:Q8_0", settings, FOR_TORCH)
+        (before.folder / "model.gguf").unlink()
+        (before.folder / "packed.json").unlink()
+        weights = (before.folder / "model.safetensors").stat().st_ino
+        after = pull("hf.co/org/small:Q8_0", settings, FOR_TORCH)
+
+    assert (after.folder / "model.gguf").read_bytes() == FILES["Tiny-Q8_0.gguf"]
+    assert (after.folder / "model.safetensors").stat().st_ino == weights  # not converted again
+    assert names_in(after.folder) == sorted({*names_in(before.folder), "model.gguf", "packed.json"})
+    assert after == replace(before, created=after.created)
