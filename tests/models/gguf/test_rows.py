@@ -176,3 +176,22 @@ def test_rows_that_the_library_changes_are_found_by_comparing(tmp_path, monkeypa
     assert "model.layers.0.mlp.down_proj.weight" not in packed.tensors  # its numbers are those of the next rows
     assert len(packed.tensors) == 2 * (len(LINEARS) - 1) + 2
     assert_is_model(packed, weights)
+
+
+@pytest.mark.parametrize("order", ["backwards", "shuffled", "twice"])
+def test_rows_in_any_order_are_found(tmp_path, monkeypatch, order):
+    from transformers import modeling_gguf_pytorch_utils as library
+
+    rows = np.arange(WIDTH)
+    chosen = {"backwards": rows[::-1], "shuffled": np.random.default_rng(1).permutation(rows), "twice": rows // 2}[order]
+
+    def process(self, weights, name, **_):
+        return library.GGUFTensor(weights[chosen] if "ffn_down" in name else weights, name, {})
+
+    monkeypatch.setattr(library.LlamaTensorProcessor, "process", process)
+    write_gguf(tmp_path / "tiny.gguf", Kind.Q8_0)
+
+    packed, weights = convert_to(tmp_path / "out", tmp_path / "tiny.gguf")
+
+    assert "model.layers.1.mlp.down_proj.weight" in packed.tensors
+    assert_is_model(packed, weights)
