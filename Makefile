@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
+PACKAGES = $(VENV)/.packages
+KERNELS = bough/engines/torch/cpu
 
 .PHONY: demo serve test lint fix bench docs clean
 
@@ -32,10 +34,15 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python -m tests.settings_reference
 
-$(READY): pyproject.toml
+$(READY): $(PACKAGES) setup.py $(KERNELS)/kernels.c
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
+$(PACKAGES): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	BOUGH_NO_KERNELS=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
+	    $(KERNELS)/_kernels.*

@@ -20,6 +20,7 @@
     │   ├── ModelNotFound
     │   ├── DownloadError
     │   └── UnsupportedModel
+    ├── KernelsMissing           there are no kernels for this CPU, or they cannot be used
     └── EngineError              the engine failed in the middle of a forward pass
 
 Errors of libraries are translated where they enter (downloads, model loading, engine steps), and never passed on.
@@ -161,6 +162,15 @@ class DownloadError(ModelError):
 
 class UnsupportedModel(ModelError):
     """No engine can run the model that the files describe."""
+
+
+class KernelsMissing(BoughError):
+    """There are no kernels for this CPU, or they cannot be used. Models run without them; `todo` says how to get them."""
+
+    def __init__(self, reason: str, todo: str) -> None:
+        super().__init__(f"{reason}; {todo}" if todo else reason)
+        self.reason = reason
+        self.todo = todo
 
 
 class EngineError(BoughError):

@@ -275,6 +275,10 @@ def test_a_name_that_is_like_no_setting_gets_them_all(file):
         load_settings({}, {"BOUGH_XYZZY": "1"}, file)
 
 
+def test_variables_for_building_the_kernels_are_no_settings():
+    assert load_settings(environ={"BOUGH_NO_KERNELS": "1", "BOUGH_KERNELS_ISA": "plain"}) == Settings()
+
+
 def test_what_was_given_tells_where_it_came_from(file):
     found = find_given({"lanes": 7}, {"BOUGH_DISK_BYTES": "1GB"}, file, are_flags=True)
 

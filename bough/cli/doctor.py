@@ -27,10 +27,11 @@ from bough.cli.terminal.columns import memory, wrap
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, find_given, load_settings
 from bough.engines.choice import choose_engine, find_installed, install_command, is_apple_silicon
-from bough.errors import BoughError, SettingsError
+from bough.errors import BoughError, KernelsMissing, SettingsError
 from bough.models import ModelFiles, Store
 from bough.models.info import count_parameters
 from bough.models.store import plain_name
+from bough.runner import describe_kernels
 from bough.runner.tiers import describe_full, disk_budget_bytes
 from bough.system.announcement import read_announcement
 from bough.system.folders import why_not_writable
@@ -158,6 +159,8 @@ def _check_engine(settings: Settings) -> Iterator[Finding]:
         yield Finding("problem", "engine", f"{chosen} cannot be imported ({error!r})", install_command(chosen))
         return
     yield Finding("ok", "engine", f"{chosen} would run models, because {_why(settings, installed)}; {text}")
+    if chosen == "torch":
+        yield from _check_kernels(settings)
 
 
 def _why(settings: Settings, installed: list[str]) -> str:
@@ -177,6 +180,20 @@ def _describe_torch() -> str:
         return f"cuda: no, mps: {mps}, {torch.get_num_threads()} threads by default"
     name, total_bytes = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
     return f"cuda: yes, {torch.cuda.device_count()} device(s), the first is {name} with {memory(total_bytes)}"
+
+
+def _check_kernels(settings: Settings) -> Iterator[Finding]:
+    """The kernels for CPUs, if torch would run models on one."""
+    import torch
+
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    if settings.device != "cpu" and (settings.device != "auto" or has_gpu):
+        return
+    num_threads = settings.threads or torch.get_num_threads()
+    try:
+        yield Finding("ok", "kernels", f"{describe_kernels()}, for {num_threads} threads")
+    except KernelsMissing as missing:
+        yield Finding("warning", "kernels", f"none: {missing.reason}", missing.todo)
 
 
 def _describe_mlx() -> str:

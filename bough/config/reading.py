@@ -41,6 +41,7 @@ _WORDS_FOR_NONE = {  # for every other setting that may be None: auto
     "request_timeout": ("never",),
     "keys_file": ("none", ""),
 }
+_FOR_BUILDING = ("BOUGH_NO_KERNELS", "BOUGH_KERNELS_ISA")  # which setup.py reads
 _NOT_FROM_THE_WORKING_FOLDER = ("trust_remote_code", "host", "origins", "allowed_hosts")
 _FORMS = {"int": "a whole number", "float": "a number", "bool": "true or false", "Path": "a path", "str": "text"}
 _FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Settings)}
@@ -93,7 +94,7 @@ def find_given(
     found |= _gather(
         Given(name.removeprefix("BOUGH_").lower(), text, "variable", name)
         for name, text in environ.items()
-        if name.startswith("BOUGH_")
+        if name.startswith("BOUGH_") and name not in _FOR_BUILDING
     )
     return found | _gather(
         Given(name, value, "flag", flag_of(name)) if are_flags else Given(name, value, "argument", name)

@@ -82,6 +82,17 @@ def gguf_support(settings: Settings) -> GgufSupport:
     return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
 
 
+def describe_kernels() -> str:
+    """The instruction set for which there are CPU kernels, and what keeps them from a better one. Imports no engine.
+
+    Raises KernelsMissing if there are none.
+    """
+    from bough.engines.torch.cpu.library import explain_missing_isa, load_kernels
+
+    title, why = load_kernels().title, explain_missing_isa()
+    return f"{title} ({why})" if why else title
+
+
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
     """The engine that the settings ask for, with the model loaded. Damaged files are found before the engine reads them."""
     engine = _import_engine(settings)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from bough.cli import doctor
+from bough.errors import KernelsMissing
+from bough.runner import describe_kernels
 from tests.cli.conftest import add_model
 from tests.models.tiny_tokenizer import byte_level
 from tests.tiny_models import make_folder
@@ -50,6 +52,31 @@ def test_the_engine_is_told_with_the_reason(invoke):
     (found,) = findings(invoke, "engine")
 
     assert "would run models, because" in found["text"] and "cuda: " in found["text"]
+
+
+def test_the_kernels_of_the_cpu_are_told(invoke, monkeypatch):
+    monkeypatch.setenv("BOUGH_ENGINE", "torch")
+    monkeypatch.setenv("BOUGH_DEVICE", "cpu")
+    monkeypatch.setenv("BOUGH_THREADS", "3")
+    try:
+        wanted = ("ok", f"{describe_kernels()}, for 3 threads")
+    except KernelsMissing as missing:
+        wanted = ("warning", f"none: {missing.reason}")
+
+    (found,) = findings(invoke, "kernels")
+
+    assert (found["level"], found["text"]) == wanted
+
+
+def test_missing_kernels_are_a_warning_with_what_to_do(invoke, monkeypatch):
+    def fail() -> str:
+        raise KernelsMissing("there was no C compiler", "install gcc")
+
+    monkeypatch.setattr(doctor, "describe_kernels", fail)
+    monkeypatch.setenv("BOUGH_ENGINE", "torch")
+    monkeypatch.setenv("BOUGH_DEVICE", "cpu")
+
+    assert "warning: kernels: none: there was no C compiler: install gcc\n" in invoke("doctor").stdout
 
 
 def test_settings_are_told_with_where_they_came_from(invoke, home, monkeypatch):

@@ -1,0 +1,1 @@
+"""Kernels for CPUs: weights stay in the blocks of their file, and a step is one call."""

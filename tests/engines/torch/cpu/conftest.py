@@ -1,0 +1,53 @@
+"""setup.py as a module, and a small C file in place of the kernels, which compiles at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bough.engines.torch.cpu.library import ABI
+
+ROOT = Path(__file__).parents[4]
+STAND_IN = """
+#define JOIN_(a, b, c) a##b##_##c
+#define JOIN(a, b, c) JOIN_(a, b, c)
+#define FN(name) JOIN(bough_, ISA, name)
+#define EXPORT __attribute__((visibility("default")))
+EXPORT int FN(abi)(void) { return %d; }
+EXPORT void FN(linear)(void) {}
+EXPORT void FN(unpack)(void) {}
+EXPORT void FN(gather)(void) {}
+EXPORT void FN(panel_floats)(void) {}
+EXPORT void FN(step_floats)(void) {}
+EXPORT void FN(step)(void) {}
+#ifdef ISA_PLAIN_OBJECT
+EXPORT const char *bough_best_isa(void) { return "avx512"; }
+#endif
+"""
+
+
+@pytest.fixture
+def setup_file(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The functions of setup.py, with no variable set that changes what they build."""
+    pytest.importorskip("setuptools")
+    for name in ("CC", "BOUGH_NO_KERNELS", "BOUGH_KERNELS_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("bough_setup", ROOT / "setup.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A source that says that the machine has AVX512, and has the functions without doing anything."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("there is no C compiler")
+    file = tmp_path / "kernels.c"
+    file.write_text(STAND_IN % ABI)
+    return file
