@@ -1,0 +1,14 @@
+"""The group of the benchmarks: which there are, in the order of the help."""
+
+from __future__ import annotations
+
+import typer
+
+from bough.cli.bench.reuse import core, demo, paging, restart, restore, switch
+from bough.cli.bench.servers import gaps, hostile, http
+from bough.cli.bench.speed import lanes
+
+app = typer.Typer(help="Measure Bough on this machine, next to simpler caching strategies.", no_args_is_help=True)
+
+for command in (switch, core, restore, restart, paging, lanes, http, hostile, gaps, demo):
+    app.command()(command)
