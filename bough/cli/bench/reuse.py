@@ -36,7 +36,8 @@ def switch(
     as_json: Json = False,
 ) -> None:
     """Conversations take turns over one system prompt: the tree, a copy per conversation, a single entry, no cache."""
-    from bough.bench.report import plot, require_matplotlib, strategy_table
+    from bough.bench.plot import require_matplotlib
+    from bough.bench.report import plot, strategy_table
     from bough.bench.strategies import STRATEGIES
     from bough.bench.switch import as_report, measure_overhead, run_strategy
     from bough.bench.timing import warm_up

@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def warn_if_busy(console: Console) -> None:
-    from bough.bench.report import load_warning
+    from bough.bench.machine import load_warning
 
     if warning := load_warning():
         console.print(f"[yellow]{warning}[/yellow]")
