@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -34,11 +34,17 @@ class PlainServer:
 
     listed: tuple[str, ...] = ("tiny",)
     tells_usage = True
+    is_dead = False
     paths = ("/v1/completions", "/v1/chat/completions")
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str] = []
+
+    def list_models(self) -> list[str]:
+        if self.is_dead:
+            raise BrokenPipeError
+        return list(self.listed)
 
     def refuse(self, body: dict[str, Any]) -> tuple[int, str] | None:
         return None
@@ -88,13 +94,28 @@ class BrokenServer(PlainServer):
 
 
 class DyingServer(PlainServer):
-    """Breaks the connection from its third answer on."""
+    """Breaks the connection in its third answer, and every one after that."""
 
     def events(self, body: dict[str, Any]) -> Iterator[str]:
         yield '{"choices": [{"text": "a"}]}'
-        if len(self.bodies) >= 3:
+        if self.is_dead:
             raise BrokenPipeError
         yield '{"choices": [{"text": "b"}], "usage": {"completion_tokens": 2, "prompt_tokens": 9}}'
+
+    @property
+    def is_dead(self) -> bool:
+        return len(self.bodies) >= 3
+
+
+class DroppingServer(DyingServer):
+    """Breaks the connection in its third answer alone."""
+
+    @property
+    def is_dead(self) -> bool:
+        return len(self.bodies) == 3
+
+    def list_models(self) -> list[str]:
+        return ["tiny"]
 
 
 Serve = Callable[..., Peer]
@@ -106,7 +127,8 @@ def _make_handler(server: PlainServer) -> type[BaseHTTPRequestHandler]:
             pass
 
         def do_GET(self) -> None:
-            self._answer(200, {"data": [{"id": name} for name in server.listed]})
+            with self._dropping():
+                self._answer(200, {"data": [{"id": name} for name in server.list_models()]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -118,13 +140,18 @@ def _make_handler(server: PlainServer) -> type[BaseHTTPRequestHandler]:
             server.keys.append(self.headers.get("Authorization", ""))
             self.send_response(200)
             self.end_headers()
-            try:
+            with self._dropping():
                 for event in server.events(body):
                     self.wfile.write(f"data: {event}\n\n".encode())
+            return None
+
+        @contextmanager
+        def _dropping(self) -> Iterator[None]:
+            try:
+                yield
             except BrokenPipeError:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
                 self.connection.close()
-            return None
 
         def _answer(self, status: int, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()
@@ -290,6 +317,15 @@ def test_a_server_that_dies_is_said_and_loses_the_others_nothing(serve: Serve) -
     assert all(measure.values["bough"] for measure in report.measures)
     assert report.measures[1].failures["dying"].startswith(("dying: ReadError", "dying: RemoteProtocolError"))
     assert all("dying was lost before" in measure.failures["dying"] for measure in report.measures[2:])
+
+
+def test_a_server_that_breaks_one_connection_is_asked_again(serve: Serve) -> None:
+    peer = serve(DroppingServer())
+
+    assert [peer.complete("a", 2).tokens for _ in range(2)] == [2, 2]
+    with pytest.raises(PeerError, match="Error"):
+        peer.complete("a", 2)
+    assert peer.complete("a", 2).tokens == 2
 
 
 def test_two_servers_of_one_name_are_refused(serve: Serve) -> None:

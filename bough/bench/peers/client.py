@@ -1,7 +1,7 @@
 """One server with OpenAI's API, and a streamed answer of it as its client sees it.
 
 A server may refuse a field that others need: it is then asked again without that field, and a note says so. A server that
-cannot be reached is lost: it is not asked again.
+cannot be reached any more is lost: it is not asked again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,11 @@ class Peer:
         self._left_out: set[str] = set()
         self._has_completions = True
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(timeout=httpx.Timeout(PIECE_S, connect=CONNECT_S), headers=headers)
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(PIECE_S, connect=CONNECT_S),
+            headers=headers,
+            limits=httpx.Limits(max_keepalive_connections=0),  # servers close idle connections, some within seconds
+        )
 
     @classmethod
     def parse(cls, address: str, api_key: str = "") -> Peer:
@@ -122,8 +126,15 @@ class Peer:
             except _Refused as error:
                 self._leave_out(error)
             except httpx.TransportError as error:
-                self._is_lost = not isinstance(error, httpx.ReadTimeout)
+                self._is_lost = not self._is_there()
                 raise PeerError(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
+
+    def _is_there(self) -> bool:
+        try:
+            self._client.get(f"{self.url}/v1/models", timeout=CONNECT_S)
+        except httpx.TransportError:
+            return False
+        return True
 
     def _leave_out(self, error: _Refused) -> None:
         """Choose the field to do without: the one that the error names, else the next. Raises PeerError if none is left."""

@@ -35,6 +35,7 @@ def decode(
     depths: Annotated[str, typer.Option("--depth", help="Rows of each lane before, separated by commas.")] = "0,500",
     steps: Annotated[int, typer.Option(min=1, help="Steps in a round.")] = 32,
     rounds: Rounds = 5,
+    engine: Engine = None,
     threads: Threads = None,
     png: Png = None,
     as_json: Json = False,
@@ -42,8 +43,8 @@ def decode(
     """The time of a decode step with different weights, in turns in this process."""
     setup = DecodeSetup(read_numbers(counts), read_numbers(depths, least=0), steps, rounds)
     names, console = read_weights(weights), _start(png, as_json)
-    around = Surroundings()
-    with load_ways(names, lambda each: load_model(model, shape, weights=each, threads=threads)) as ways:
+    around, load = Surroundings(), partial(load_model, model, shape, engine=engine, threads=threads)
+    with load_ways(names, lambda each: load(weights=each)) as ways:
         report = SpeedReport("decode", _count(console, "decode", setup.num_cases, measure_decode(ways, setup)))
         report.setup = around.describe(ways) | {"steps": steps, "rounds": rounds}
         _print_speed(console, report, "lanes", around.lines(ways) + find_equal_ways(ways))
@@ -59,6 +60,7 @@ def prefill(
     ] = "1,16,64,512,2048",
     rows: Annotated[str, typer.Option("--on", help="Rows of the lane before, separated by commas.")] = "0",
     rounds: Rounds = 3,
+    engine: Engine = None,
     threads: Threads = None,
     png: Png = None,
     as_json: Json = False,
@@ -66,8 +68,8 @@ def prefill(
     """The time of a run of prompt tokens with different weights, in turns in this process."""
     setup = PrefillSetup(read_numbers(counts), read_numbers(rows, least=0), rounds)
     names, console = read_weights(weights), _start(png, as_json)
-    around = Surroundings()
-    with load_ways(names, lambda each: load_model(model, shape, weights=each, threads=threads)) as ways:
+    around, load = Surroundings(), partial(load_model, model, shape, engine=engine, threads=threads)
+    with load_ways(names, lambda each: load(weights=each)) as ways:
         report = SpeedReport("prefill", _count(console, "prefill", setup.num_cases, measure_prefill(ways, setup)))
         report.setup = around.describe(ways) | {"rounds": rounds}
         _print_speed(console, report, "tokens", around.lines(ways) + find_equal_ways(ways))
