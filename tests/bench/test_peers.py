@@ -237,9 +237,9 @@ def test_a_server_is_asked_again_without_what_it_refuses(serve: Serve) -> None:
     assert [peer.complete("a", 3).tokens for _ in range(2)] == [3, 3]
 
     assert all("ignore_eos" not in body and "stream_options" not in body for body in server.bodies)
-    assert [note for note in peer.notes if "refused" in note] == [
-        "refused a request, and is asked without stream_options (422 extra field stream_options)",
-        "refused a request, and is asked without ignore_eos (422 extra field ignore_eos)",
+    assert peer.notes[1:] == [
+        "tells no usage: its tokens are counted by pieces of text",
+        "is asked without ignore_eos and stream_options: 422 extra field stream_options; 422 extra field ignore_eos",
     ]
 
 
@@ -247,8 +247,12 @@ def test_a_request_that_is_refused_without_any_option_fails_with_the_servers_wor
     server = PlainServer()
     server.refuse = lambda body: (400, "no")  # type: ignore[method-assign]
 
+    peer = serve(server)
     with pytest.raises(PeerError, match="peer: 400 no"):
-        serve(server).complete("a", 3)
+        peer.complete("a", 3)
+
+    del server.refuse  # it was about that one request
+    assert peer.complete("a", 3).counted_by == "usage"
 
 
 def test_a_server_with_chats_alone_gets_prompts_as_chats(serve: Serve) -> None:

@@ -105,9 +105,11 @@ class Peer:
             try:
                 return self._ask("/v1/completions", {"prompt": prompt}, max_tokens)
             except _NoSuchPath:
-                self._has_completions = False
-                self.note("has no /v1/completions: prompts are sent as chats")
-        return self.chat([{"role": "user", "content": prompt}], max_tokens)
+                pass
+        received = self.chat([{"role": "user", "content": prompt}], max_tokens)
+        self._has_completions = False  # only now: an unknown model has the same status
+        self.note("has no /v1/completions: prompts are sent as chats")
+        return received
 
     def chat(self, messages: list[Message], max_tokens: int) -> Received:
         """Answer a chat."""
@@ -119,15 +121,19 @@ class Peer:
             raise PeerError(f"{self.name} was lost before")
         body = {"model": self.model, **content, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+        left_out, refusals = set(self._left_out), list[str]()
         while True:
-            sent = {name: value for name, value in body.items() if name not in self._left_out}
             try:
-                return self._send(path, sent)
+                received = self._send(path, {name: value for name, value in body.items() if name not in left_out})
             except _Refused as error:
-                self._leave_out(error)
+                left_out.add(self._choose_field(error, left_out))
+                refusals.append(str(error))
             except httpx.TransportError as error:
                 self._is_lost = not self._is_there()
                 raise PeerError(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
+            else:
+                self._leave_out(left_out, refusals)
+                return received
 
     def _is_there(self) -> bool:
         try:
@@ -136,14 +142,18 @@ class Peer:
             return False
         return True
 
-    def _leave_out(self, error: _Refused) -> None:
-        """Choose the field to do without: the one that the error names, else the next. Raises PeerError if none is left."""
-        rest = [name for name in _OPTIONAL if name not in self._left_out]
+    def _choose_field(self, error: _Refused, left_out: set[str]) -> str:
+        """The field to do without: the one that the error names, else the next. Raises PeerError if none is left."""
+        rest = [name for name in _OPTIONAL if name not in left_out]
         if not rest:
             raise PeerError(f"{self.name}: {error}") from error
-        name = next((name for name in rest if name in str(error)), rest[0])
-        self._left_out.add(name)
-        self.note(f"refused a request, and is asked without {name} ({error})")
+        return next((name for name in rest if name in str(error)), rest[0])
+
+    def _leave_out(self, names: set[str], refusals: list[str]) -> None:
+        """Do without these fields from now on, because a request succeeded without them."""
+        self._left_out = names
+        if refusals:
+            self.note(f"is asked without {' and '.join(sorted(names))}: {'; '.join(refusals)}")
 
     def _send(self, path: str, body: dict[str, Any]) -> Received:
         started_s = time.perf_counter()
