@@ -1,27 +1,16 @@
-"""Tables and a plot of the switching workload, and a warning about a busy machine."""
+"""Tables and a plot of the switching workload."""
 
 from __future__ import annotations
 
-import importlib
-import os
 from pathlib import Path
 
 from rich.table import Table
 
+from bough.bench.plot import drawing
 from bough.bench.switch import StrategyResult, Turn
-from bough.errors import RequestError
 
 _COLUMNS = ("later turns", "first turns", "reused", "possible", "total", "kept for later")
 _NAMES = {"tree": "tree", "copies": "copy per conversation", "single": "single entry", "none": "no cache"}
-
-
-def load_warning() -> str | None:
-    """A warning if the machine is busy, because the times are then unreliable."""
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return (
-        f"the machine is busy (load {load:.1f} on {cores} cores): the times below are noisy" if load > 0.5 * cores else None
-    )
 
 
 def strategy_table(results: dict[str, StrategyResult]) -> Table:
@@ -63,30 +52,13 @@ def _turn_cells(turn: Turn) -> list[str]:
     return [str(turn.turn + 1), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[turn.conversation % 26], *map("{:,}".format, counts)]
 
 
-def require_matplotlib() -> None:
-    """Raise RequestError, with the command to install it, if matplotlib is missing."""
-    try:
-        importlib.import_module("matplotlib.backends.backend_agg")
-    except ImportError as error:
-        raise RequestError(f"plots need matplotlib: pip install 'bough[bench]' ({error})") from error
-
-
 def plot(results: dict[str, StrategyResult], file: Path) -> None:
     """Time to first token by turn, one line for each strategy, as a PNG. Raises RequestError if it cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for name, result in results.items():
-        turns = range(1, len(result.turns) + 1)
-        axes.plot(turns, [1000 * turn.first_token_s for turn in result.turns], marker=".", label=_NAMES[name])
-    axes.set(xlabel="request", ylabel="time to first token, ms", yscale="log", title="Conversations taking turns")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
-        raise RequestError(f"the plot cannot be written: {error}") from error
+    with drawing(file) as figure:
+        axes = figure.subplots()
+        for name, result in results.items():
+            turns = range(1, len(result.turns) + 1)
+            axes.plot(turns, [1000 * turn.first_token_s for turn in result.turns], marker=".", label=_NAMES[name])
+        axes.set(xlabel="request", ylabel="time to first token, ms", yscale="log", title="Conversations taking turns")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()

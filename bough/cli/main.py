@@ -33,7 +33,7 @@ COMMANDS = {
     "tree": "bough.cli.tree:tree",
     "explain": "bough.cli.tree:explain",
     "cache": "bough.cli.cache.app:app",
-    "bench": "bough.cli.bench:app",
+    "bench": "bough.cli.bench.app:app",
     "replay": "bough.cli.replay:replay",
     "doctor": "bough.cli.doctor:doctor",
     "version": "bough.cli.doctor:tell_version",

@@ -150,6 +150,7 @@ def show(
     engine: options.Engine = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    weights: options.Weights = None,
     attention: options.Attention = None,
     trust_remote_code: options.TrustRemoteCode = None,
 ) -> None:

@@ -47,6 +47,10 @@ Device = Annotated[
     typer.Option(help="auto or cpu; with torch cuda, cuda:1 or mps; with mlx gpu.", rich_help_panel=_SETTINGS),
 ]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_SETTINGS)]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="On a CPU: auto, packed, float32, q8_0, q4_0 or int4.", rich_help_panel=_SETTINGS),
+]
 Attention = Annotated[
     str | None, typer.Option(help="auto, bough, or a name that transformers knows.", rich_help_panel=_SETTINGS)
 ]

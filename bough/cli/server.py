@@ -61,6 +61,7 @@ def serve(
     engine: options.Engine = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    weights: options.Weights = None,
     attention: options.Attention = None,
     device_memory: options.DeviceMemory = None,
     host_memory: options.HostMemory = None,

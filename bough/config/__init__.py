@@ -2,13 +2,14 @@
 
 from bough.config.parsing import parse_aliases, parse_bytes, parse_seconds
 from bough.config.reading import find_given, limit_thread_spinning, load_settings
-from bough.config.settings import DEFAULT_MODEL, ENGINES, SIZES, TIMES, Settings
+from bough.config.settings import DEFAULT_MODEL, ENGINES, SIZES, TIMES, WEIGHTS, Settings
 
 __all__ = [
     "DEFAULT_MODEL",
     "ENGINES",
     "SIZES",
     "TIMES",
+    "WEIGHTS",
     "Settings",
     "find_given",
     "limit_thread_spinning",

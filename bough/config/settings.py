@@ -15,6 +15,7 @@ from bough.errors import SettingsError
 
 DEFAULT_MODEL = "smollm2"
 ENGINES = ("torch", "mlx")
+WEIGHTS = ("auto", "packed", "float32", "q8_0", "q4_0", "int4")
 _AT_LEAST_0 = (
     "threads",
     "context",
@@ -63,6 +64,11 @@ class Settings:
     engine: str = _setting("auto", 'The engine that runs the model: "auto", "torch" or "mlx".')
     device: str = _setting("auto", 'The device: "auto" or "cpu"; with torch "cuda", "cuda:1" or "mps"; with mlx "gpu".')
     dtype: str = _setting("auto", 'The number format of the weights: "auto", "float32", "bfloat16" or "float16".')
+    weights: str = _setting(
+        "auto",
+        'How the weights lie in memory on a CPU: as in the model\'s file ("packed"), as "float32", or quantized to '
+        '"q8_0", "q4_0" or "int4"; "auto" is "packed" where that can be done, else "float32".',
+    )
     attention: str = _setting("auto", 'The attention code: "auto", "bough", or an implementation that transformers knows.')
     threads: int = _setting(0, "The number of CPU threads that compute; with 0 the engine chooses.")
     context: int = _setting(0, "The most tokens that one sequence may have; with 0 the model's own limit.")
@@ -192,6 +198,8 @@ def find_problem(values: Mapping[str, Any]) -> Problem | None:
         return Problem("verify_cache", f"is {verified}, and must be at least 0 and at most 1")
     if engine not in ("auto", *ENGINES):
         return Problem("engine", f"is {engine!r}, and must be auto, {' or '.join(ENGINES)}")
+    if values["weights"] not in WEIGHTS:
+        return Problem("weights", f"is {values['weights']!r}, and must be {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}")
     problem = _find_bad_alias(values["aliases"])
     return Problem("aliases", problem) if problem else None
 

@@ -1,4 +1,4 @@
-"""`bough bench switch` over the fake engine: what is printed, and what a failed plot leaves of it."""
+"""`bough bench` over the fake engine: what is printed, what is refused, and what a failed plot leaves of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import sys
 
 import pytest
+
+from tests.cli.conftest import make_runner
 
 SMALL = ["--conversations", "1", "--turns", "2", "--system-words", "4", "--message-words", "2", "--reply-tokens", "1"]
 
@@ -55,3 +57,66 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(switch
 
     assert result.exit_code == 1
     assert "pip install 'bough[bench]'" in result.stderr
+
+
+@pytest.fixture
+def loaded(monkeypatch, tmp_path):
+    """The values of `weights` that models were loaded with."""
+    seen = []
+
+    def load(name=None, *, weights, **settings):
+        seen.append(weights)
+        return make_runner(tmp_path / weights, weights=weights)
+
+    monkeypatch.setattr("bough.runner.load", load)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("words", "unit"),
+    [
+        (["decode", "--lanes", "1,2", "--depth", "0,3", "--steps", "2", "--rounds", "1"], "lanes"),
+        (["prefill", "--tokens", "1,2", "--on", "0,3", "--rounds", "1"], "tokens"),
+    ],
+)
+def test_speeds_are_a_table_with_the_load_and_one_line_of_json(invoke, loaded, tmp_path, words, unit):
+    result = invoke("bench", *words, "--json", "--png", str(tmp_path / "speed.png"), env={"COLUMNS": "200"})
+
+    assert result.exit_code == 0, result.output
+    assert loaded == ["float32", "auto"]
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert [(each["rows"], each[unit]) for each in report["figures"][::2]] == [(0, 1), (0, 2), (3, 1), (3, 2)]
+    assert set(report["load"]) == {"start", "end"} and set(report["engines"]) == {"float32", "auto"}
+    assert "against float32" in result.stderr and " at the end" in result.stderr
+    assert "the engine runs float32 and auto the same way" in result.stderr
+    assert (tmp_path / "speed.png").stat().st_size > 0
+
+
+def test_quality_compares_every_way_with_float32(invoke, loaded):
+    result = invoke("bench", "quality", "--weights", "float32,q8_0,packed", "--tokens", "12", "--prompts", "3", "--json")
+
+    assert result.exit_code == 0, result.output
+    assert loaded == ["float32", "q8_0", "packed"]
+    figures = json.loads(result.stdout.splitlines()[-1])["figures"]
+    assert [(each["prompt"], each["weights"], each["positions"]) for each in figures[-2:]] == [
+        ("all", "q8_0", 12),
+        ("all", "packed", 12),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["decode", "--weights", "q3"], "'q3' is not one of auto, packed, float32, q8_0, q4_0, int4"),
+        (["decode", "--lanes", "1,x"], "'1,x' is not a list of numbers from 1 on"),
+        (["decode", "--depth", "-1"], "'-1' is not a list of numbers from 0 on"),
+        (["prefill", "--tokens", "0"], "'0' is not a list of numbers from 1 on"),
+        (["quality", "--weights", "float32"], "'float32' names no weights to compare with float32"),
+    ],
+)
+def test_sizes_and_weights_that_cannot_be_are_refused_before_anything_is_loaded(invoke, loaded, words, problem):
+    result = invoke("bench", *words, env={"COLUMNS": "300"})
+
+    assert result.exit_code == 2
+    assert problem in " ".join(result.stderr.replace("│", " ").split())
+    assert loaded == []

@@ -100,6 +100,7 @@ class Sampling(Wire):
     seed: int | None = None
     stop: Any = None  # a text or several: `SamplingParams` checks it
     logit_bias: Annotated[dict[str, Any], FEW_BIASES] | None = None  # by token ids as texts
+    ignore_eos: bool | None = None  # not OpenAI's; vLLM and llama.cpp have it
 
     @property
     def has_usage_chunk(self) -> bool:
@@ -114,6 +115,7 @@ class Sampling(Wire):
             seed=self.seed,
             stop=self.stop,
             logit_bias=read_logit_bias(self.logit_bias),
+            ignore_eos=bool(self.ignore_eos),
             **temperature_and_top_p(self.temperature, self.top_p),
             **more,
         )

@@ -65,6 +65,11 @@ def test_what_is_not_supported_or_not_together_is_refused_by_name(fields: dict[s
         ask_of(**fields)
 
 
+def test_an_answer_goes_on_past_the_end_of_text_if_asked_for() -> None:
+    assert ask_of(ignore_eos=True).params.ignore_eos
+    assert not ask_of(ignore_eos=False).params.ignore_eos and not ask_of().params.ignore_eos
+
+
 def test_fields_that_go_together_are_taken() -> None:
     assert ask_of(n=2, best_of=2, user="me", stop=["."], suffix="end").suffix == "end"
     assert ask_of(best_of=1, n=2, echo=True, max_tokens=0).params.max_tokens == 0

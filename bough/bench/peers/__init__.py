@@ -1,0 +1,1 @@
+"""Bough and other servers with the same workloads, in turns in one run."""

@@ -1,0 +1,200 @@
+"""Benchmarks of a server, as its clients see it: switching, hostile clients, gaps in answers under way, other servers."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bough.bench.gaps.figures import Case
+from bough.bench.hostile import CASES, Waits, measure_case, measure_quiet
+from bough.bench.http import HttpFigures, run_http, serving
+from bough.bench.peers.client import Peer
+from bough.bench.peers.report import columns, lines, plot_peers, rows
+from bough.bench.peers.run import PeerReport, count_steps, measure_peers
+from bough.bench.peers.workloads import PeerSetup
+from bough.bench.plot import require_matplotlib
+from bough.bench.workload import SwitchSetup
+from bough.cli.bench.flags import Json, Model, Png, read_numbers
+from bough.cli.bench.tables import make_table, warn_if_busy
+from bough.cli.terminal.progress import make_counter
+from bough.config import load_settings
+
+
+def http(
+    model: Model = None,
+    conversations: Annotated[int, typer.Option(min=1)] = 6,
+    turns: Annotated[int, typer.Option(min=2)] = 4,
+    system_words: Annotated[int, typer.Option(min=1)] = 700,
+    message_words: Annotated[int, typer.Option(min=1)] = 40,
+    reply_tokens: Annotated[int, typer.Option(min=1)] = 16,
+    as_json: Json = False,
+) -> None:
+    """Conversations take turns over HTTP: a server with the tree, against a server without a cache."""
+    console = Console(stderr=as_json)
+    setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
+    warn_if_busy(console)
+    figures, name = HttpFigures(), model or load_settings().model
+    with make_counter(console) as progress:
+        for label, flags in (("tree", ()), ("no cache", ("--no-cache",))):
+            task = progress.add_task(label, total=conversations * turns)
+            with serving(model, *flags) as url:
+                figures.turns[label] = []
+                for turn in run_http(url, name, setup):
+                    figures.turns[label].append(turn)
+                    progress.advance(task)
+    report = figures.as_dict()
+    columns = ("server", "first token, median", "mean", "cached", "all turns")
+    console.print(
+        make_table("later turns over HTTP", columns, [_http_row(label, report[label]) for label in figures.turns])
+    )
+    console.print(f"answers equal: {report['answers_equal']}")
+    if as_json:
+        print(json.dumps(report | {"setup": asdict(setup) | {"model": name}}))
+
+
+def _http_row(label: str, figures: dict[str, float]) -> tuple[str, ...]:
+    return (
+        label,
+        f"{figures['later_first_token_ms']:,.0f} ms",
+        f"{figures['later_first_token_mean_ms']:,.0f} ms",
+        f"{figures['later_cached_share']:.1%}",
+        f"{figures['total_s']:.1f} s",
+    )
+
+
+def hostile(
+    model: Model = None,
+    only: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How long a well-behaved client waits while another client sends hostile requests."""
+    console, name = Console(stderr=as_json), model or load_settings().model
+    warn_if_busy(console)
+    chosen = [case for case in CASES if only is None or only in case]
+    with make_counter(console) as progress, serving(model) as url:
+        task = progress.add_task("nothing else", total=len(chosen) + 1)
+        measure_quiet(url, name, 2.0)  # the first requests are slower
+        found = [measure_quiet(url, name)]
+        for case in chosen:
+            progress.update(task, description=case, advance=1)
+            found.append(measure_case(url, name, case))
+    columns = ("case", "answer", "after", "between two tokens", "of /health/live")
+    table = make_table("the longest wait while another client sends", columns, map(_hostile_row, found))
+    table.columns[0].justify = "left"
+    console.print(table)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+
+
+def _hostile_row(waits: Waits) -> tuple[str, ...]:
+    gaps = (f"{1000 * waits.token_gap_s:,.0f} ms", f"{1000 * waits.health_gap_s:,.0f} ms")
+    return (waits.case, waits.status, f"{waits.took_s:.2f} s", *gaps)
+
+
+def gaps(
+    model: Model = None,
+    only: Annotated[
+        str | None, typer.Option(help="Only these parts, separated by commas: loading, transfer, tree, writes.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The longest pause of eight answers while the server loads, exports, imports, shows its tree, or cannot write."""
+    from bough.bench.gaps.run import PARTS, measure_gaps
+
+    console = Console(stderr=as_json)
+    parts = only.split(",") if only else list(PARTS)
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(PARTS)}")
+    warn_if_busy(console)
+    found: list[Case] = []
+    with make_counter(console) as progress:
+        task = progress.add_task("starting servers", total=None)
+
+        def note(case: Case) -> None:
+            found.append(case)
+            progress.update(task, description=f"{case.part}: {case.name}", advance=1)
+
+        report = measure_gaps(model or load_settings().model, parts, note)
+    columns = ("while", "longest", "alone", "ratio", "99 %", "alone")
+    table = make_table("gaps between two tokens of eight streams, ms", columns, map(_gap_row, found))
+    table.columns[0].justify = "left"
+    console.print(table)
+    for case in found:
+        console.print(f"{case.name}: {case.note}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(report))
+
+
+def _gap_row(case: Case) -> tuple[str, ...]:
+    quiet, disturbed = case.quiet, case.disturbed
+    longest = (f"{disturbed.longest_ms:,.0f}", f"{quiet.longest_ms:,.0f}", f"{case.ratio:.2f}")
+    return (case.name, *longest, f"{disturbed.p99_ms:,.0f}", f"{quiet.p99_ms:,.0f}")
+
+
+def peers(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]URL[#MODEL]...", help="Servers with OpenAI's API, such as llama.cpp=http://127.0.0.1:8080."
+        ),
+    ],
+    bough: Annotated[str | None, typer.Option(help="The address of a running Bough; not given: one is started.")] = None,
+    model: Model = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of the Bough that is started.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the Bough that is started.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured; the best round counts.")] = 3,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of an answer.")] = 64,
+    contexts: Annotated[str, typer.Option("--depth", help="Tokens before the answers, separated by commas.")] = "32,500",
+    prefills: Annotated[str, typer.Option("--prefill", help="Tokens of new prompts, separated by commas.")] = "512,2000",
+    streams: Annotated[str, typer.Option(help="Numbers of streams at once, separated by commas.")] = "4,8",
+    turns: Annotated[int, typer.Option(min=2, help="Turns of each of the six conversations.")] = 4,
+    api_key: Annotated[str, typer.Option(help="A key that the other servers ask for.")] = "",
+    png: Png = None,
+    as_json: Json = False,
+) -> None:
+    """Bough next to other servers with OpenAI's API, with the same workloads in turns."""
+    setup = PeerSetup(
+        rounds, tokens, read_numbers(contexts), read_numbers(prefills), read_numbers(streams), SwitchSetup(turns=turns)
+    )
+    if png is not None:
+        require_matplotlib()
+    console, settings = Console(stderr=as_json), load_settings()
+    warn_if_busy(console)
+    flags = [*(("--threads", str(threads)) if threads else ()), *(("--weights", weights) if weights else ())]
+    with ExitStack() as stack:
+        others = [stack.enter_context(closing(Peer.parse(each, api_key))) for each in urls]
+        url = bough or stack.enter_context(serving(model, *flags))
+        ours = stack.enter_context(closing(Peer.parse(f"bough={url}", settings.api_key if bough else "")))
+        ours.model = ours.model or model or settings.model
+        servers = [ours, *others]
+        for each in servers:
+            each.connect()
+        report = _run_peers(console, servers, setup)
+    _print_peers(console, report)
+    if as_json:
+        print(json.dumps(report.as_dict()), flush=True)
+    if png is not None:  # last: if the plot fails, the figures are already printed
+        plot_peers(report, png)
+        console.print(f"plot: {png}")
+
+
+def _run_peers(console: Console, servers: list[Peer], setup: PeerSetup) -> PeerReport:
+    with make_counter(console) as progress:
+        task = progress.add_task("warming up", total=count_steps(setup))
+        return measure_peers(
+            servers, setup, secrets.token_hex(4), lambda name: progress.update(task, description=name, advance=1)
+        )
+
+
+def _print_peers(console: Console, report: PeerReport) -> None:
+    table = make_table(f"the best of {report.setup.rounds} rounds; switching once", columns(report), rows(report))
+    table.columns[0].justify = table.columns[1].justify = "left"
+    console.print(table)
+    for line in lines(report):
+        console.print(line, soft_wrap=True, highlight=False)
