@@ -141,6 +141,10 @@ typedef struct { const uint8_t *data; const int64_t *rows; const float *bias; in
 
 static inline const uint8_t *row_of(const Matrix *m, int64_t i) { return m->data + (m->rows ? m->rows[i] : i * m->stride); }
 
+/* bytes of 32 weights: for types with blocks of 256, an eighth */
+enum { BYTES_F16 = 64, BYTES_BF16 = 64, BYTES_Q4_0 = 18, BYTES_Q4_1 = 20, BYTES_Q5_0 = 22, BYTES_Q5_1 = 24, BYTES_Q8_0 = 34, BYTES_Q4_K = 18,
+       BYTES_Q5_K = 22, BYTES_Q6_K = 26 };
+
 /* Each of these unpacks weights [32 b, 32 b + 32) of a row. */
 #define DECODE(name) static inline __attribute__((always_inline)) void decode_##name(const uint8_t *row, int b, vf *w)
 
@@ -220,11 +224,12 @@ DECODE(Q6_K) {
 typedef void Tile(const uint8_t *const *w, const float *x, long x_stride, int k, float *out);
 
 #define UNROLL _Pragma("GCC unroll 8")
+#define AHEAD 4096 /* bytes: the hardware does not foresee several rows at once */
 #define TILE(type, R, B) \
 static void tile_##type##_##R##_##B(const uint8_t *const *rows, const float *x, long x_stride, int k, float *out) { \
   vf sum[B][R]; UNROLL for (int i = 0; i < B; i++) UNROLL for (int r = 0; r < R; r++) sum[i][r] = (vf){0}; \
   for (int b = 0; b < k / 32; b++) { \
-    vf w[B][NV]; UNROLL for (int i = 0; i < B; i++) decode_##type(rows[i], b, w[i]); \
+    vf w[B][NV]; UNROLL for (int i = 0; i < B; i++) { __builtin_prefetch(rows[i] + (long)b * BYTES_##type + AHEAD); decode_##type(rows[i], b, w[i]); } \
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < NV; v++) { \
       vf a = load(x + r * x_stride + 32 * (long)b + v * VW); \
       UNROLL for (int i = 0; i < B; i++) sum[i][r] = fma_(w[i][v], a, sum[i][r]); } } \
@@ -256,9 +261,10 @@ static Tile *const FLOAT_TILES[7][2] = {{0, 0}, {tile_F32_1_1, tile_F32_1_4}, {t
 #define FLOAT_ROWS 3
 static Tile *const FLOAT_TILES[4][2] = {{0, 0}, {tile_F32_1_1, tile_F32_1_4}, {tile_F32_2_1, tile_F32_2_4}, {tile_F32_3_1, tile_F32_3_4}};
 #endif
-#define ENTRY(type) [type] = {{0, 0}, {tile_##type##_1_1, tile_##type##_1_4}, {tile_##type##_2_1, tile_##type##_2_4}, {0, 0}, {tile_##type##_4_1, tile_##type##_4_4}}
-#define PACKED_ROWS 4 /* for more rows of activations than this, weights are unpacked first */
-static Tile *const PACKED_TILES[31][5][2] = {ENTRY(F16), ENTRY(BF16), ENTRY(Q4_0), ENTRY(Q4_1), ENTRY(Q5_0), ENTRY(Q5_1), ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K)};
+#define ENTRY(type) [type] = {{tile_##type##_1_1, tile_##type##_1_4}, {tile_##type##_2_1, tile_##type##_2_4}, {tile_##type##_4_1, tile_##type##_4_4}}
+#define PACKED_ROWS 8 /* for more rows of activations than this, weights are unpacked first */
+static Tile *const PACKED_TILES[31][3][2] /* for 1, 2 and 4 rows of activations; for one and four rows of weights */
+  = {ENTRY(F16), ENTRY(BF16), ENTRY(Q4_0), ENTRY(Q4_1), ENTRY(Q5_0), ENTRY(Q5_1), ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K)};
 
 #define UNPACK(type) case type: for (int b = 0; b < k / 32; b++) { decode_##type(row, b, w); for (int v = 0; v < NV; v++) store(out + 32 * (long)b + v * VW, w[v]); } break;
 static void unpack_row(const Matrix *m, const uint8_t *row, float *out) {
@@ -284,15 +290,24 @@ static inline void put(const Matrix *m, const Target *to, int r, int i, int num,
   }
 }
 
-static void multiply_tile(const Matrix *m, Tile *const (*tiles)[2], int most, const uint8_t *const *w, int i, int num, const float *x, long x_stride,
-                          int rows, const Target *to) {
-  float out[4 * FLOAT_ROWS > 16 ? 4 * FLOAT_ROWS : 16];
-  for (int r = 0; r < rows;) {
-    int left = rows - r, R = left < most ? left : most;
-    if (tiles != FLOAT_TILES && R == 3) R = 2;
-    tiles[R][num == 4](w, x + r * x_stride, x_stride, m->k, out);
-    for (int j = 0; j < R; j++) put(m, to, r + j, i, num, out + 4 * j);
-    r += R;
+/* weight rows w[0..num) by all rows of x, as packed as they are */
+static void multiply_packed(const Matrix *m, const uint8_t *const *w, int i, int num, const float *x, long x_stride, int rows, const Target *to) {
+  float out[16];
+  for (int r = 0, size; r < rows; r += size) {
+    int left = rows - r, level = left >= 4 ? 2 : left >= 2 ? 1 : 0;
+    size = 1 << level;
+    PACKED_TILES[m->type][level][num == 4](w, x + r * x_stride, x_stride, m->k, out);
+    for (int l = 0; l < size; l++) put(m, to, r + l, i, num, out + 4 * l);
+  }
+}
+
+/* the same with weights that are floats */
+static void multiply_floats(const Matrix *m, const uint8_t *const *w, int i, int num, const float *x, long x_stride, int rows, const Target *to) {
+  float out[4 * FLOAT_ROWS];
+  for (int r = 0, size; r < rows; r += size) {
+    size = rows - r < FLOAT_ROWS ? rows - r : FLOAT_ROWS;
+    FLOAT_TILES[size][num == 4](w, x + r * x_stride, x_stride, m->k, out);
+    for (int l = 0; l < size; l++) put(m, to, r + l, i, num, out + 4 * l);
   }
 }
 
@@ -303,12 +318,11 @@ static inline long panel_floats(int k) { return (long)panel_rows(k) * k; }
 /* weight rows [first, last) by all rows of x; `panel` has room for panel_floats(k) */
 static void multiply(const Matrix *m, int first, int last, const float *x, long x_stride, int rows, Target to, float *panel) {
   const uint8_t *w[4];
-  int is_direct = m->type == F32 || (rows <= PACKED_ROWS && m->k % 32 == 0), most = m->type == F32 ? FLOAT_ROWS : PACKED_ROWS;
-  if (is_direct) {
+  if (m->type == F32 || (rows <= PACKED_ROWS && m->k % 32 == 0)) {
     for (int i = first, num; i < last; i += num) {
       num = last - i >= 4 ? 4 : 1;
       for (int j = 0; j < num; j++) w[j] = row_of(m, i + j);
-      multiply_tile(m, m->type == F32 ? FLOAT_TILES : PACKED_TILES[m->type], most, w, i, num, x, x_stride, rows, &to);
+      (m->type == F32 ? multiply_floats : multiply_packed)(m, w, i, num, x, x_stride, rows, &to);
     }
     return;
   }
@@ -321,7 +335,7 @@ static void multiply(const Matrix *m, int first, int last, const float *x, long 
       for (int i = start, num; i < end; i += num) {
         num = end - i >= 4 ? 4 : 1;
         for (int j = 0; j < num; j++) w[j] = (const uint8_t *)(panel + (long)(i - start + j) * m->k);
-        multiply_tile(m, FLOAT_TILES, FLOAT_ROWS, w, i, num, x + r * x_stride, x_stride, R, &part);
+        multiply_floats(m, w, i, num, x + r * x_stride, x_stride, R, &part);
       }
     }
   }
