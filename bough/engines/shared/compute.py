@@ -66,6 +66,7 @@ class Way(StrEnum):
 class Verdict:
     """How to run a model, and what it can do that way.
 
+    `whole_step`: a step is one call of our own kernels, not of the model's modules; else `why_no_whole_step` says why.
     The self-check finds it. Verdicts are kept as JSON files, so the names of these fields must not change.
     """
 
@@ -76,6 +77,8 @@ class Verdict:
     can_batch: bool = False
     reason: str = ""
     differences: dict[str, float] = field(default_factory=dict)
+    whole_step: bool = False
+    why_no_whole_step: str = ""
 
     @property
     def worth(self) -> tuple[bool, bool, bool]:

@@ -18,6 +18,7 @@ from bough.engines.shared import compute
 from bough.engines.shared.plain_lane import PlainCompute, PlainLane, tensors_in
 from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch.attention import Table
+from bough.engines.torch.cpu.step import WholeStep
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.lane import TorchLane, has_started
 from bough.engines.torch.lanes.layers import BatchCache
@@ -28,9 +29,17 @@ Compute = compute.Compute[Tensor]
 
 
 class LaneCompute:
-    """Runs a model whose groups are known, on our own lanes."""
+    """Runs a model whose groups are known, on our own lanes: by the whole step, if there is one, or else by its modules."""
 
-    def __init__(self, forward: Forward, layout: Layout, pages: Pages, sizes: LaneSizes, can_batch: bool) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        layout: Layout,
+        pages: Pages,
+        sizes: LaneSizes,
+        can_batch: bool,
+        whole_step: WholeStep | None = None,
+    ) -> None:
         self.layout = layout
         self.pages = pages
         self.can_batch = can_batch
@@ -38,12 +47,15 @@ class LaneCompute:
         self._sizes = sizes
         self._parts = [part for state in layout.states.values() for part in state.parts]
         self._kernels = find_kernels(layout, forward.device)
+        self._whole_step = whole_step
 
     def make_lane(self) -> TorchLane:
         return TorchLane(self.layout, self.pages, self._forward.device, self._sizes)
 
     def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after its last token."""
+        if self._whole_step is not None:
+            return self._whole_step.evaluate(lane, ids)
         lane.begin_run(len(ids))
         logits = self._forward.last_logits(self._forward.tensor_of(ids), self._positions(lane, ids), lane.cache)
         lane.end_run(len(ids))
@@ -51,6 +63,8 @@ class LaneCompute:
 
     def evaluate_all(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        if self._whole_step is not None:
+            return self._whole_step.evaluate_all(lane, ids)
         lane.begin_run(len(ids))
         tokens, positions = self._forward.tensor_of(ids), self._positions(lane, ids)
         logits = self._forward.run_logits(tokens, positions, lane.cache, len(ids))
@@ -62,6 +76,8 @@ class LaneCompute:
 
     def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane: in one forward pass where the self-check found that right, else one by one."""
+        if self._whole_step is not None:
+            return self._whole_step.step(lanes, ids)
         is_batch = len(lanes) > 1 or self._kernels is not None  # one lane uses the same kernels, and so gets the same bits
         if is_batch and self.can_batch and (has_started(lanes) or not self._parts):
             return self._step_together(lanes, ids)

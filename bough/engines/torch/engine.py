@@ -23,6 +23,8 @@ from bough.engines.shared.engine import LaneEngine
 from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch import attention
 from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.torch.cpu.packing import packed_weights
+from bough.engines.torch.cpu.route import IN_TORCH, WeightsChoice, count_parameters, describe_weights
 from bough.engines.torch.device import default_budget_bytes
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
@@ -41,14 +43,21 @@ _BY_LENGTH = {"dynamic", "longrope"}  # rotary scalings
 class TorchEngine(LaneEngine):
     """One loaded model. `load` makes it from a folder; tests make it from a model object."""
 
-    def __init__(self, model: Any, settings: Settings, progress: ReportProgress | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        settings: Settings,
+        progress: ReportProgress | None = None,
+        weights: WeightsChoice = IN_TORCH,
+    ) -> None:
         attention.register()
+        self._weights = weights
         self._forward = Forward(prepare(model))
         layout = probe(self._forward)
         verdict = find_verdict(
             settings,
-            verdict_key(model, settings.attention),
-            lambda: self_check(self._forward, layout, settings.attention),
+            verdict_key(model, settings.attention, weights),
+            lambda: self_check(self._forward, layout, settings.attention, weights),
             progress,
         )
         model.set_attn_implementation(verdict.attention)
@@ -60,28 +69,31 @@ class TorchEngine(LaneEngine):
         slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
         sizes = LaneSizes(choose_context(bound, settings), slack)
         limit = reuse_limit(text.to_dict(), _BY_LENGTH, bound)
-        super().__init__(_info_of(self._forward), layout, self._pages, verdict, sizes, limit)
+        super().__init__(_info_of(self._forward, weights), layout, self._pages, verdict, sizes, limit)
         self._compute = self._make_compute(layout)
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> TorchEngine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
-        return cls(load_model(folder, settings, progress), settings, progress)
+        loaded = load_model(folder, settings, progress)
+        return cls(loaded.model, settings, progress, loaded.weights)
 
     @classmethod
     def load_shape(cls, config: dict[str, Any], settings: Settings) -> TorchEngine:
         """A model of this transformers configuration with random weights, for `bough bench --shape`."""
-        return cls(make_random_model(config, settings), settings)
+        made = make_random_model(config, settings)
+        return cls(made.model, settings, weights=made.weights)
 
     def describe(self) -> dict[str, str]:
         model = self._forward.model
-        parameters = {id(each): each.numel() for each in model.parameters()}
         return {
             **self._describe_info(),
+            "weights": describe_weights(model, self._weights),
+            "step": self._describe_step(),
             "attention": self._verdict.attention,
             **self._describe_verdict(),
             **({"host": self._pages.transfers.describe()} if self._pages.transfers else {}),
-            "parameters": f"{sum(parameters.values()):,}",
+            "parameters": f"{count_parameters(model):,}",
             "threads": str(torch.get_num_threads()),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -138,9 +150,21 @@ class TorchEngine(LaneEngine):
             return LibraryCompute(self._forward)
         if self._verdict.way is Way.RECOMPUTE:
             return RecomputeCompute(self._forward)
-        return LaneCompute(self._forward, layout, self._pages, self._sizes, self._verdict.can_batch)
+        route = self._weights.route
+        step = route.make_step(self._forward.model, layout) if route is not None and self._verdict.whole_step else None
+        return LaneCompute(self._forward, layout, self._pages, self._sizes, self._verdict.can_batch, step)
+
+    def _describe_step(self) -> str:
+        """What computes, for people, and why not something faster."""
+        verdict, route = self._verdict, self._weights.route
+        if route is None:
+            return "transformers' modules"
+        if verdict.whole_step:
+            return f"whole, in one call ({route.title} kernels)"
+        by = f", products by {route.title} kernels" if packed_weights(self._forward.model) else ""
+        return f"transformers' modules{by} ({verdict.why_no_whole_step})"
 
 
-def _info_of(forward: Forward) -> EngineInfo:
+def _info_of(forward: Forward, weights: WeightsChoice) -> EngineInfo:
     dtype = str(next(forward.model.parameters()).dtype).removeprefix("torch.")
-    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype)
+    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype, weights.quantization)

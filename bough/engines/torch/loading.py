@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bough.config import Settings
 from bough.engines.contract import ReportProgress
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
+from bough.engines.torch.cpu.int4 import pack_int4
+from bough.engines.torch.cpu.packing import Packing, install
+from bough.engines.torch.cpu.route import WeightsChoice, choose_weights
 from bough.engines.torch.device import choose_device, choose_dtype
 from bough.errors import UnsupportedModel
 from bough.models.files import one_line, quiet_transformers
@@ -27,21 +31,42 @@ from bough.models.files import one_line, quiet_transformers
 _AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it returns
 
 
-def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> Any:
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, and how its weights are kept."""
+
+    model: Any
+    weights: WeightsChoice
+
+
+def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> LoadedModel:
     """The causal language model in `folder`, on the device and in the type that the settings ask for."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, device)
+    device, dtype, weights = _choose(settings)
     config = _read_config(folder, settings.trust_remote_code)
     _refuse_other_engines(folder, config)
     files = require_suffixes(folder, list_weight_files(folder), ".safetensors")
     if progress:
         progress("reading weights")
-    model = _load_fast(files, config, device, dtype, settings.trust_remote_code)
+    model = _load_fast(files, config, device, dtype, settings.trust_remote_code, weights.packing)
     if model is None:
         model = _load_by_transformers(folder, device, dtype, settings.trust_remote_code)
-    return prepare(model)
+        if weights.packing is not None:
+            weights.packing.pack_loaded(model, folder)
+    return _ready(model, weights)
+
+
+def _choose(settings: Settings) -> tuple[torch.device, torch.dtype, WeightsChoice]:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    return device, dtype, choose_weights(settings, device, dtype)
+
+
+def _ready(model: Any, weights: WeightsChoice) -> LoadedModel:
+    if weights.quantization == "int4":
+        pack_int4(model)
+    return LoadedModel(prepare(model), weights)
 
 
 def prepare(model: Any) -> Any:
@@ -49,18 +74,16 @@ def prepare(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def make_random_model(config: dict[str, Any], settings: Settings) -> Any:
+def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel:
     """A model of this transformers configuration, built on the device; the same random weights every time.
 
     `bough bench --shape` measures sizes with it that would take long to download.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    device = choose_device(settings.device)
+    device, dtype, weights = _choose(settings)
     torch.manual_seed(0)
     shape = AutoConfig.for_model(**config)
     with torch.device(device):
-        return _AUTO_MODEL.from_config(shape, dtype=choose_dtype(settings.dtype, device))
+        return _ready(_AUTO_MODEL.from_config(shape, dtype=dtype), weights)
 
 
 def _read_config(folder: Path, trust_remote_code: bool) -> Any:
@@ -90,7 +113,12 @@ def _refuse_other_engines(folder: Path, config: Any) -> None:
 
 
 def _load_fast(
-    files: list[Path], config: Any, device: torch.device, dtype: torch.dtype, trust_remote_code: bool
+    files: list[Path],
+    config: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    packing: Packing | None,
 ) -> Any | None:
     """The model, or None where the files do not match it one to one."""
     if getattr(config, "quantization_config", None):
@@ -103,7 +131,7 @@ def _load_fast(
     if dtype != torch.float32 and _keeps_float32(model):
         return None
     weights = _read_weights(files, device)
-    return _assign(model, weights, device) if weights is not None else None
+    return _assign(model, weights, device, packing, files[0].parent) if weights is not None else None
 
 
 def _read_weights(files: list[Path], device: torch.device) -> dict[str, Tensor] | None:
@@ -116,14 +144,19 @@ def _read_weights(files: list[Path], device: torch.device) -> dict[str, Tensor] 
     return weights
 
 
-def _assign(model: Any, weights: dict[str, Tensor], device: torch.device) -> Any | None:
+def _assign(
+    model: Any, weights: dict[str, Tensor], device: torch.device, packing: Packing | None, folder: Path
+) -> Any | None:
     wanted = model.state_dict()
     if any(name not in wanted or wanted[name].shape != tensor.shape for name, tensor in weights.items()):
         return None
+    names = set(weights)
+    packed = packing.take(model, weights, folder) if packing is not None else {}
     typed = {name: tensor.to(wanted[name].dtype) for name, tensor in weights.items()}
     model.load_state_dict(typed, strict=False, assign=True)
     model.tie_weights()
-    if any(each.is_meta for each in model.parameters()) or not _buffers_of(model) <= set(weights):
+    install(model, packed)
+    if any(each.is_meta for each in model.parameters()) or not _buffers_of(model) <= names:
         return None
     return model.to(device)
 

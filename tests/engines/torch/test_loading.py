@@ -26,7 +26,7 @@ def same_weights(left: torch.nn.Module, right: torch.nn.Module) -> bool:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_loaded_model_gives_the_logits_of_the_one_that_was_saved(name: str, tmp_path: Path) -> None:
     saved = make_model(name)
-    model = load_model(make_folder(name, tmp_path), CPU)
+    model = load_model(make_folder(name, tmp_path), CPU).model
     ids = torch.arange(3, 40)[None]
 
     with torch.inference_mode():
@@ -39,13 +39,13 @@ def test_a_loaded_model_gives_the_logits_of_the_one_that_was_saved(name: str, tm
 def test_plain_folders_are_loaded_the_fast_way(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_load_by_transformers", None)
 
-    model = load_model(make_folder(name, tmp_path), CPU)
+    model = load_model(make_folder(name, tmp_path), CPU).model
 
     assert same_weights(model, make_model(name))
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
-    model = load_model(make_folder("llama", tmp_path, tie_word_embeddings=True), CPU)
+    model = load_model(make_folder("llama", tmp_path, tie_word_embeddings=True), CPU).model
 
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
@@ -54,7 +54,7 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path: Path) -> N
     make_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
 
-    assert same_weights(load_model(tmp_path, CPU), make_model("llama"))
+    assert same_weights(load_model(tmp_path, CPU).model, make_model("llama"))
 
 
 def test_a_missing_file_of_several_is_named(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_folder_without_a_configuration_is_told(tmp_path: Path) -> None:
 
 
 def test_the_type_follows_the_setting(tmp_path: Path) -> None:
-    model = load_model(make_folder("llama", tmp_path), Settings(device="cpu", dtype="bfloat16"))
+    model = load_model(make_folder("llama", tmp_path), Settings(device="cpu", dtype="bfloat16")).model
 
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
 

@@ -28,7 +28,7 @@
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define FN(name) JOIN(bough_, ISA, name)
 #define EXPORT __attribute__((visibility("default")))
-#define ABI 1
+#define ABI 2
 
 /* ---- vectors of VW floats ---- */
 
@@ -49,6 +49,14 @@
 typedef float vf __attribute__((vector_size(4 * VW)));
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
 typedef float v4 __attribute__((vector_size(16)));
+
+/* four of the eight numbers of a and b, by their places */
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t v4i __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (v4i){__VA_ARGS__})
+#endif
 
 static inline vf load(const float *p) { vf t; memcpy(&t, p, sizeof t); return t; }
 static inline void store(float *p, vf a) { memcpy(p, &a, sizeof a); }
@@ -73,7 +81,7 @@ static inline vf floats(vi a) { return (vf)_mm256_cvtepi32_ps((__m256i)a); }
 static inline vf halves(const uint8_t *p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 static inline vi shorts_u(const uint8_t *p) { return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
 static inline v4 fold(vf a) { return (v4)_mm_add_ps(_mm256_castps256_ps128((__m256)a), _mm256_extractf128_ps((__m256)a, 1)); }
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(ISA_PLAIN_OBJECT)
 static inline vf fma_(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 static inline uint32_t four(const uint8_t *p) { uint32_t t; memcpy(&t, p, 4); return t; }
 static inline vi bytes_u(const uint8_t *p) { return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four(p))))); }
@@ -96,7 +104,7 @@ static inline v4 fold(vf a) { return a; }
 /* a float16 number */
 #if defined(__F16C__)
 static inline float half(const uint8_t *p) { uint16_t h; memcpy(&h, p, 2); return _cvtsh_ss(h); }
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(ISA_PLAIN_OBJECT)
 static inline float half(const uint8_t *p) { __fp16 h; memcpy(&h, p, 2); return h; }
 #else
 static float half(const uint8_t *p) {
@@ -113,9 +121,9 @@ static float half(const uint8_t *p) {
 static inline float total(vf a) { v4 t = fold(a); return (t[0] + t[2]) + (t[1] + t[3]); }
 static inline v4 total4(vf a, vf b, vf c, vf d) {
   v4 p = fold(a), q = fold(b), r = fold(c), s = fold(d);
-  v4 x = __builtin_shufflevector(p, q, 0, 4, 1, 5) + __builtin_shufflevector(p, q, 2, 6, 3, 7); /* p02 q02 p13 q13 */
-  v4 y = __builtin_shufflevector(r, s, 0, 4, 1, 5) + __builtin_shufflevector(r, s, 2, 6, 3, 7);
-  return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
+  v4 x = SHUFFLE(p, q, 0, 4, 1, 5) + SHUFFLE(p, q, 2, 6, 3, 7); /* p02 q02 p13 q13 */
+  v4 y = SHUFFLE(r, s, 0, 4, 1, 5) + SHUFFLE(r, s, 2, 6, 3, 7);
+  return SHUFFLE(x, y, 0, 1, 4, 5) + SHUFFLE(x, y, 2, 3, 6, 7);
 }
 
 /* e to the x, within 2 units in the last place; 0 below -87 */
@@ -668,10 +676,10 @@ static void transpose_keys(const float *keys, int n, int D, float *out) {
     for (int d = 0; d < D; d += 4) {
       v4 a, b, c, e; const float *p = keys + (long)i * D + d;
       memcpy(&a, p, 16); memcpy(&b, p + D, 16); memcpy(&c, p + 2 * D, 16); memcpy(&e, p + 3 * D, 16);
-      v4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      v4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5), ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
-      v4 t0 = __builtin_shufflevector(ab0, ce0, 0, 1, 4, 5), t1 = __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7);
-      v4 t2 = __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5), t3 = __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7);
+      v4 ab0 = SHUFFLE(a, b, 0, 4, 1, 5), ab1 = SHUFFLE(a, b, 2, 6, 3, 7);
+      v4 ce0 = SHUFFLE(c, e, 0, 4, 1, 5), ce1 = SHUFFLE(c, e, 2, 6, 3, 7);
+      v4 t0 = SHUFFLE(ab0, ce0, 0, 1, 4, 5), t1 = SHUFFLE(ab0, ce0, 2, 3, 6, 7);
+      v4 t2 = SHUFFLE(ab1, ce1, 0, 1, 4, 5), t3 = SHUFFLE(ab1, ce1, 2, 3, 6, 7);
       float *o = out + (long)d * KEYS + i;
       memcpy(o, &t0, 16); memcpy(o + KEYS, &t1, 16); memcpy(o + 2 * KEYS, &t2, 16); memcpy(o + 3 * KEYS, &t3, 16);
     }

@@ -8,13 +8,14 @@ integers. It may be missing or of another version, which `KernelsMissing` says i
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bough.errors import KernelsMissing
 
-ABI = 1  # of the functions in kernels.c: to be raised there and here whenever a signature or a struct changes
+ABI = 2  # of the functions in kernels.c: to be raised there and here whenever a signature or a struct changes
 ISAS = {"avx512": "AVX512", "v3": "AVX2", "neon": "NEON", "plain": "plain C"}  # the best first, as people call them
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
 _FOLDER = Path(__file__).parent
@@ -45,6 +46,11 @@ class Kernels:
     def title(self) -> str:
         """The instruction set as people call it."""
         return ISAS[self.isa]
+
+    @property
+    def code_hash(self) -> str:
+        """A hash of the library: a verdict of the self-check holds for one build of it."""
+        return hashlib.sha256(Path(self._library._name).read_bytes()).hexdigest()
 
     def _bind(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         """A function of the library, with the types that ctypes converts to."""

@@ -4,7 +4,9 @@ The model's own answer in one forward pass without a cache is the reference, wit
 defines ("eager"): others may leave things out, as transformers 5.17 does with gemma2's soft cap in "sdpa". The same prompt
 is then run in one shot, in runs, token by token, restored, rewound and branched: on the real weights, and on a small random
 copy in float32 where windows, recurrent states or rounding call for it. Each attention is tried, Bough's own first, until
-one allows everything.
+one allows everything. Where the CPU kernels know the model's structure, the whole step in one call is tried before
+transformers' modules, also at positions near the end of the context: a family may scale something by the position.
+Packed weights are unpacked, and torch computes with them, for the reference.
 
 Tolerances. In float32 the largest logit difference may be 1e-4, or 1e-4 times the spread of the logits where that is more
 than one; on the copy always 1e-4 spreads. In half precision rounding alone moves logits: between "sdpa" and "eager" by 0.36
@@ -17,6 +19,9 @@ copy as one stock forward pass is. Where no copy can be built, chunks and reuse 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +41,10 @@ from bough.engines.shared.compute import Verdict
 from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch import attention
 from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
+from bough.engines.torch.cpu.packing import packed_weights
+from bough.engines.torch.cpu.route import IN_TORCH, WeightsChoice
+from bough.engines.torch.cpu.step import WholeStep
+from bough.engines.torch.cpu.structure import UnknownStructure
 from bough.engines.torch.device import is_out_of_memory
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
@@ -45,12 +54,15 @@ from bough.engines.torch.self_check.small_copy import make_small_copy
 from bough.errors import UnsupportedModel
 
 _REFERENCE = "eager"
-_FORMAT = 4  # raise it when the check itself changes
+_FORMAT = 5  # raise it when the check itself changes
+_FAR_TOKENS = 12
+_FARTHEST = 32_768  # positions: beyond them a table of rotations takes long to fill
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
-def verdict_key(model: Any, wanted_attention: str) -> str:
+def verdict_key(model: Any, wanted_attention: str, choice: WeightsChoice = IN_TORCH) -> str:
     """A hash of all that a verdict depends on; the name in the configuration does not count."""
+    kernels = choice.route.products.kernels if choice.route is not None else None
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
     parameter = next(model.parameters())
     features = [
@@ -64,19 +76,70 @@ def verdict_key(model: Any, wanted_attention: str) -> str:
         type(model).__name__,
         hash_code(model),
         config,
+        [kernels.isa, kernels.code_hash] if kernels is not None else [],
+        sorted({each.matrix.type for each in packed_weights(model)}),
+        choice.quantization,
     ]
     return hash_features(features)
 
 
-def self_check(forward: Forward, layout: Layout, wanted: str) -> Verdict:
+def self_check(forward: Forward, layout: Layout, wanted: str, choice: WeightsChoice = IN_TORCH) -> Verdict:
     """Try every way of running the model, the best first. `wanted` is an attention's name or "auto"."""
     with torch.backends.cudnn.flags(allow_tf32=False):  # rounding to ten bits would hide the differences
-        return _try_all(forward, layout, wanted)
+        candidates, check = _candidates(forward, layout, choice), SelfCheck(is_out_of_memory)
+        whole, why_not = _try_whole_step(check, candidates, layout, wanted, choice)
+        if whole is not None:
+            return whole
+        return replace(_try_modules(check, candidates, layout, wanted), why_no_whole_step=why_not)
 
 
-def _try_all(forward: Forward, layout: Layout, wanted: str) -> Verdict:
-    stock = forward.model.config._attn_implementation
-    candidates, check = _candidates(forward, layout), SelfCheck(is_out_of_memory)
+def _try_whole_step(
+    check: SelfCheck, candidates: list[Candidate], layout: Layout, wanted: str, choice: WeightsChoice
+) -> tuple[Verdict | None, str]:
+    """The verdict for the whole step in one call if it allows everything, or else why it is not used."""
+    route, model = choice.route, candidates[0].forward.model
+    if route is None or not layout.groups or wanted not in ("auto", attention.NAME):
+        return None, choice.why_not or "the kernels are not used here"
+    try:
+        steps = [route.make_step(each.forward.model, _layout_of(each)) for each in candidates]
+    except UnknownStructure as error:
+        return None, str(error)
+    far = max(_far_difference(each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
+    if far > 1:
+        return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
+    whole = [_with_step(each, step) for each, step in zip(candidates, steps, strict=True)]
+    verdict = check.check_lanes(attention.NAME, whole, can_batch=True)
+    if verdict is None or not (verdict.can_reuse and verdict.can_batch):
+        return None, (verdict.reason if verdict else "") or "its logits differ from those of the model's own code"
+    return replace(verdict, whole_step=True), ""
+
+
+def _with_step(candidate: Candidate, step: WholeStep) -> Candidate:
+    return replace(candidate, compute=_computes(candidate.forward, _layout_of(candidate), candidate.reference, step))
+
+
+def _layout_of(candidate: Candidate) -> Layout:
+    layout: Any = candidate.compute(False).layout
+    return layout  # type: ignore[no-any-return]
+
+
+def _far_difference(candidate: Candidate, step: WholeStep) -> float:
+    """The largest difference of logits on an empty lane at the last positions of the context."""
+    forward, compute = candidate.forward, candidate.compute(False)
+    ids = candidate.reference.ids[:_FAR_TOKENS]
+    text = forward.model.config.get_text_config(decoder=True)
+    first = max(0, min(getattr(text, "max_position_embeddings", None) or _FARTHEST, _FARTHEST) - len(ids))
+    lane: Any = compute.make_lane()
+    lane.reserve(len(ids))
+    positions = torch.arange(first, first + len(ids))[None]
+    _set_attention(forward.model, _REFERENCE)
+    with torch.inference_mode():
+        wanted = forward.call(forward.tensor_of(ids), positions, None, use_cache=False).logits[0]
+    return float((step.evaluate_at(lane, ids, first) - wanted).abs().max())
+
+
+def _try_modules(check: SelfCheck, candidates: list[Candidate], layout: Layout, wanted: str) -> Verdict:
+    stock = candidates[0].forward.model.config._attn_implementation
     names = list(dict.fromkeys([attention.NAME, stock, "eager"])) if wanted == "auto" else [wanted]
     best: Verdict | None = None
     for name in names if layout.groups else ():
@@ -107,11 +170,16 @@ def _check_plain(check: SelfCheck, name: str, candidates: list[Candidate], layou
     return check.check_plain(name, real, library, recompute, layout.unknown)
 
 
-def _candidates(forward: Forward, layout: Layout) -> list[Candidate]:
+def _candidates(forward: Forward, layout: Layout, choice: WeightsChoice) -> list[Candidate]:
     """The real model first, then its copies. Leaves the attention as it was."""
+    with choice.route.exact() if choice.route is not None else nullcontext():
+        return _make_candidates(forward, layout, choice.quantization == "int4")
+
+
+def _make_candidates(forward: Forward, layout: Layout, rounds_activations: bool) -> list[Candidate]:
     model = forward.model
     stock = model.config._attn_implementation
-    is_half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    is_half = rounds_activations or next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     small = make_small_copy(model, layout.kinds) if needs_copy(layout.groups, is_half) else None
     copies = _copy_candidates(small, next(model.parameters()).dtype) if small is not None else []
     num_tokens = reference_tokens(layout.groups, is_half, bool(copies))
@@ -143,12 +211,16 @@ def _copy_candidates(small: Any, dtype: torch.dtype) -> list[Candidate]:
 def _candidate(
     forward: Forward, layout: Layout, reference: Reference, tolerance: float, label: str = "", is_coarse: bool = False
 ) -> Candidate:
+    computes = _computes(forward, layout, reference)
+    return Candidate(forward, layout.groups, computes, reference, tolerance, label, is_coarse)
+
+
+def _computes(
+    forward: Forward, layout: Layout, reference: Reference, step: WholeStep | None = None
+) -> Callable[[bool], LaneCompute]:
+    """Makes ways of running the model on lanes, with batches or without."""
     sizes = LaneSizes(len(reference.ids), COPY_TOKENS)
-
-    def compute(can_batch: bool) -> LaneCompute:
-        return LaneCompute(forward, layout, Pages(layout, forward.device), sizes, can_batch)
-
-    return Candidate(forward, layout.groups, compute, reference, tolerance, label, is_coarse)
+    return lambda can_batch: LaneCompute(forward, layout, Pages(layout, forward.device), sizes, can_batch, step)
 
 
 def _make_reference(forward: Forward, num_tokens: int, vocab_size: int) -> Reference:

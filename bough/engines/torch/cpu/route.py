@@ -1,0 +1,120 @@
+"""How a model runs on a CPU: which weights stay packed, and which kernels compute with them.
+
+`choose_route` reads the settings. Without kernels, or on another device, there is no route, and the model runs in torch's
+own operations as it does everywhere; the reason is kept for `bough show`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bough.config import Settings
+from bough.engines.torch.cpu.int4 import Int4Linear
+from bough.engines.torch.cpu.library import load_kernels
+from bough.engines.torch.cpu.packing import Packing, packed_weights
+from bough.engines.torch.cpu.step import WholeStep
+from bough.engines.torch.cpu.structure import read_structure
+from bough.engines.torch.cpu.weight import Products
+from bough.engines.torch.layout import Layout
+from bough.errors import KernelsMissing, SettingsError
+
+_QUANTIZED = {"q8_0": "Q8_0", "q4_0": "Q4_0"}
+
+
+@dataclass(frozen=True)
+class CpuRoute:
+    """The kernels and the packing for one model. `weights` is the setting that led here."""
+
+    packing: Packing
+    weights: str
+
+    @property
+    def products(self) -> Products:
+        return self.packing.products
+
+    @property
+    def title(self) -> str:
+        """The kernels as people call them."""
+        return self.products.kernels.title
+
+    def make_step(self, model: Any, layout: Layout) -> WholeStep:
+        """The whole step of a model. Raises UnknownStructure."""
+        return WholeStep(read_structure(model, layout), self.products.kernels, self.products.num_threads)
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Inside, products with packed weights are computed by torch on the unpacked weights."""
+        self.products.is_exact = True
+        try:
+            yield
+        finally:
+            self.products.is_exact = False
+
+
+@dataclass(frozen=True)
+class WeightsChoice:
+    """The route of a model, or why there is none. `quantization` names a lossy type that the user asked for."""
+
+    route: CpuRoute | None = None
+    why_not: str = ""
+    quantization: str = ""
+
+    @property
+    def packing(self) -> Packing | None:
+        return self.route.packing if self.route is not None else None
+
+
+IN_TORCH = WeightsChoice()
+"""Everything in torch's own operations."""
+
+
+def choose_weights(settings: Settings, device: torch.device, dtype: torch.dtype) -> WeightsChoice:
+    """What the setting `weights` means for a model on this device. Raises SettingsError or KernelsMissing."""
+    wanted = settings.weights
+    if device.type != "cpu" or dtype != torch.float32:
+        return _without_kernels(
+            wanted, f"packed weights are for the CPU in float32, and this is {device} in {_name(dtype)}"
+        )
+    if wanted in ("float32", "int4"):
+        return WeightsChoice(why_not=f"the setting weights is {wanted}", quantization=wanted if wanted == "int4" else "")
+    try:
+        products = Products(load_kernels(), torch.get_num_threads())
+    except KernelsMissing as error:
+        if wanted != "auto":
+            raise
+        return WeightsChoice(why_not=str(error))
+    quantized = _QUANTIZED.get(wanted, "")
+    return WeightsChoice(CpuRoute(Packing(products, quantized), wanted), quantization=wanted if quantized else "")
+
+
+def count_parameters(model: Any) -> int:
+    """The number of weights of a model, packed or not, each once."""
+    held = {id(each): each.numel() for each in [*model.parameters(), *packed_weights(model)]}
+    others = [each.num_weights for each in model.modules() if isinstance(each, Int4Linear)]
+    return int(sum(held.values()) + sum(others))
+
+
+def describe_weights(model: Any, choice: WeightsChoice) -> str:
+    """How the weights are kept, for people: "packed: Q4_1, Q8_0 (105 MB)", or why they are not."""
+    packed = packed_weights(model)
+    if not packed:
+        kept = choice.quantization or _name(next(model.parameters()).dtype)
+        return f"{kept} ({choice.why_not})" if choice.why_not else kept
+    types = sorted({each.matrix.type for each in packed})
+    megabytes = sum(each.nbytes for each in packed) / 1e6
+    return f"packed: {', '.join(types)} ({megabytes:,.0f} MB)"
+
+
+def _without_kernels(wanted: str, why: str) -> WeightsChoice:
+    if wanted not in ("auto", "float32"):
+        raise SettingsError(f"weights is {wanted!r}: {why}")
+    return WeightsChoice(why_not="" if wanted == "float32" else why)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

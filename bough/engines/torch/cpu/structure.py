@@ -1,0 +1,327 @@
+"""Reads the structure of a model from its modules: what the kernels need to run a whole step of it.
+
+Known are decoders of the Llama kind: RMS norms before, or before and after, attention and MLP; separate or joined
+projections with or without biases; norms of queries and keys by head; rotations by halves, which may differ by layer or be
+absent; grouped queries, windows and soft caps; SwiGLU and GeGLU. What a module computes is tried out where its name could
+mislead. A model with anything else has no such structure, and runs in transformers' own forward pass. The self-check
+compares what was found here with that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bough.cache.tree.state import Group
+from bough.engines.torch.cpu.matrix import Matrix
+from bough.engines.torch.cpu.weight import PackedWeight
+from bough.engines.torch.layout import Layout
+
+_ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"}
+_MLP_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
+_NORMS = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_IDLE = (nn.Dropout, nn.Identity)
+_STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+
+
+class UnknownStructure(Exception):
+    """The model has a part that the kernels do not know. The text says which, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix and its bias, if it has one."""
+
+    matrix: Matrix
+    bias: Tensor | None
+
+    def slice(self, first: int, last: int) -> Linear:
+        """Rows [first, last)."""
+        return Linear(self.matrix.slice(first, last), None if self.bias is None else self.bias[first:last].contiguous())
+
+
+@dataclass(frozen=True)
+class LayerStructure:
+    """One decoder layer. A norm that is None is not there. `group` and `layer_in_group` say where its rows lie in a lane.
+
+    `rotation` is an index into `Structure.rotations`; -1 is none.
+    """
+
+    norm_in: Tensor | None
+    norm_attention: Tensor | None
+    norm_mlp: Tensor | None
+    norm_mlp_out: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+    group: int
+    layer_in_group: int
+    rotation: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A whole model. `rotations` each give cosines and sines [positions, dim] for a range of positions."""
+
+    layers: list[LayerStructure]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    score_cap: float
+    logit_cap: float
+    logit_divisor: float
+    residual: float
+    activation: str
+    norm: Tensor
+    head: Linear
+    embed: Callable[[Tensor], Tensor]
+    rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
+    groups: tuple[Group, ...]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.norm.numel()
+
+
+def read_structure(model: Any, layout: Layout) -> Structure:
+    """The structure of a float32 model on the CPU. Raises UnknownStructure."""
+    decoder = _require(getattr(model, "model", None), "it has no decoder in `model`")
+    decoder_layers = list(_require(getattr(decoder, "layers", None), "its decoder has no layers"))
+    head = _require(getattr(model, "lm_head", None), "it has no lm_head")
+    _require_only(model, {"model", "lm_head"}, "the model")
+    _require_only(decoder, {"embed_tokens", "layers", "norm", "rotary_emb"}, "its decoder")
+    if layout.states or layout.num_layers != len(decoder_layers):
+        raise UnknownStructure("not every layer keeps keys and values of its own")
+    rotations = _Rotations(decoder.rotary_emb, model.config)
+    first = decoder_layers[0].self_attn
+    shape = next(iter(layout.rows.values()))
+    _require_plain_rows(layout)
+    config = model.config
+    norm = _norm_weight(decoder.norm)
+    layers = [_read_layer(i, layer, layout, rotations, config) for i, layer in enumerate(decoder_layers)]
+    _require_one_shape(layers, decoder_layers)
+    return Structure(
+        layers=layers,
+        num_heads=layers[0].q.matrix.num_rows // shape.key_dim,
+        num_kv_heads=shape.heads,
+        head_dim=shape.key_dim,
+        eps=_eps_of(decoder.norm),
+        scale=float(_same([layer.self_attn.scaling for layer in decoder_layers], "scalings")),
+        score_cap=float(getattr(first, "attn_logit_softcapping", None) or 0.0),
+        logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+        logit_divisor=float(getattr(config, "logits_scaling", None) or 1.0),
+        residual=float(_same([getattr(layer, "residual_multiplier", 1.0) for layer in decoder_layers], "residuals")),
+        activation=_same([_activation_of(layer.mlp) for layer in decoder_layers], "activations"),
+        norm=norm,
+        head=_linear(head),
+        embed=_embedding(decoder),
+        rotations=rotations.kinds,
+        groups=layout.groups,
+    )
+
+
+def _read_layer(index: int, layer: Any, layout: Layout, rotations: _Rotations, config: Any) -> LayerStructure:
+    _require_only(layer, {"self_attn", "mlp", *_NORMS}, "a layer")
+    _require_only(layer.self_attn, _ATTENTION_PARTS, "its attention")
+    _require_only(layer.mlp, _MLP_PARTS, "its MLP")
+    attention, mlp = layer.self_attn, layer.mlp
+    group = next(group for group, rows in layout.rows.items() if index in rows.layers)
+    shape = layout.rows[group]
+    is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
+    q, k, v = _split_attention(attention, shape.heads * shape.key_dim)
+    gate, up = _split_mlp(mlp)
+    q_norm, k_norm = (_head_norm(getattr(attention, name, None), shape.key_dim) for name in ("q_norm", "k_norm"))
+    return LayerStructure(
+        norm_in=_norm_weight(layer.input_layernorm),
+        norm_attention=_norm_weight(layer.post_attention_layernorm) if is_sandwich else None,
+        norm_mlp=_norm_weight(layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm),
+        norm_mlp_out=_norm_weight(layer.post_feedforward_layernorm) if is_sandwich else None,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        q=q,
+        k=k,
+        v=v,
+        o=_linear(attention.o_proj),
+        gate=gate,
+        up=up,
+        down=_linear(mlp.down_proj),
+        group=layout.groups.index(group),
+        layer_in_group=shape.layers.index(index),
+        rotation=rotations.find(attention, index),
+        window=group.window,
+    )
+
+
+def _split_attention(attention: Any, kv_rows: int) -> tuple[Linear, Linear, Linear]:
+    if not hasattr(attention, "qkv_proj"):
+        return _linear(attention.q_proj), _linear(attention.k_proj), _linear(attention.v_proj)
+    joined = _linear(attention.qkv_proj)
+    end = joined.matrix.num_rows
+    return (
+        joined.slice(0, end - 2 * kv_rows),
+        joined.slice(end - 2 * kv_rows, end - kv_rows),
+        joined.slice(end - kv_rows, end),
+    )
+
+
+def _split_mlp(mlp: Any) -> tuple[Linear, Linear]:
+    if not hasattr(mlp, "gate_up_proj"):
+        return _linear(mlp.gate_proj), _linear(mlp.up_proj)
+    joined = _linear(mlp.gate_up_proj)
+    half = joined.matrix.num_rows // 2
+    return joined.slice(0, half), joined.slice(half, 2 * half)
+
+
+def _linear(module: Any) -> Linear:
+    if not isinstance(module, nn.Linear):
+        raise UnknownStructure(f"a projection is a {type(module).__name__}")
+    weight, bias = module.weight, module.bias
+    if isinstance(weight, PackedWeight):
+        matrix = weight.matrix
+    elif weight.dtype == torch.float32 and weight.is_contiguous():
+        matrix = Matrix.of_tensor(weight.data)
+    else:
+        raise UnknownStructure(f"a projection has weights in {weight.dtype}")
+    if bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous()):
+        raise UnknownStructure(f"a projection has a bias in {bias.dtype}")
+    return Linear(matrix, None if bias is None else bias.data)
+
+
+def _norm_weight(module: Any) -> Tensor:
+    """The factors of an RMS norm, found by trying it: some families add one to their weights."""
+    weight: Tensor | None = getattr(module, "weight", None)
+    eps = _eps_of(module)
+    if weight is None or weight.ndim != 1 or getattr(module, "bias", None) is not None:
+        raise UnknownStructure(f"{type(module).__name__} is not an RMS norm with one weight for each column")
+    x = torch.linspace(-2.0, 3.0, weight.numel())
+    with torch.inference_mode():
+        plain = x * torch.rsqrt(x.pow(2).mean() + eps)
+        got = module(x[None])[0].float()
+    for factors in (weight.data.float(), 1.0 + weight.data.float()):
+        if torch.allclose(got, plain * factors, rtol=1e-5, atol=1e-6):
+            return factors.contiguous()
+    raise UnknownStructure(f"{type(module).__name__} is not an RMS norm")
+
+
+def _head_norm(module: Any, head_dim: int) -> Tensor | None:
+    if module is None or isinstance(module, _IDLE):
+        return None
+    weight = _norm_weight(module)
+    if weight.numel() != head_dim:
+        raise UnknownStructure(f"its norm of queries or keys covers {weight.numel()} columns, and a head has {head_dim}")
+    return weight
+
+
+def _eps_of(module: Any) -> float:
+    for name in ("variance_epsilon", "eps"):
+        if isinstance(getattr(module, name, None), float):
+            return float(getattr(module, name))
+    raise UnknownStructure(f"{type(module).__name__} has no epsilon")
+
+
+def _activation_of(mlp: Any) -> str:
+    found = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
+    if found is None:
+        raise UnknownStructure("its MLP names no activation")
+    x = torch.linspace(-6.0, 6.0, 101)
+    with torch.inference_mode():
+        got = found(x)
+    for name, known in _ACTIVATIONS.items():
+        if torch.allclose(got, known(x), rtol=1e-6, atol=1e-6):
+            return name
+    raise UnknownStructure(f"its activation {type(found).__name__} is neither SiLU nor the tanh form of GELU")
+
+
+def _embedding(decoder: Any) -> Callable[[Tensor], Tensor]:
+    factor = float(getattr(decoder, "embedding_multiplier", None) or 1.0)
+
+    def embed(ids: Tensor) -> Tensor:
+        found: Tensor = decoder.embed_tokens(ids)
+        return found if factor == 1.0 else found * factor
+
+    return embed
+
+
+class _Rotations:
+    """The kinds of rotation in a model: one for all layers, or one for each type of layer."""
+
+    def __init__(self, module: Any, config: Any) -> None:
+        self._module, self._types = module, getattr(config, "layer_types", None) or []
+        self._by_type = "layer_type" in inspect.signature(module.forward).parameters
+        names = getattr(module, "rope_type", "default")
+        for name in names.values() if isinstance(names, dict) else [names]:
+            if name not in _STATIC_ROTATIONS:
+                raise UnknownStructure(f"its rotation {name!r} depends on the length of the sequence")
+        self.kinds: list[Callable[[Tensor], tuple[Tensor, Tensor]]] = []
+        self._known: dict[str, int] = {}
+
+    def find(self, attention: Any, index: int) -> int:
+        """The number of the rotation of a layer; -1 if it has none."""
+        if not getattr(attention, "use_rope", True):
+            return -1
+        kind = (getattr(attention, "layer_type", None) or self._types[index]) if self._by_type else ""
+        if kind not in self._known:
+            self._known[kind] = len(self.kinds)
+            self.kinds.append(self._make(kind))
+        return self._known[kind]
+
+    def _make(self, kind: str) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        arguments = (kind,) if self._by_type else ()
+
+        def compute(positions: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.inference_mode():
+                cosines, sines = self._module(torch.empty(0), positions[None], *arguments)
+            return cosines[0].float(), sines[0].float()
+
+        return compute
+
+
+def _require(found: Any, why: str) -> Any:
+    if found is None:
+        raise UnknownStructure(why)
+    return found
+
+
+def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
+    """Every child with weights or an effect of its own must be known."""
+    strange = [name for name, child in module.named_children() if name not in known and not isinstance(child, _IDLE)]
+    loose = [name for name, _ in module.named_parameters(recurse=False)]
+    if strange or loose:
+        raise UnknownStructure(f"{what} has {', '.join(strange + loose)}, which the kernels do not know")
+
+
+def _require_plain_rows(layout: Layout) -> None:
+    for rows in layout.rows.values():
+        if rows.key_dim != rows.value_dim or rows.dtype != torch.float32:
+            raise UnknownStructure(f"keys of {rows.key_dim} and values of {rows.value_dim} columns in {rows.dtype}")
+    if len({(rows.heads, rows.key_dim) for rows in layout.rows.values()}) > 1:
+        raise UnknownStructure("its layers have heads of different shapes")
+
+
+def _require_one_shape(layers: list[LayerStructure], modules: list[Any]) -> None:
+    shapes = {(each.q.matrix.num_rows, each.k.matrix.num_rows, each.gate.matrix.num_rows) for each in layers}
+    if len(shapes) > 1:
+        raise UnknownStructure(f"its layers have {len(shapes)} different shapes")
+    _same([_eps_of(layer.input_layernorm) for layer in modules], "epsilons")
+
+
+def _same(values: list[Any], what: str) -> Any:
+    if any(value != values[0] for value in values):
+        raise UnknownStructure(f"its layers have different {what}")
+    return values[0]
