@@ -7,6 +7,7 @@ cannot be reached any more is lost: it is not asked again.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ class Peer:
 
     def __init__(self, name: str, url: str, model: str = "", api_key: str = "") -> None:
         self.name, self.url, self.model = name, url, model
+        self.stop_at_s = math.inf  # by `time.perf_counter`: later requests fail
         self.notes: list[str] = []
         self._is_lost = False
         self._left_out: set[str] = set()
@@ -119,6 +121,8 @@ class Peer:
         """Ask greedily for an answer of a fixed length. Raises PeerError."""
         if self._is_lost:
             raise PeerError(f"{self.name} was lost before")
+        if time.perf_counter() > self.stop_at_s:
+            raise PeerError(f"{self.name}: the time for all is up")
         body = {"model": self.model, **content, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
         left_out, refusals = set(self._left_out), list[str]()
@@ -160,7 +164,7 @@ class Peer:
         answer = _Answer(self.name, started_s)
         with self._client.stream("POST", f"{self.url}{path}", json=body) as response:
             self._check(response, path)
-            for line in _lines(response, started_s + ANSWER_S, self.name):
+            for line in _lines(response, min(started_s + ANSWER_S, self.stop_at_s), self.name):
                 answer.read(line)
         received = answer.received()
         if received.counted_by == "pieces":
@@ -245,7 +249,7 @@ def _lines(response: httpx.Response, deadline_s: float, name: str) -> Iterator[s
     for chunk in response.iter_bytes():
         total += len(chunk)
         if total > MAX_BYTES or time.perf_counter() > deadline_s:
-            raise PeerError(f"{name}: an answer took more than {ANSWER_S:.0f} s or {MAX_BYTES:,} bytes")
+            raise PeerError(f"{name}: an answer took more than {ANSWER_S:.0f} s, {MAX_BYTES:,} bytes or the time for all")
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line.decode(errors="replace").rstrip("\r")

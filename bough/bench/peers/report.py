@@ -40,8 +40,11 @@ def lines(report: PeerReport) -> Iterator[str]:
     for peer in report.peers:
         yield f"{peer.name}: {peer.url}, model {peer.model}"
         yield from (f"{peer.name} {note}" for note in peer.notes)
+    failed: dict[str, list[str]] = {}
     for measure in report.measures:
-        yield from (f"{measure.name} failed: {failure}" for failure in measure.failures.values())
+        for failure in measure.failures.values():
+            failed.setdefault(failure, []).append(measure.name)
+    yield from (f"failed: {', '.join(names)} ({failure})" for failure, names in failed.items())
 
 
 def plot_peers(report: PeerReport, file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -48,6 +49,8 @@ def measure_peers(peers: Sequence[Peer], setup: PeerSetup, run: str, on_step: On
     names = [peer.name for peer in peers]
     if len(set(names)) < len(names):
         raise RequestError(f"two servers have one name among {', '.join(names)}: give them names, as in NAME=URL")
+    for peer in peers:
+        peer.stop_at_s = time.perf_counter() + setup.limit_s
     report = PeerReport(peers, setup)
     texts = Texts(run, _warm_up(peers))
     for case in make_cases(setup):

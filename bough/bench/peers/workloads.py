@@ -28,6 +28,7 @@ class PeerSetup:
     prefills: Sequence[int] = (512, 2000)
     streams: Sequence[int] = (4, 8)
     switch: SwitchSetup = field(default_factory=lambda: SwitchSetup(turns=4))
+    limit_s: float = 1200.0  # for everything; what is not measured by then has failed
 
 
 @dataclass(frozen=True)

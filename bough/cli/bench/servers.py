@@ -154,14 +154,14 @@ def peers(
     prefills: Annotated[str, typer.Option("--prefill", help="Tokens of new prompts, separated by commas.")] = "512,2000",
     streams: Annotated[str, typer.Option(help="Numbers of streams at once, separated by commas.")] = "4,8",
     turns: Annotated[int, typer.Option(min=2, help="Turns of each of the six conversations.")] = 4,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds for everything; the rest is left out, and said.")] = 1200,
     api_key: Annotated[str, typer.Option(help="A key that the other servers ask for.")] = "",
     png: Png = None,
     as_json: Json = False,
 ) -> None:
     """Bough next to other servers with OpenAI's API, with the same workloads in turns."""
-    setup = PeerSetup(
-        rounds, tokens, read_numbers(contexts), read_numbers(prefills), read_numbers(streams), SwitchSetup(turns=turns)
-    )
+    sizes = {"contexts": read_numbers(contexts), "prefills": read_numbers(prefills), "streams": read_numbers(streams)}
+    setup = PeerSetup(rounds, tokens, **sizes, switch=SwitchSetup(turns=turns), limit_s=limit)
     if png is not None:
         require_matplotlib()
     console, settings = Console(stderr=as_json), load_settings()
