@@ -34,7 +34,7 @@ from bough.engines.shared.context import choose_context, reuse_limit
 from bough.engines.shared.engine import LaneEngine
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.row_memory import LaneSizes
-from bough.errors import EngineError
+from bough.errors import EngineError, SettingsError
 from bough.types import Draw, Sampled
 
 _SLACK_CPU = 512
@@ -75,11 +75,13 @@ class MlxEngine(LaneEngine):
     @classmethod
     def load(cls, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> MlxEngine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
+        _require_own_weights(settings)
         return cls(load_model(folder, settings, progress), settings, progress)
 
     @classmethod
     def load_shape(cls, config: dict[str, Any], settings: Settings) -> MlxEngine:
         """A model of this transformers configuration with random weights, for `bough bench --shape`."""
+        _require_own_weights(settings)
         return cls(make_random_model(config, settings), settings)
 
     def describe(self) -> dict[str, str]:
@@ -156,3 +158,11 @@ def _quantization_of(config: dict[str, Any]) -> str:
 
 def _num_parameters(model: Any) -> int:
     return int(utils.get_total_parameters(model))
+
+
+def _require_own_weights(settings: Settings) -> None:
+    """Raise SettingsError if the settings ask for weights in another form than the model's files have them."""
+    if settings.weights != "auto":
+        raise SettingsError(
+            f"weights is {settings.weights!r}, and MLX keeps weights as the model's files have them: use auto"
+        )

@@ -122,6 +122,11 @@ def test_pages_and_states_hold_their_own_bytes_and_nothing_larger(name: str, fol
     assert abs(after - active_bytes() - num_bytes) <= rounding
 
 
+def test_weights_in_another_form_than_the_file_has_them_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"weights is 'q8_0', and MLX keeps them"):
+        MlxEngine.load(make_folder("llama", tmp_path), Settings(device="cpu", weights="q8_0"))
+
+
 def test_pieces_of_a_cut_page_do_not_keep_the_whole_alive(folder: Path) -> None:
     engine = make_engine("llama", folder)
     lane = new_lane(engine, 256)
