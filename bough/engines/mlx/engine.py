@@ -163,6 +163,4 @@ def _num_parameters(model: Any) -> int:
 def _require_own_weights(settings: Settings) -> None:
     """Raise SettingsError if the settings ask for weights in another form than the model's files have them."""
     if settings.weights != "auto":
-        raise SettingsError(
-            f"weights is {settings.weights!r}, and MLX keeps weights as the model's files have them: use auto"
-        )
+        raise SettingsError(f"weights is {settings.weights!r}, and MLX keeps them as the model's files have them: use auto")
