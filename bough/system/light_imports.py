@@ -34,6 +34,7 @@ _FILE = "imports.json"
 _COMPILER = "torch._dynamo"
 _NAMES = "transformers.utils.import_utils"
 _MODEL_CODE = ("transformers.modeling_utils", "transformers.masking_utils")
+_INSTALLED = {"site-packages", "dist-packages"}
 _MARKS = ("allow_in_graph", "assume_constant_result", "disable")
 
 
@@ -179,7 +180,7 @@ def _remember_names(module: Any, notes: _Notes) -> None:
 
     def define_once(module_path: str | Path, prefix: str | None = None) -> dict[frozenset[str], dict[str, set[str]]]:
         folder = Path(module_path) if Path(module_path).is_dir() else Path(module_path).parent
-        if folder.name != "models" or "site-packages" not in folder.parts:  # small, or somebody's own work in progress
+        if folder.name != "models" or not _INSTALLED & set(folder.parts):  # small, or somebody's own work in progress
             found: dict[frozenset[str], dict[str, set[str]]] = define(module_path, prefix)
             return found
         flat = notes.find(f"names of {prefix or folder}", _stamp(folder), lambda: _flatten(define(module_path, prefix)))
