@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 
 from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
+from bough.system.light_imports import make_imports_light
 
 INTERRUPTED = 130
 COMMANDS = {
@@ -98,6 +100,12 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
+def _find_cache_folder() -> Path:
+    from bough.config import load_settings
+
+    return load_settings().cache_folder
+
+
 app = typer.Typer(
     name="bough",
     cls=Commands,
@@ -122,6 +130,7 @@ def main() -> None:
     """Run the command with this process's arguments."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # show "?" for characters that the terminal cannot encode
+    make_imports_light(_find_cache_folder)
     app(prog_name="bough")
 
 

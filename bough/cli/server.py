@@ -20,10 +20,11 @@ from bough.cli.client import Client, find_client, local_url
 from bough.cli.terminal.columns import ahead, align, memory
 from bough.cli.terminal.progress import Bars, Lines
 from bough.cli.terminal.screen import Screen
-from bough.config import Settings, load_settings
+from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.errors import BoughError
 from bough.runner import find_model
 from bough.system.announcement import Announcement, announcing, make_announcement
+from bough.system.light_imports import load_torch_library
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,9 @@ def serve(
 def run_server(settings: Settings, screen: Screen) -> None:
     """Serve until a signal ends the process. Raises BoughError if the server cannot start."""
     _require_extras()
+    if settings.engine != "mlx":
+        limit_thread_spinning()  # before OpenMP is loaded with torch's library
+        load_torch_library()
     from bough.server.app import make_app, make_service
     from bough.server.http.listening import bind, host, is_loopback, url_of
     from bough.server.http.logs import set_up_logs

@@ -20,6 +20,7 @@ from bough.models.sources import GgufSupport
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.runner.runner import Runner
 from bough.runner.tiers import open_tiers
+from bough.system.light_imports import paused_collector
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ def _import_engine(settings: Settings) -> EngineMaker:
             from bough.engines.mlx import MlxEngine
 
             return MlxEngine
-        from bough.engines.torch import TorchEngine
+        with paused_collector():
+            from bough.engines.torch import TorchEngine
 
         return TorchEngine
     except ImportError as error:  # a package that is installed but broken; errors of our own modules are raised as they are

@@ -17,8 +17,9 @@ from bough.cli.client import Client, find_client
 from bough.cli.prompt_args import is_like_a_path
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
-from bough.config import DEFAULT_MODEL, Settings
+from bough.config import DEFAULT_MODEL, Settings, limit_thread_spinning
 from bough.errors import ModelNotFound, RequestError
+from bough.system.light_imports import load_torch_library
 from bough.types import Progress
 
 
@@ -104,6 +105,9 @@ class Backends:
         with show_progress(self._screen.notes, stays=False) as progress:
             remote = self._open_remote(model, progress)
             if remote is None:
+                if self._settings.engine != "mlx":
+                    limit_thread_spinning()  # before OpenMP is loaded with torch's library
+                    load_torch_library()
                 from bough.cli.backends.local import LocalBackend  # imports the runner
 
                 return LocalBackend.open(

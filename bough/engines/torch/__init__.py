@@ -11,6 +11,8 @@ __all__ = ["TorchEngine"]
 def __getattr__(name: str) -> Any:
     """Import the engine on first use, so that the library of the CPU kernels is found without PyTorch."""
     if name == "TorchEngine":
+        import transformers  # noqa: F401  # before torch, whose library another thread may be loading
+
         from bough.engines.torch.engine import TorchEngine
 
         return TorchEngine

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 NAME = "bough"
@@ -127,6 +126,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, options: _AttentionOption
         if num_queries == num_rows:
             return _attend_causally(query, key, value, options)
         if query.device.type == "cuda":
+            from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes a second
+
             return _attend_causally(query, key, value, options, causal_lower_right(num_queries, num_rows))
     blocks = [(start, min(start + _BLOCK, num_queries)) for start in range(0, num_queries, _BLOCK)]
     outputs = [_attend_block(query, key, value, start, end, options) for start, end in blocks]

@@ -32,7 +32,8 @@ from bough.engines.torch.layout import Layout
 from bough.engines.torch.loading import load_model, make_random_model, prepare
 from bough.engines.torch.sampling import sample, score
 from bough.engines.torch.self_check.check import self_check, verdict_key
-from bough.engines.torch.self_check.probe import probe, without_groups
+from bough.engines.torch.self_check.layouts import find_layout
+from bough.engines.torch.self_check.probe import without_groups
 from bough.types import Draw, Sampled
 
 _SLACK_CPU = 512
@@ -53,10 +54,11 @@ class TorchEngine(LaneEngine):
         attention.register()
         self._weights = weights
         self._forward = Forward(prepare(model))
-        layout = probe(self._forward)
+        key = verdict_key(model, settings.attention, weights)
+        layout = find_layout(settings, key, self._forward)
         verdict = find_verdict(
             settings,
-            verdict_key(model, settings.attention, weights),
+            key,
             lambda: self_check(self._forward, layout, settings.attention, weights),
             progress,
         )

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import guard_torch_init_functions
 
 from bough.config import Settings
 from bough.engines.contract import ReportProgress
@@ -124,7 +125,7 @@ def _load_fast(
     if getattr(config, "quantization_config", None):
         return None
     try:
-        with _weightless():
+        with _weightless(), guard_torch_init_functions():
             model = _AUTO_MODEL.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     except Exception:  # transformers' own loading says what is wrong
         return None
@@ -172,7 +173,10 @@ def _weightless() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, parameter if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False))
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # no function that draws numbers runs on it
+        register(module, name, parameter)
 
     nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
     try:
