@@ -176,7 +176,9 @@ def _known_distributions(notes: _Notes) -> Iterator[None]:
 
 def _remember_names(module: Any, notes: _Notes) -> None:
     """Let transformers keep which of its files has which names. It reads all of its models to find out."""
-    define = module.define_import_structure
+    define = getattr(module, "define_import_structure", None)
+    if define is None:  # another version of transformers does it in another way
+        return
 
     def define_once(module_path: str | Path, prefix: str | None = None) -> dict[frozenset[str], dict[str, set[str]]]:
         folder = Path(module_path) if Path(module_path).is_dir() else Path(module_path).parent
