@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from bough.engines.shared.errors import is_memory_error
 from bough.errors import ModelError
@@ -33,6 +34,18 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in known:
         raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(known)}")
     return known[name]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's weights are. One whose weights are all packed has no parameters: it is on the CPU."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """In which type a model computes: with packed weights in float32."""
+    first = next(model.parameters(), None)
+    return torch.float32 if first is None else first.dtype
 
 
 def default_budget_bytes(device: torch.device) -> int:

@@ -25,7 +25,7 @@ from bough.engines.torch import attention
 from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
 from bough.engines.torch.cpu.packing import packed_weights
 from bough.engines.torch.cpu.route import IN_TORCH, WeightsChoice, count_parameters, describe_weights
-from bough.engines.torch.device import default_budget_bytes
+from bough.engines.torch.device import default_budget_bytes, dtype_of
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
@@ -168,5 +168,5 @@ class TorchEngine(LaneEngine):
 
 
 def _info_of(forward: Forward, weights: WeightsChoice) -> EngineInfo:
-    dtype = str(next(forward.model.parameters()).dtype).removeprefix("torch.")
+    dtype = str(dtype_of(forward.model)).removeprefix("torch.")
     return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype, weights.quantization)

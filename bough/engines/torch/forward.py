@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bough.engines.torch.device import device_of
+
 
 class Forward:
     """One model, called the same way whatever its family names its cache and whether it takes positions."""
@@ -15,7 +17,7 @@ class Forward:
     def __init__(self, model: Any) -> None:
         names = inspect.signature(model.forward).parameters
         self.model = model
-        self.device: torch.device = next(model.parameters()).device
+        self.device: torch.device = device_of(model)
         self._cache_name = "cache_params" if "cache_params" in names else "past_key_values"
         self._takes_positions = "position_ids" in names
         self._takes_keep = "logits_to_keep" in names

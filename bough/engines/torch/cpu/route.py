@@ -20,6 +20,7 @@ from bough.engines.torch.cpu.packing import Packing, packed_weights
 from bough.engines.torch.cpu.step import WholeStep
 from bough.engines.torch.cpu.structure import read_structure
 from bough.engines.torch.cpu.weight import Products
+from bough.engines.torch.device import dtype_of
 from bough.engines.torch.layout import Layout
 from bough.errors import KernelsMissing, SettingsError
 
@@ -103,7 +104,7 @@ def describe_weights(model: Any, choice: WeightsChoice) -> str:
     """How the weights are kept, for people: "packed: Q4_1, Q8_0 (105 MB)", or why they are not."""
     packed = packed_weights(model)
     if not packed:
-        kept = choice.quantization or _name(next(model.parameters()).dtype)
+        kept = choice.quantization or _name(dtype_of(model))
         return f"{kept} ({choice.why_not})" if choice.why_not else kept
     types = sorted({each.matrix.type for each in packed})
     megabytes = sum(each.nbytes for each in packed) / 1e6

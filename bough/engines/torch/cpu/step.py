@@ -16,6 +16,7 @@ from bough.cache.tree.state import Group
 from bough.engines.torch.cpu.library import Kernels
 from bough.engines.torch.cpu.matrix import MatrixStruct
 from bough.engines.torch.cpu.structure import LayerStructure, Linear, Structure
+from bough.engines.torch.cpu.weight import empty_floats
 from bough.engines.torch.lanes.lane import TorchLane
 
 _LONGEST_RUN = 512  # tokens in one call: the memory for their activations grows with them
@@ -79,9 +80,9 @@ class WholeStep:
         self._num_threads = num_threads
         self._layers = (_LayerStruct * len(structure.layers))(*map(_layer_struct, structure.layers))
         self._tables = _RotationTables(structure.rotations)
-        self._model = _model_struct(structure, self._layers, self._tables.dim)
-        self._work = torch.empty(0)
-        self._counters = torch.zeros(2 * (_PHASES * len(structure.layers) + 2), dtype=torch.int32)
+        self._model = _model_struct(structure, self._layers)
+        self._work = empty_floats(0)
+        self._counters = torch.zeros(2 * (_PHASES * len(structure.layers) + 2), dtype=torch.int32, device="cpu")
         self._vocab_size = structure.head.matrix.num_rows
 
     def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
@@ -111,24 +112,25 @@ class WholeStep:
     ) -> Tensor:
         for lane in lanes:
             lane.begin_run(num_tokens)
-        positions = [lane.offset + shift + i for lane in lanes for i in range(num_tokens)]
-        self._tables.reach(max(positions) + 1)
-        where = torch.tensor(positions, dtype=torch.int32)
-        x = self._structure.embed(torch.tensor(ids)).contiguous()
-        logits = torch.empty(num_logits, self._vocab_size)
+        positions = [lane.offset + i for lane in lanes for i in range(num_tokens)]
+        tables = self._tables.starting_at(shift) if shift else self._tables
+        tables.reach(max(positions) + 1)
+        where = torch.tensor(positions, dtype=torch.int32, device="cpu")
+        x = self._structure.embed(torch.tensor(ids, device="cpu")).contiguous()
+        logits = empty_floats(num_logits, self._vocab_size)
         rows = _rows_structs(lanes, num_tokens, self._structure.groups)
         batch = _BatchStruct(
             ctypes.addressof(rows),
             where.data_ptr(),
-            self._tables.cosines.data_ptr(),
-            self._tables.sines.data_ptr(),
+            tables.cosines.data_ptr(),
+            tables.sines.data_ptr(),
             x.data_ptr(),
             logits.data_ptr(),
             len(lanes),
             num_tokens,
             num_logits,
             self._num_threads,
-            self._tables.num_rows,
+            tables.num_rows,
         )
         self._call(batch)
         for lane in lanes:
@@ -139,32 +141,37 @@ class WholeStep:
         model, step = ctypes.addressof(self._model), ctypes.addressof(batch)
         needed = self._kernels.step_floats(model, step)
         if self._work.numel() < needed:
-            self._work = torch.empty(needed)
+            self._work = empty_floats(needed)
         self._counters.zero_()
         self._kernels.step(model, step, self._work.data_ptr(), self._counters.data_ptr())
 
 
 class _RotationTables:
-    """Cosines and sines of all positions up to the largest so far: [kinds, positions, dim] each."""
+    """Cosines and sines of all positions from `first` to the largest so far: [kinds, positions, dim] each."""
 
-    def __init__(self, rotations: Sequence[Callable[[Tensor], tuple[Tensor, Tensor]]]) -> None:
+    def __init__(self, rotations: Sequence[Callable[[Tensor], tuple[Tensor, Tensor]]], first: int = 0) -> None:
         self._rotations = rotations
+        self._first = first
         self.num_rows = 0
-        self.dim = rotations[0](torch.arange(1))[0].shape[-1] if rotations else 0
-        self.cosines = self.sines = torch.empty(0)
+        self.cosines = self.sines = empty_floats(0)
+
+    def starting_at(self, position: int) -> _RotationTables:
+        """Empty tables of the same rotations, for positions from this one on."""
+        return _RotationTables(self._rotations, position)
 
     def reach(self, num_positions: int) -> None:
-        """Have entries for positions [0, num_positions)."""
+        """Have entries for the first `num_positions` positions."""
         if num_positions <= self.num_rows:
             return
         self.num_rows = max(num_positions, 2 * self.num_rows, _FIRST_POSITIONS)
-        tables = [rotation(torch.arange(self.num_rows)) for rotation in self._rotations]
+        where = torch.arange(self._first, self._first + self.num_rows, device="cpu")
+        tables = [rotation(where) for rotation in self._rotations]
         if tables:
             self.cosines = torch.stack([cosines for cosines, _ in tables]).contiguous()
             self.sines = torch.stack([sines for _, sines in tables]).contiguous()
 
 
-def _model_struct(structure: Structure, layers: ctypes.Array[_LayerStruct], rotary_dim: int) -> _ModelStruct:
+def _model_struct(structure: Structure, layers: ctypes.Array[_LayerStruct]) -> _ModelStruct:
     return _ModelStruct(
         layers=len(layers),
         hidden=structure.hidden_size,
@@ -173,7 +180,7 @@ def _model_struct(structure: Structure, layers: ctypes.Array[_LayerStruct], rota
         dim=structure.head_dim,
         inter=structure.layers[0].gate.matrix.num_rows,
         groups=len(structure.groups),
-        rotary_dim=rotary_dim,
+        rotary_dim=structure.rotary_dim,
         activation=_ACTIVATIONS[structure.activation],
         eps=structure.eps,
         scale=structure.scale,

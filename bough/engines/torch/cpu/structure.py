@@ -26,6 +26,7 @@ from bough.engines.torch.layout import Layout
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"}
 _MLP_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
 _NORMS = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_EPSILONS = ("variance_epsilon", "eps")
 _IDLE = (nn.Dropout, nn.Identity)
 _STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
@@ -72,6 +73,11 @@ class LayerStructure:
     rotation: int
     window: int
 
+    @property
+    def norms(self) -> tuple[Tensor | None, ...]:
+        """Those of whole rows."""
+        return self.norm_in, self.norm_attention, self.norm_mlp, self.norm_mlp_out
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -92,6 +98,7 @@ class Structure:
     head: Linear
     embed: Callable[[Tensor], Tensor]
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
+    rotary_dim: int
     groups: tuple[Group, ...]
 
     @property
@@ -101,6 +108,17 @@ class Structure:
 
 def read_structure(model: Any, layout: Layout) -> Structure:
     """The structure of a float32 model on the CPU. Raises UnknownStructure."""
+    try:
+        structure = _read(model, layout)
+    except (UnknownStructure, MemoryError):
+        raise
+    except Exception as error:  # modules of another family may lack anything, and fail in any way when they are tried
+        raise UnknownStructure(f"its modules are of another kind: {error}") from error
+    _require_fit(structure)
+    return structure
+
+
+def _read(model: Any, layout: Layout) -> Structure:
     decoder = _require(getattr(model, "model", None), "it has no decoder in `model`")
     decoder_layers = list(_require(getattr(decoder, "layers", None), "its decoder has no layers"))
     head = _require(getattr(model, "lm_head", None), "it has no lm_head")
@@ -115,7 +133,7 @@ def read_structure(model: Any, layout: Layout) -> Structure:
     config = model.config
     norm = _norm_weight(decoder.norm)
     layers = [_read_layer(i, layer, layout, rotations, config) for i, layer in enumerate(decoder_layers)]
-    _require_one_shape(layers, decoder_layers)
+    _same([_eps_of(module) for module in decoder.modules() if _is_norm(module)], "epsilons")
     return Structure(
         layers=layers,
         num_heads=layers[0].q.matrix.num_rows // shape.key_dim,
@@ -132,6 +150,7 @@ def read_structure(model: Any, layout: Layout) -> Structure:
         head=_linear(head),
         embed=_embedding(decoder),
         rotations=rotations.kinds,
+        rotary_dim=rotations.dim,
         groups=layout.groups,
     )
 
@@ -209,7 +228,7 @@ def _norm_weight(module: Any) -> Tensor:
     eps = _eps_of(module)
     if weight is None or weight.ndim != 1 or getattr(module, "bias", None) is not None:
         raise UnknownStructure(f"{type(module).__name__} is not an RMS norm with one weight for each column")
-    x = torch.linspace(-2.0, 3.0, weight.numel())
+    x = torch.linspace(-2.0, 3.0, weight.numel(), dtype=torch.float32, device="cpu")
     with torch.inference_mode():
         plain = x * torch.rsqrt(x.pow(2).mean() + eps)
         got = module(x[None])[0].float()
@@ -229,7 +248,7 @@ def _head_norm(module: Any, head_dim: int) -> Tensor | None:
 
 
 def _eps_of(module: Any) -> float:
-    for name in ("variance_epsilon", "eps"):
+    for name in _EPSILONS:
         if isinstance(getattr(module, name, None), float):
             return float(getattr(module, name))
     raise UnknownStructure(f"{type(module).__name__} has no epsilon")
@@ -239,7 +258,7 @@ def _activation_of(mlp: Any) -> str:
     found = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     if found is None:
         raise UnknownStructure("its MLP names no activation")
-    x = torch.linspace(-6.0, 6.0, 101)
+    x = torch.linspace(-6.0, 6.0, 101, dtype=torch.float32, device="cpu")
     with torch.inference_mode():
         got = found(x)
     for name, known in _ACTIVATIONS.items():
@@ -281,12 +300,19 @@ class _Rotations:
             self.kinds.append(self._make(kind))
         return self._known[kind]
 
+    @property
+    def dim(self) -> int:
+        """The columns of a head that are rotated; 0 if no layer rotates any."""
+        sizes = [kind(torch.arange(1, device="cpu"))[0].shape[-1] for kind in self.kinds]
+        return int(_same(sizes, "numbers of rotated columns")) if sizes else 0
+
     def _make(self, kind: str) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         arguments = (kind,) if self._by_type else ()
 
         def compute(positions: Tensor) -> tuple[Tensor, Tensor]:
             with torch.inference_mode():
-                cosines, sines = self._module(torch.empty(0), positions[None], *arguments)
+                like = torch.empty(0, dtype=torch.float32, device="cpu")
+                cosines, sines = self._module(like, positions[None], *arguments)
             return cosines[0].float(), sines[0].float()
 
         return compute
@@ -314,11 +340,35 @@ def _require_plain_rows(layout: Layout) -> None:
         raise UnknownStructure("its layers have heads of different shapes")
 
 
-def _require_one_shape(layers: list[LayerStructure], modules: list[Any]) -> None:
-    shapes = {(each.q.matrix.num_rows, each.k.matrix.num_rows, each.gate.matrix.num_rows) for each in layers}
-    if len(shapes) > 1:
-        raise UnknownStructure(f"its layers have {len(shapes)} different shapes")
-    _same([_eps_of(layer.input_layernorm) for layer in modules], "epsilons")
+def _require_fit(structure: Structure) -> None:
+    """Every part has the shape that the kernels take it to have: they check nothing."""
+    hidden, inner = structure.hidden_size, structure.layers[0].gate.matrix.num_rows
+    queries, keys = structure.num_heads * structure.head_dim, structure.num_kv_heads * structure.head_dim
+    wanted = {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
+    wanted |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    for layer in structure.layers:
+        for name, shape in wanted.items():
+            _require_shape(f"{name} of a layer", getattr(layer, name), shape)
+        if any(norm is not None and norm.numel() != hidden for norm in layer.norms):
+            raise UnknownStructure(f"a norm does not have {hidden} columns")
+    _require_shape("its head", structure.head, (structure.head.matrix.num_rows, hidden))
+    if (
+        structure.num_heads % structure.num_kv_heads
+        or structure.rotary_dim % 2
+        or structure.rotary_dim > structure.head_dim
+    ):
+        heads = f"{structure.num_heads} heads for {structure.num_kv_heads}, of {structure.head_dim} columns"
+        raise UnknownStructure(f"it has {heads}, of which {structure.rotary_dim} are rotated")
+
+
+def _require_shape(name: str, linear: Linear, shape: tuple[int, int]) -> None:
+    found = (linear.matrix.num_rows, linear.matrix.num_columns)
+    if found != shape or (linear.bias is not None and linear.bias.shape != shape[:1]):
+        raise UnknownStructure(f"{name} has the shape {found}, and {shape} is the one that the kernels know")
+
+
+def _is_norm(module: Any) -> bool:
+    return any(isinstance(getattr(module, name, None), float) for name in _EPSILONS)
 
 
 def _same(values: list[Any], what: str) -> Any:

@@ -29,12 +29,13 @@ class Products:
         self.kernels = kernels
         self.num_threads = num_threads
         self.is_exact = False
-        self._panels = torch.empty(0)
+        self._panels = empty_floats(0)
 
     def multiply(self, matrix: Matrix, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [..., columns] by the matrix: [..., rows]."""
+        assert x.shape[-1] == matrix.num_columns, f"{list(x.shape)} by {matrix.num_columns} columns"
         x = x.contiguous()
-        y = torch.empty(*x.shape[:-1], matrix.num_rows)
+        y = empty_floats(*x.shape[:-1], matrix.num_rows)
         panels = self._reserve(matrix.num_columns)
         num_rows = x.numel() // matrix.num_columns
         struct = matrix.as_struct(bias)
@@ -45,7 +46,7 @@ class Products:
 
     def unpack(self, matrix: Matrix) -> Tensor:
         """The matrix in float32, in memory of its own."""
-        out = torch.empty(matrix.num_rows, matrix.num_columns)
+        out = empty_floats(matrix.num_rows, matrix.num_columns)
         struct = matrix.as_struct()  # must live until the call is over
         self.kernels.unpack(ctypes.addressof(struct), out.data_ptr(), self.num_threads)
         return out
@@ -54,7 +55,7 @@ class Products:
         """The rows of these numbers in float32: [..., columns]."""
         ids = ids.to(torch.int64).contiguous()
         _require_in_range(ids, matrix.num_rows)
-        out = torch.empty(*ids.shape, matrix.num_columns)
+        out = empty_floats(*ids.shape, matrix.num_columns)
         struct = matrix.as_struct()
         self.kernels.gather(ctypes.addressof(struct), ids.data_ptr(), ids.numel(), out.data_ptr())
         return out
@@ -62,8 +63,13 @@ class Products:
     def _reserve(self, num_columns: int) -> Tensor:
         wanted = self.num_threads * self.kernels.panel_floats(num_columns)
         if self._panels.numel() < wanted:
-            self._panels = torch.empty(wanted)
+            self._panels = empty_floats(wanted)
         return self._panels
+
+
+def empty_floats(*shape: int) -> Tensor:
+    """Memory for the kernels to write to, whatever torch's default type and device are in this program."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 class PackedWeight:
@@ -104,9 +110,12 @@ class PackedWeight:
     def __getitem__(self, index: Any) -> Any:
         """One expert of a weight of three axes stays packed; anything else is unpacked."""
         if self.ndim == 3 and isinstance(index, int | Tensor) and not (isinstance(index, Tensor) and index.ndim):
-            rows, number = self.shape[1], int(index)
+            rows, number = self.shape[1], range(self.shape[0])[int(index)]
             return PackedWeight(self.matrix.slice(number * rows, number * rows + rows), self.shape[1:], self._products)
         return self.unpack()[index]
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -137,10 +146,25 @@ class PackedWeight:
         return not self._products.is_exact
 
 
+def _unpacking(name: str) -> Callable[..., Any]:
+    def call(weight: PackedWeight, *others: Any) -> Any:
+        return getattr(weight.unpack(), name)(*others)
+
+    return call
+
+
+_BINARY = [f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "matmul") for side in ("", "r")]
+for _operator in ("__neg__", *_BINARY):  # Python looks for operators in the class only
+    setattr(PackedWeight, _operator, _unpacking(_operator))
+
+
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
     if not isinstance(weight, PackedWeight) or not weight.has_kernel or weight.ndim != 2:
         return NotImplemented
-    if input.dtype != torch.float32 or (bias is not None and not _is_plain(bias)):
+    rows, columns = weight.shape
+    if not _is_plain(input) or input.shape[-1:] != (columns,):
+        return NotImplemented
+    if bias is not None and not (_is_plain(bias) and bias.shape == (rows,) and bias.is_contiguous()):
         return NotImplemented
     return weight.linear(input, bias)
 
@@ -155,8 +179,9 @@ def _embedding(input: Any, weight: Any, padding_idx: Any = None, max_norm: Any =
 _HANDLERS: dict[Any, Callable[..., Any]] = {F.linear: _linear, F.embedding: _embedding}
 
 
-def _is_plain(bias: Tensor) -> bool:
-    return isinstance(bias, Tensor) and bias.dtype == torch.float32 and bias.is_contiguous()
+def _is_plain(value: Any) -> bool:
+    """Whether the kernels can read it: they check nothing, so what they cannot goes to torch."""
+    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.device.type == "cpu"
 
 
 def _as_tensor(value: Any) -> Any:

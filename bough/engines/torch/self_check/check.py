@@ -45,7 +45,7 @@ from bough.engines.torch.cpu.packing import packed_weights
 from bough.engines.torch.cpu.route import IN_TORCH, WeightsChoice
 from bough.engines.torch.cpu.step import WholeStep
 from bough.engines.torch.cpu.structure import UnknownStructure
-from bough.engines.torch.device import is_out_of_memory
+from bough.engines.torch.device import device_of, dtype_of, is_out_of_memory
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
@@ -54,9 +54,9 @@ from bough.engines.torch.self_check.small_copy import make_small_copy
 from bough.errors import UnsupportedModel
 
 _REFERENCE = "eager"
-_FORMAT = 5  # raise it when the check itself changes
+_FORMAT = 6  # raise it when the check itself changes
 _FAR_TOKENS = 12
-_FARTHEST = 32_768  # positions: beyond them a table of rotations takes long to fill
+_USUAL_CONTEXT = 32_768  # of a model that does not say how long its context is
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
@@ -64,13 +64,12 @@ def verdict_key(model: Any, wanted_attention: str, choice: WeightsChoice = IN_TO
     """A hash of all that a verdict depends on; the name in the configuration does not count."""
     kernels = choice.route.products.kernels if choice.route is not None else None
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
-    parameter = next(model.parameters())
     features = [
         _FORMAT,
         transformers.__version__,
         torch.__version__,
-        parameter.device.type,
-        str(parameter.dtype),
+        device_of(model).type,
+        str(dtype_of(model)),
         wanted_attention,
         model.config._attn_implementation,
         type(model).__name__,
@@ -104,8 +103,8 @@ def _try_whole_step(
         steps = [route.make_step(each.forward.model, _layout_of(each)) for each in candidates]
     except UnknownStructure as error:
         return None, str(error)
-    far = max(_far_difference(each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
-    if far > 1:
+    far = max(_measure_far(check, each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
+    if not far <= 1:
         return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
     whole = [_with_step(each, step) for each, step in zip(candidates, steps, strict=True)]
     verdict = check.check_lanes(attention.NAME, whole, can_batch=True)
@@ -123,12 +122,16 @@ def _layout_of(candidate: Candidate) -> Layout:
     return layout  # type: ignore[no-any-return]
 
 
+def _measure_far(check: SelfCheck, candidate: Candidate, step: WholeStep) -> float:
+    return check.measure(lambda *_: _far_difference(candidate, step), candidate.compute(False), candidate.reference)
+
+
 def _far_difference(candidate: Candidate, step: WholeStep) -> float:
     """The largest difference of logits on an empty lane at the last positions of the context."""
     forward, compute = candidate.forward, candidate.compute(False)
     ids = candidate.reference.ids[:_FAR_TOKENS]
     text = forward.model.config.get_text_config(decoder=True)
-    first = max(0, min(getattr(text, "max_position_embeddings", None) or _FARTHEST, _FARTHEST) - len(ids))
+    first = max(0, (getattr(text, "max_position_embeddings", None) or _USUAL_CONTEXT) - len(ids))
     lane: Any = compute.make_lane()
     lane.reserve(len(ids))
     positions = torch.arange(first, first + len(ids))[None]
@@ -179,9 +182,9 @@ def _candidates(forward: Forward, layout: Layout, choice: WeightsChoice) -> list
 def _make_candidates(forward: Forward, layout: Layout, rounds_activations: bool) -> list[Candidate]:
     model = forward.model
     stock = model.config._attn_implementation
-    is_half = rounds_activations or next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    is_half = rounds_activations or dtype_of(model) in (torch.bfloat16, torch.float16)
     small = make_small_copy(model, layout.kinds) if needs_copy(layout.groups, is_half) else None
-    copies = _copy_candidates(small, next(model.parameters()).dtype) if small is not None else []
+    copies = _copy_candidates(small, dtype_of(model)) if small is not None else []
     num_tokens = reference_tokens(layout.groups, is_half, bool(copies))
     _set_attention(model, _REFERENCE)
     reference = _make_reference(forward, num_tokens, layout.vocab_size or model.config.get_text_config().vocab_size)

@@ -15,7 +15,7 @@ import torch
 
 from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
 from bough.engines.shared.shapes import LayerKind
-from bough.engines.torch.device import is_out_of_memory
+from bough.engines.torch.device import device_of, is_out_of_memory
 
 _MOST_PARAMETERS = 300_000_000  # or a tenth of the model's own
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "attention_window_size")
@@ -39,7 +39,7 @@ def make_small_copy(model: Any, kinds: Sequence[LayerKind]) -> Any | None:
         with torch.random.fork_rng(), torch.device("cpu"):
             torch.manual_seed(COPY_SEED)
             small = type(model)(config)
-        device = next(model.parameters()).device
+        device = device_of(model)
         return small.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
     except Exception as error:  # any family may tie its sizes together in its own way
         if is_out_of_memory(error):
