@@ -84,6 +84,8 @@ def install(model: nn.Module, packed: Mapping[str, PackedWeight]) -> None:
             module = model.get_submodule(module_name)
             del module._parameters[attribute]
             setattr(module, attribute, weight)
+    if next(model.parameters(), None) is None:  # norms without weights: yet the first parameter tells type and device
+        model.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
 
 
 def packed_weights(model: nn.Module) -> list[PackedWeight]:
@@ -112,7 +114,7 @@ def _is_at_the_ends(name: str, module: nn.Module) -> bool:
 
 def _narrowest(tensor: Tensor) -> Tensor:
     """The same weights in 16 bits if no bit is lost, as where the file had them so."""
-    for dtype in sorted(_EXACT, key=str):
+    for dtype in sorted(_EXACT, key=str) if tensor.dtype == torch.float32 else ():
         narrow = tensor.to(dtype)
         if torch.equal(narrow.float(), tensor):
             return narrow

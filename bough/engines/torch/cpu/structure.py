@@ -101,6 +101,17 @@ class Structure:
 
 def read_structure(model: Any, layout: Layout) -> Structure:
     """The structure of a float32 model on the CPU. Raises UnknownStructure."""
+    try:
+        return _read_structure(model, layout)
+    except UnknownStructure:
+        raise
+    except AttributeError as error:
+        raise UnknownStructure(str(error)) from error
+    except Exception as error:  # a family's code may raise anything when it is tried out
+        raise UnknownStructure(f"{type(error).__name__}: {error}") from error
+
+
+def _read_structure(model: Any, layout: Layout) -> Structure:
     decoder = _require(getattr(model, "model", None), "it has no decoder in `model`")
     decoder_layers = list(_require(getattr(decoder, "layers", None), "its decoder has no layers"))
     head = _require(getattr(model, "lm_head", None), "it has no lm_head")
@@ -301,7 +312,7 @@ def _require(found: Any, why: str) -> Any:
 def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
     """Every child with weights or an effect of its own must be known."""
     strange = [name for name, child in module.named_children() if name not in known and not isinstance(child, _IDLE)]
-    loose = [name for name, _ in module.named_parameters(recurse=False)]
+    loose = [name for name, each in module.named_parameters(recurse=False) if each.numel()]
     if strange or loose:
         raise UnknownStructure(f"{what} has {', '.join(strange + loose)}, which the kernels do not know")
 

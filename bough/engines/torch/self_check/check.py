@@ -104,13 +104,13 @@ def _try_whole_step(
         steps = [route.make_step(each.forward.model, _layout_of(each)) for each in candidates]
     except UnknownStructure as error:
         return None, str(error)
-    far = max(_far_difference(each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
-    if far > 1:
-        return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
     whole = [_with_step(each, step) for each, step in zip(candidates, steps, strict=True)]
     verdict = check.check_lanes(attention.NAME, whole, can_batch=True)
     if verdict is None or not (verdict.can_reuse and verdict.can_batch):
         return None, (verdict.reason if verdict else "") or "its logits differ from those of the model's own code"
+    far = max(_far_difference(each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
+    if far > 1:
+        return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
     return replace(verdict, whole_step=True), ""
 
 
