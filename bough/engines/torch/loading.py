@@ -84,7 +84,10 @@ def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel
     torch.manual_seed(0)
     shape = AutoConfig.for_model(**config)
     with torch.device(device):
-        return _ready(_AUTO_MODEL.from_config(shape, dtype=dtype), weights)
+        model = _AUTO_MODEL.from_config(shape, dtype=dtype)
+    if weights.packing is not None and weights.packing.quantized:
+        weights.packing.pack_loaded(model)
+    return _ready(model, weights)
 
 
 def _read_config(folder: Path, trust_remote_code: bool) -> Any:

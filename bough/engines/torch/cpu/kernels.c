@@ -394,7 +394,7 @@ static void work_on(Region *g, int tid) {
 #define CLOSED (1 << 30)
 static struct {
   pthread_mutex_t use, lock; pthread_cond_t wake;
-  atomic_int gate, ticket; Region *region; int wanted, started, is_watched;
+  atomic_int gate, ticket; Region *region; int wanted, started, is_fork_safe;
 } pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, CLOSED, 0, NULL, 0, 0, 0};
 
 static void *help(void *number) {
@@ -414,14 +414,13 @@ static void *help(void *number) {
   return NULL;
 }
 
-/* A forked child has none of its parent's threads, but their locks, and the condition counts them as waiting. */
+/* A forked child has none of its parent's threads, but the locks that they held and the condition that they waited for. */
 static void forget_threads(void) {
   pool.use = pool.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; pool.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   pool.started = 0; atomic_store(&pool.gate, CLOSED);
 }
-
 static void start_threads(int threads) {
-  if (!pool.is_watched) pool.is_watched = !pthread_atfork(NULL, NULL, forget_threads);
+  if (!pool.is_fork_safe) pool.is_fork_safe = !pthread_atfork(NULL, NULL, forget_threads);
   pthread_attr_t attributes; pthread_attr_init(&attributes); pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   for (pthread_t thread; pool.started < threads - 1; pool.started++)
     if (pthread_create(&thread, &attributes, help, (void *)(intptr_t)(pool.started + 1))) break; /* fewer threads do the same work */

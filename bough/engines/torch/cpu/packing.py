@@ -31,9 +31,9 @@ class Packing:
     products: Products
     quantized: str = ""
 
-    def take(self, model: nn.Module, weights: MutableMapping[str, Tensor], folder: Path) -> dict[str, PackedWeight]:
-        """Take the weights that can stay packed out of `weights`; returns them by name."""
-        table = None if self.quantized else read_packed(folder)
+    def take(self, model: nn.Module, weights: MutableMapping[str, Tensor], folder: Path | None) -> dict[str, PackedWeight]:
+        """Take the weights that can stay packed out of `weights`; returns them by name. `folder` may hold their blocks."""
+        table = read_packed(folder) if folder is not None and not self.quantized else None
         blocks = _Blocks(table) if table is not None else None
         found: dict[str, PackedWeight] = {}
         for name, module in _places(model):
@@ -43,8 +43,8 @@ class Packing:
                 found[name] = PackedWeight(matrix, weights.pop(name).shape, self.products)
         return found
 
-    def pack_loaded(self, model: nn.Module, folder: Path) -> None:
-        """Pack the weights of a model that was loaded in float32, where that is exact."""
+    def pack_loaded(self, model: nn.Module, folder: Path | None = None) -> None:
+        """Pack the weights of a model in float32: where that is exact, or all if they are to be quantized."""
         loaded = {name: model.get_parameter(name).data for name, _ in _places(model)}
         narrow = {name: _narrowest(tensor) for name, tensor in loaded.items()}
         install(model, self.take(model, narrow, folder))
@@ -84,6 +84,8 @@ def install(model: nn.Module, packed: Mapping[str, PackedWeight]) -> None:
             module = model.get_submodule(module_name)
             del module._parameters[attribute]
             setattr(module, attribute, weight)
+    if next(model.parameters(), None) is None:  # norms without weights: yet the first parameter tells type and device
+        model.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
 
 
 def packed_weights(model: nn.Module) -> list[PackedWeight]:
@@ -112,7 +114,7 @@ def _is_at_the_ends(name: str, module: nn.Module) -> bool:
 
 def _narrowest(tensor: Tensor) -> Tensor:
     """The same weights in 16 bits if no bit is lost, as where the file had them so."""
-    for dtype in sorted(_EXACT, key=str):
+    for dtype in sorted(_EXACT, key=str) if tensor.dtype == torch.float32 else ():
         narrow = tensor.to(dtype)
         if torch.equal(narrow.float(), tensor):
             return narrow

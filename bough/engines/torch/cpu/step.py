@@ -87,36 +87,37 @@ class WholeStep:
 
     def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane; returns the logits of each."""
-        return list(self._run(lanes, ids, 1, len(lanes)).unbind())
+        return list(self._run(lanes, self._embed(ids), 1, len(lanes)).unbind())
 
     def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         """Append a run to a lane; returns the logits after its last token."""
-        for start in range(0, len(ids), _LONGEST_RUN):
-            part = ids[start : start + _LONGEST_RUN]
+        for part in _parts(self._embed(ids)):
             logits = self._run([lane], part, len(part), 1)
         return logits[0]
 
     def evaluate_all(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         """Append a run to a lane; returns the logits after each of its tokens."""
-        parts = [ids[start : start + _LONGEST_RUN] for start in range(0, len(ids), _LONGEST_RUN)]
+        parts = _parts(self._embed(ids))
         return torch.cat([self._run([lane], part, len(part), len(part)) for part in parts])
 
-    @torch.inference_mode()
     def evaluate_at(self, lane: TorchLane, ids: Sequence[int], position: int) -> Tensor:
         """As `evaluate_all` on an empty lane, with positions from `position` on: the self-check looks far ahead with it."""
-        return self._run([lane], ids, len(ids), len(ids), shift=position)
+        return self._run([lane], self._embed(ids), len(ids), len(ids), shift=position)
 
     @torch.inference_mode()
-    def _run(
-        self, lanes: Sequence[TorchLane], ids: Sequence[int], num_tokens: int, num_logits: int, shift: int = 0
-    ) -> Tensor:
+    def _embed(self, ids: Sequence[int]) -> Tensor:
+        """Fails if one of the tokens does not exist, before a lane has changed."""
+        return self._structure.embed(torch.tensor(ids, device="cpu")).contiguous()
+
+    @torch.inference_mode()
+    def _run(self, lanes: Sequence[TorchLane], x: Tensor, num_tokens: int, num_logits: int, shift: int = 0) -> Tensor:
+        """Run the embeddings [lanes * tokens, hidden], which are changed."""
         for lane in lanes:
             lane.begin_run(num_tokens)
         positions = [lane.offset + i for lane in lanes for i in range(num_tokens)]
         tables = self._tables.starting_at(shift) if shift else self._tables
         tables.reach(max(positions) + 1)
         where = torch.tensor(positions, dtype=torch.int32, device="cpu")
-        x = self._structure.embed(torch.tensor(ids, device="cpu")).contiguous()
         logits = empty_floats(num_logits, self._vocab_size)
         rows = _rows_structs(lanes, num_tokens, self._structure.groups)
         batch = _BatchStruct(
@@ -144,6 +145,11 @@ class WholeStep:
             self._work = empty_floats(needed)
         self._counters.zero_()
         self._kernels.step(model, step, self._work.data_ptr(), self._counters.data_ptr())
+
+
+def _parts(x: Tensor) -> list[Tensor]:
+    """A run in parts that one call takes."""
+    return [x[start : start + _LONGEST_RUN] for start in range(0, len(x), _LONGEST_RUN)]
 
 
 class _RotationTables:

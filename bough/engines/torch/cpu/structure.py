@@ -327,7 +327,7 @@ def _require(found: Any, why: str) -> Any:
 def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
     """Every child with weights or an effect of its own must be known."""
     strange = [name for name, child in module.named_children() if name not in known and not isinstance(child, _IDLE)]
-    loose = [name for name, _ in module.named_parameters(recurse=False)]
+    loose = [name for name, each in module.named_parameters(recurse=False) if each.numel()]
     if strange or loose:
         raise UnknownStructure(f"{what} has {', '.join(strange + loose)}, which the kernels do not know")
 

@@ -103,6 +103,9 @@ class PackedWeight:
     def dim(self) -> int:
         return len(self.shape)
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
     def unpack(self) -> Tensor:
         """The float32 tensor, in memory of its own."""
         return self._products.unpack(self.matrix).view(self.shape)
@@ -110,16 +113,15 @@ class PackedWeight:
     def __getitem__(self, index: Any) -> Any:
         """One expert of a weight of three axes stays packed; anything else is unpacked."""
         if self.ndim == 3 and isinstance(index, int | Tensor) and not (isinstance(index, Tensor) and index.ndim):
-            rows, number = self.shape[1], range(self.shape[0])[int(index)]
+            rows, number = self.shape[1], range(len(self))[int(index)]  # counts from the end, and raises, as a tensor does
             return PackedWeight(self.matrix.slice(number * rows, number * rows + rows), self.shape[1:], self._products)
         return self.unpack()[index]
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name.endswith("_"):
+            raise AttributeError(f"{name}: a packed weight cannot be changed")
         return getattr(self.unpack(), name)
 
     @classmethod
@@ -143,7 +145,22 @@ class PackedWeight:
 
     @property
     def has_kernel(self) -> bool:
-        return not self._products.is_exact
+        """Whether products are computed by the kernels, which take matrices only."""
+        return not self._products.is_exact and self.ndim == 2
+
+    def can_multiply(self, x: Any, bias: Any) -> bool:
+        """Whether the kernels take these; torch takes the others, or says what is wrong with them."""
+        fits = _is_float32(x) and x.shape[-1:] == self.shape[1:]
+        return self.has_kernel and fits and (bias is None or (_is_plain(bias) and bias.shape == self.shape[:1]))
+
+
+def _define_operator(name: str) -> None:
+    """Python looks for operators in the class, not by `__getattr__`."""
+    setattr(PackedWeight, name, lambda self, *others: getattr(self.unpack(), name)(*map(_as_tensor, others)))
+
+
+for _operator in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "neg", "pow"):
+    _define_operator(f"__{_operator}__")
 
 
 def _unpacking(name: str) -> Callable[..., Any]:
@@ -159,12 +176,7 @@ for _operator in ("__neg__", *_BINARY):  # Python looks for operators in the cla
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
-    if not isinstance(weight, PackedWeight) or not weight.has_kernel or weight.ndim != 2:
-        return NotImplemented
-    rows, columns = weight.shape
-    if not _is_plain(input) or input.shape[-1:] != (columns,):
-        return NotImplemented
-    if bias is not None and not (_is_plain(bias) and bias.shape == (rows,) and bias.is_contiguous()):
+    if not isinstance(weight, PackedWeight) or not weight.can_multiply(input, bias):
         return NotImplemented
     return weight.linear(input, bias)
 
@@ -179,8 +191,12 @@ def _embedding(input: Any, weight: Any, padding_idx: Any = None, max_norm: Any =
 _HANDLERS: dict[Any, Callable[..., Any]] = {F.linear: _linear, F.embedding: _embedding}
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether the kernels can read it: they check nothing, so what they cannot goes to torch."""
+def _is_plain(bias: Tensor) -> bool:
+    return _is_float32(bias) and bias.is_contiguous()
+
+
+def _is_float32(value: Any) -> bool:
+    """Whether the kernels can read it: they check nothing, so what they cannot read goes to torch."""
     return isinstance(value, Tensor) and value.dtype == torch.float32 and value.device.type == "cpu"
 
 

@@ -103,13 +103,13 @@ def _try_whole_step(
         steps = [route.make_step(each.forward.model, _layout_of(each)) for each in candidates]
     except UnknownStructure as error:
         return None, str(error)
-    far = max(_measure_far(check, each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
-    if not far <= 1:
-        return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
     whole = [_with_step(each, step) for each, step in zip(candidates, steps, strict=True)]
     verdict = check.check_lanes(attention.NAME, whole, can_batch=True)
     if verdict is None or not (verdict.can_reuse and verdict.can_batch):
         return None, (verdict.reason if verdict else "") or "its logits differ from those of the model's own code"
+    far = max(_measure_far(check, each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
+    if not far <= 1:
+        return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
     return replace(verdict, whole_step=True), ""
 
 
@@ -135,9 +135,11 @@ def _far_difference(candidate: Candidate, step: WholeStep) -> float:
     lane: Any = compute.make_lane()
     lane.reserve(len(ids))
     positions = torch.arange(first, first + len(ids))[None]
+    stock = forward.model.config._attn_implementation
     _set_attention(forward.model, _REFERENCE)
     with torch.inference_mode():
         wanted = forward.call(forward.tensor_of(ids), positions, None, use_cache=False).logits[0]
+    _set_attention(forward.model, stock)
     return float((step.evaluate_at(lane, ids, first) - wanted).abs().max())
 
 

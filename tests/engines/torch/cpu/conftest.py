@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from bough.engines.torch.cpu.library import ABI
+from bough.engines.torch.cpu.library import ABI, Kernels, load_kernels
+from bough.errors import KernelsMissing
 
 ROOT = Path(__file__).parents[4]
 STAND_IN = """
@@ -51,3 +53,17 @@ def stand_in(tmp_path: Path) -> Path:
     file = tmp_path / "kernels.c"
     file.write_text(STAND_IN % ABI)
     return file
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Kernels:
+    """The best kernels of this machine; without them a test is skipped."""
+    try:
+        return load_kernels()
+    except KernelsMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def one_thread() -> None:
+    torch.set_num_threads(1)

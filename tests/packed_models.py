@@ -1,0 +1,79 @@
+"""Tiny models in folders of 16-bit weights, engines that keep them packed, and what plain transformers makes of the same.
+
+The weights are larger than a fresh model's, so that every layer is heard in the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bough.config import Settings
+from bough.engines.torch import TorchEngine
+from bough.engines.torch.cpu.weight import PackedWeight
+from bough.engines.torch.loading import load_model
+from tests.tiny_models import CONFIGS, SEED
+
+GAIN = 0.15
+SHAPE = CONFIGS["llama"]
+
+
+def make_wide_model(model_type: str, **config: Any) -> Any:
+    """A random float32 model of this type, by default in the shape of the tiny models."""
+    shape = CONFIGS.get(model_type, SHAPE) | {"model_type": model_type, "initializer_range": GAIN} | config
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            if name.endswith((".bias", "norm.weight")):  # which start as zeros and ones
+                nn.init.normal_(parameter, mean=float(parameter.data.mean()), std=GAIN)
+    return model.eval()
+
+
+def save_model(model: Any, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Save a model in this type. Leaves the model's own weights as they are."""
+    weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights)
+    return folder
+
+
+def load_packed(folder: Path, weights: str = "auto", **settings: Any) -> TorchEngine:
+    """An engine over the model in `folder`; what self-checks find is kept beside it."""
+    return TorchEngine.load(folder, make_settings(folder, weights, **settings))
+
+
+def make_settings(folder: Path, weights: str = "auto", **settings: Any) -> Settings:
+    return Settings(device="cpu", weights=weights, cache_folder=folder.parent / "verdicts", **settings)
+
+
+def make_reference(folder: Path, weights: str = "auto") -> Callable[[list[int]], Tensor]:
+    """All logits of a run by transformers' own modules without a cache, with the same weights unpacked to float32."""
+    model = unpack_model(load_model(folder, make_settings(folder, weights)).model)
+    model.set_attn_implementation("eager")
+
+    @torch.inference_mode()
+    def compute(ids: list[int]) -> Tensor:
+        logits: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        return logits
+
+    return compute
+
+
+def unpack_model(model: Any) -> Any:
+    """The same model with plain parameters in the place of packed weights."""
+    for module in model.modules():
+        for name, weight in list(vars(module).items()):
+            if isinstance(weight, PackedWeight):
+                delattr(module, name)
+                module.register_parameter(name, nn.Parameter(weight.unpack(), requires_grad=False))
+    return model
+
+
+def differs_by(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference of logits, in units of their spread where that is more than one."""
+    return float((found - wanted).abs().max()) / max(1.0, float(wanted.std()))
