@@ -56,7 +56,7 @@ from bough.errors import UnsupportedModel
 _REFERENCE = "eager"
 _FORMAT = 6  # raise it when the check itself changes
 _FAR_TOKENS = 12
-_USUAL_CONTEXT = 32_768  # of a model that does not say how long its context is
+_USUAL_CONTEXT = 131_072  # of a model that does not say how long its context is, as in shared/context.py
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
