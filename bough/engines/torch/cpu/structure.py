@@ -26,6 +26,7 @@ from bough.engines.torch.layout import Layout
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"}
 _MLP_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
 _NORMS = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_NAMED = 3  # parts that a reason names
 _IDLE = (nn.Dropout, nn.Identity)
 _STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
@@ -101,12 +102,21 @@ class Structure:
 
 def read_structure(model: Any, layout: Layout) -> Structure:
     """The structure of a float32 model on the CPU. Raises UnknownStructure."""
-    decoder = _require(getattr(model, "model", None), "it has no decoder in `model`")
-    decoder_layers = list(_require(getattr(decoder, "layers", None), "its decoder has no layers"))
-    head = _require(getattr(model, "lm_head", None), "it has no lm_head")
+    try:
+        return _read_structure(model, layout)
+    except (AttributeError, TypeError, RuntimeError) as error:  # a part is missing, or is called in another way
+        raise UnknownStructure(f"its modules are not those of a Llama-like model ({error})") from error
+
+
+def _read_structure(model: Any, layout: Layout) -> Structure:
+    if layout.states:
+        raise UnknownStructure("it has recurrent layers")
+    decoder = _require(getattr(model, "model", None), "it has no decoder named `model`")
+    decoder_layers = list(_require(getattr(decoder, "layers", None), "its decoder has no `layers`"))
+    head = _require(getattr(model, "lm_head", None), "it has no `lm_head`")
     _require_only(model, {"model", "lm_head"}, "the model")
     _require_only(decoder, {"embed_tokens", "layers", "norm", "rotary_emb"}, "its decoder")
-    if layout.states or layout.num_layers != len(decoder_layers):
+    if layout.num_layers != len(decoder_layers):
         raise UnknownStructure("not every layer keeps keys and values of its own")
     rotations = _Rotations(decoder.rotary_emb, model.config)
     first = decoder_layers[0].self_attn
@@ -190,16 +200,16 @@ def _split_mlp(mlp: Any) -> tuple[Linear, Linear]:
 
 def _linear(module: Any) -> Linear:
     if not isinstance(module, nn.Linear):
-        raise UnknownStructure(f"a projection is a {type(module).__name__}")
+        raise UnknownStructure(f"a projection is a {type(module).__name__}, not a linear layer")
     weight, bias = module.weight, module.bias
     if isinstance(weight, PackedWeight):
         matrix = weight.matrix
     elif weight.dtype == torch.float32 and weight.is_contiguous():
         matrix = Matrix.of_tensor(weight.data)
     else:
-        raise UnknownStructure(f"a projection has weights in {weight.dtype}")
+        raise UnknownStructure(f"a projection has weights in {_name(weight.dtype)}")
     if bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous()):
-        raise UnknownStructure(f"a projection has a bias in {bias.dtype}")
+        raise UnknownStructure(f"a projection has a bias in {_name(bias.dtype)}")
     return Linear(matrix, None if bias is None else bias.data)
 
 
@@ -302,14 +312,19 @@ def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
     """Every child with weights or an effect of its own must be known."""
     strange = [name for name, child in module.named_children() if name not in known and not isinstance(child, _IDLE)]
     loose = [name for name, _ in module.named_parameters(recurse=False)]
-    if strange or loose:
-        raise UnknownStructure(f"{what} has {', '.join(strange + loose)}, which the kernels do not know")
+    names = strange + loose
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise UnknownStructure(f"{what} has {', '.join(names[:_NAMED])}{more}, which the kernels do not know")
 
 
 def _require_plain_rows(layout: Layout) -> None:
     for rows in layout.rows.values():
         if rows.key_dim != rows.value_dim or rows.dtype != torch.float32:
-            raise UnknownStructure(f"keys of {rows.key_dim} and values of {rows.value_dim} columns in {rows.dtype}")
+            raise UnknownStructure(
+                f"its keys have {rows.key_dim} and its values {rows.value_dim} columns, in {_name(rows.dtype)}: the "
+                "kernels know equal ones in float32"
+            )
     if len({(rows.heads, rows.key_dim) for rows in layout.rows.values()}) > 1:
         raise UnknownStructure("its layers have heads of different shapes")
 
@@ -325,3 +340,7 @@ def _same(values: list[Any], what: str) -> Any:
     if any(value != values[0] for value in values):
         raise UnknownStructure(f"its layers have different {what}")
     return values[0]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

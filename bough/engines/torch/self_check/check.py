@@ -97,16 +97,20 @@ def _try_whole_step(
     check: SelfCheck, candidates: list[Candidate], layout: Layout, wanted: str, choice: WeightsChoice
 ) -> tuple[Verdict | None, str]:
     """The verdict for the whole step in one call if it allows everything, or else why it is not used."""
-    route, model = choice.route, candidates[0].forward.model
-    if route is None or not layout.groups or wanted not in ("auto", attention.NAME):
-        return None, choice.why_not or "the kernels are not used here"
+    route = choice.route
+    if route is None:
+        return None, choice.why_not
+    if not layout.groups:
+        return None, layout.unknown
+    if wanted not in ("auto", attention.NAME):
+        return None, f"the setting attention is {wanted}"
     try:
         steps = [route.make_step(each.forward.model, _layout_of(each)) for each in candidates]
     except UnknownStructure as error:
         return None, str(error)
     far = max(_far_difference(each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
     if far > 1:
-        return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
+        return None, f"at the last positions of its context its logits differ by {far:.1f} times the tolerance"
     whole = [_with_step(each, step) for each, step in zip(candidates, steps, strict=True)]
     verdict = check.check_lanes(attention.NAME, whole, can_batch=True)
     if verdict is None or not (verdict.can_reuse and verdict.can_batch):
