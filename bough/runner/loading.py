@@ -108,8 +108,8 @@ def find_advice(files: ModelFiles, engine: Engine, settings: Settings) -> str:
     try:
         load_kernels()
     except KernelsMissing as missing:
-        todo = f": {missing.todo}" if missing.todo else ""
-        return f"{files.name} runs in float32, several times slower than with kernels for this CPU; {missing.reason}{todo}"
+        slow = f"{files.name} runs in float32 without kernels for this CPU, several times slower than with them"
+        return f"{slow} ({missing.reason})" + (f": {missing.todo}" if missing.todo else "")
     return models.why_not_packed(files)
 
 

@@ -268,7 +268,7 @@ def test_show_tells_how_weights_are_kept_what_computes_and_what_would_be_faster(
     assert "weights float32 (there are no kernels for this CPU: there was no C compiler)" in lines
     assert "step transformers' modules in torch" in lines
     assert lines[lines.index("transformers " + version("transformers")) + 1].startswith(
-        "advice tiny runs in float32, several"
+        "advice tiny runs in float32 without kernels for this CPU, several"
     )
 
 

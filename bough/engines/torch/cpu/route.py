@@ -84,7 +84,8 @@ def choose_weights(settings: Settings, device: torch.device, dtype: torch.dtype)
         products = Products(load_kernels(), torch.get_num_threads())
     except KernelsMissing as error:
         if wanted != "auto":
-            raise
+            text = f"weights is {wanted!r}, and there are no kernels for this CPU: {error.reason}"
+            raise KernelsMissing(text, error.todo) from error
         return WeightsChoice(why_not=f"there are no kernels for this CPU: {error.reason}")
     quantized = _QUANTIZED.get(wanted, "")
     return WeightsChoice(CpuRoute(Packing(products, quantized), wanted), quantization=wanted if quantized else "")
@@ -106,7 +107,8 @@ def describe_weights(model: Any, choice: WeightsChoice) -> str:
         return f"{kept} ({why_not})" if why_not else kept
     types = sorted({each.matrix.type for each in packed})
     megabytes = sum(each.nbytes for each in packed) / 1e6
-    return f"packed: {', '.join(types)} ({megabytes:,.0f} MB)"
+    kept = "quantized" if choice.quantization else "packed"
+    return f"{kept}: {', '.join(types)} ({megabytes:,.0f} MB)"
 
 
 def require_packed(model: Any, choice: WeightsChoice) -> None:

@@ -110,7 +110,7 @@ def _try_whole_step(
         return None, str(error)
     far = max(_far_difference(each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
     if far > 1:
-        return None, f"at the last positions of its context its logits differ by {far:.1f} times the tolerance"
+        return None, f"its logits differ from those of the model's own code by {far:.1f} times the tolerance"
     whole = [_with_step(each, step) for each, step in zip(candidates, steps, strict=True)]
     verdict = check.check_lanes(attention.NAME, whole, can_batch=True)
     if verdict is None or not (verdict.can_reuse and verdict.can_batch):

@@ -64,11 +64,11 @@ def make_engine(tmp_path: Path, name: str = "llama", **settings: Any) -> TorchEn
     ("settings", "weights", "step"),
     [
         ({}, "float32 (as in its files)", "whole, in one call ({title} kernels)"),
-        ({"weights": "q8_0"}, "packed: Q8_0 (0 MB)", "whole, in one call ({title} kernels)"),
+        ({"weights": "q8_0"}, "quantized: Q8_0 (0 MB)", "whole, in one call ({title} kernels)"),
         ({"weights": "float32"}, "float32 (the setting weights is float32)", "transformers' modules in torch"),
         (
             {"attention": "sdpa", "weights": "q8_0"},
-            "packed: Q8_0 (0 MB)",
+            "quantized: Q8_0 (0 MB)",
             "transformers' modules, products by {title} kernels; not in one call, because the setting attention is sdpa",
         ),
         (
@@ -136,7 +136,10 @@ def test_what_needs_the_cpu_in_float32_is_refused_elsewhere(weights):
 
 
 def test_packed_weights_without_kernels_are_refused(without_kernels):
-    with pytest.raises(KernelsMissing, match="there was no C compiler; install gcc"):
+    with pytest.raises(
+        KernelsMissing,
+        match=r"^weights is 'packed', and there are no kernels for this CPU: there was no C compiler; install gcc$",
+    ):
         choose_weights(Settings(weights="packed"), CPU, torch.float32)
 
 
@@ -150,4 +153,4 @@ def test_a_model_of_a_shape_is_quantized_as_it_is_asked_for(kernels, tmp_path):
 
     engine = TorchEngine.load_shape(config, Settings(device="cpu", weights="q8_0", cache_folder=tmp_path))
 
-    assert engine.info.quantization == "q8_0" and engine.describe()["weights"].startswith("packed: Q8_0")
+    assert engine.info.quantization == "q8_0" and engine.describe()["weights"].startswith("quantized: Q8_0")
