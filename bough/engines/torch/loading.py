@@ -95,10 +95,7 @@ def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel
     torch.manual_seed(0)
     shape = AutoConfig.for_model(**config)
     with torch.device(device):
-        model = _AUTO_MODEL.from_config(shape, dtype=dtype)
-    if weights.packing is not None and weights.quantization:
-        weights.packing.quantize_loaded(model)
-    return _ready(model, weights)
+        return _ready(_AUTO_MODEL.from_config(shape, dtype=dtype), weights)
 
 
 def _read_config(folder: Path, trust_remote_code: bool) -> Any:

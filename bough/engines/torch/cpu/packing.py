@@ -34,15 +34,7 @@ class Packing:
     def take(self, model: nn.Module, weights: MutableMapping[str, Tensor], folder: Path) -> dict[str, PackedWeight]:
         """Take the weights that can stay packed out of `weights`; returns them by name."""
         table = None if self.quantized else read_packed(folder)
-        return self._take(model, weights, _Blocks(table) if table is not None else None)
-
-    def quantize_loaded(self, model: nn.Module) -> None:
-        """Quantize the weights of a model that was made in float32."""
-        install(model, self._take(model, {name: model.get_parameter(name).data for name, _ in _places(model)}, None))
-
-    def _take(
-        self, model: nn.Module, weights: MutableMapping[str, Tensor], blocks: _Blocks | None
-    ) -> dict[str, PackedWeight]:
+        blocks = _Blocks(table) if table is not None else None
         found: dict[str, PackedWeight] = {}
         for name, module in _places(model):
             tensor = weights.get(name)

@@ -146,11 +146,3 @@ def test_packed_weights_without_kernels_are_refused(without_kernels):
 def test_packed_weights_that_the_files_do_not_have_are_refused(tmp_path, kernels):
     with pytest.raises(SettingsError, match="weights is 'packed', and no weight in the model's files is packed"):
         make_engine(tmp_path, weights="packed")
-
-
-def test_a_model_of_a_shape_is_quantized_as_it_is_asked_for(kernels, tmp_path):
-    config = CONFIGS["llama"] | {"model_type": "llama"}
-
-    engine = TorchEngine.load_shape(config, Settings(device="cpu", weights="q8_0", cache_folder=tmp_path))
-
-    assert engine.info.quantization == "q8_0" and engine.describe()["weights"].startswith("quantized: Q8_0")
