@@ -28,14 +28,14 @@ from bough.cli.terminal.screen import Screen
 from bough.config import Settings, find_given, load_settings
 from bough.engines.choice import choose_engine, find_installed, install_command, is_apple_silicon
 from bough.errors import BoughError, KernelsMissing, SettingsError
-from bough.models import ModelFiles, Store
+from bough.models import ModelFiles, Store, why_not_packed
 from bough.models.info import count_parameters
 from bough.models.store import plain_name
-from bough.runner import describe_kernels
+from bough.runner import describe_kernels, gguf_support
 from bough.runner.tiers import describe_full, disk_budget_bytes
 from bough.system.announcement import read_announcement
 from bough.system.folders import why_not_writable
-from bough.system.resources import default_host_bytes, free_disk_bytes, read_host_memory
+from bough.system.resources import default_host_bytes, free_disk_bytes, limit_threads, read_host_memory
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -184,16 +184,25 @@ def _describe_torch() -> str:
 
 def _check_kernels(settings: Settings) -> Iterator[Finding]:
     """The kernels for CPUs, if torch would run models on one."""
+    if not _runs_on_cpu(settings):
+        return
     import torch
 
-    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-    if settings.device != "cpu" and (settings.device != "auto" or has_gpu):
-        return
-    num_threads = settings.threads or torch.get_num_threads()
+    num_threads = settings.threads or limit_threads(torch.get_num_threads())
     try:
         yield Finding("ok", "kernels", f"{describe_kernels()}, for {num_threads} threads")
     except KernelsMissing as missing:
         yield Finding("warning", "kernels", f"none: {missing.reason}", missing.todo)
+
+
+def _runs_on_cpu(settings: Settings) -> bool:
+    """Whether torch, which would run models, would do so on the CPU; False if it cannot be imported."""
+    try:
+        import torch
+    except Exception:  # whatever it raises: the finding on the engine tells it
+        return False
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    return settings.device == "cpu" or (settings.device == "auto" and not has_gpu)
 
 
 def _describe_mlx() -> str:
@@ -204,8 +213,14 @@ def _describe_mlx() -> str:
 def _check_machine(settings: Settings) -> Iterator[Finding]:
     found = read_host_memory()
     threads = f"{settings.threads} (threads)" if settings.threads else "chosen by the engine"
-    text = f"{memory(found.available_bytes)} of {memory(found.total_bytes)} memory are available, {os.cpu_count()} cores"
+    text = f"{memory(found.available_bytes)} of {memory(found.total_bytes)} memory are available, {_describe_cores()}"
     yield Finding("ok", "machine", f"{text}, threads: {threads}")
+
+
+def _describe_cores() -> str:
+    num_cores = os.cpu_count() or 1
+    usable = limit_threads(num_cores)
+    return f"{num_cores} cores" if usable == num_cores else f"{num_cores} cores, of which a control group allows {usable}"
 
 
 def _check_folders(settings: Settings) -> Iterator[Finding]:
@@ -236,11 +251,13 @@ def _check_models(settings: Settings) -> Iterator[Finding]:
     store = Store(settings.models_folder)
     found = store.list()
     known = {model.folder.name for model in found}
+    packs = gguf_support(settings).packs and _runs_on_cpu(settings)
     for model in found:
         if problem := _find_damage(model):
             yield Finding("problem", "models", f"{model.name}: {problem}", f"`bough rm {model.name}`, then pull it again")
         else:
             yield Finding("ok", "models", f"{model.name}, {filesize.decimal(model.size_bytes)}")
+            yield from _check_packed(model) if packs else ()
     children = sorted(store.folder.iterdir()) if store.folder.is_dir() else []
     for folder in (each for each in children if each.is_dir() and each.name not in known and not each.name.startswith(".")):
         text = f"{folder} is no model: its bough.json cannot be read"
@@ -248,6 +265,17 @@ def _check_models(settings: Settings) -> Iterator[Finding]:
     if not _is_here(settings.model, store):
         todo = f"`bough pull {settings.model}` fetches it, and so does the first use"
         yield Finding("warning", "models", f"the model {settings.model} (model) is not here", todo)
+
+
+def _check_packed(model: ModelFiles) -> Iterator[Finding]:
+    """Packed weights that are damaged, or that an earlier version did not keep."""
+    try:
+        why_not = why_not_packed(model)
+    except BoughError as error:
+        yield Finding("problem", "models", f"{model.name}: {error}")
+        return
+    if why_not:
+        yield Finding("warning", "models", f"{why_not}; until then it takes more memory and is slower")
 
 
 def _find_damage(model: ModelFiles) -> str:

@@ -25,7 +25,7 @@ from bough.models import ModelFiles, ModelInfo, PullPlan, Store
 from bough.models.aliases import Alias
 from bough.models.fetching.short_names import SHORT_NAMES
 from bough.models.store import plain_name, tagged_name
-from bough.runner import gguf_support, make_engine
+from bough.runner import find_advice, gguf_support, make_engine
 
 _LARGE_BYTES = 2 * 10**9  # above this a download needs a yes on a terminal
 
@@ -176,7 +176,7 @@ def _check(files: ModelFiles, settings: Settings, screen: Screen) -> dict[str, A
     with show_progress(screen.notes, stays=False) as progress:
         engine = make_engine(files, settings, progress)
     try:
-        return _engine_facts(engine)
+        return _engine_facts(engine) | {"advice": find_advice(files, engine, settings)}
     finally:
         engine.close()
 
@@ -218,6 +218,7 @@ def _write_engine(screen: Screen, facts: dict[str, Any]) -> None:
         "reason": found["reason"],
     }
     runs_on = {name: value for name, value in runs_on.items() if name != "attention"}
+    runs_on["advice"] = facts["advice"]
     _write_section(screen, "engine", describe(runs_on, width=screen.width))
     _write_section(screen, "self-check", describe(verdict, width=screen.width))
     differences = {name: f"{value:.1e}" for name, value in found["differences"].items()}

@@ -40,7 +40,9 @@ Context = Annotated[
     int | None,
     typer.Option(help="Tokens that a conversation may have; 0: the model's own limit.", rich_help_panel=_SETTINGS),
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; 0: the engine chooses.", rich_help_panel=_SETTINGS)]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads; 0: one for each core that may be used.", rich_help_panel=_SETTINGS)
+]
 Engine = Annotated[str | None, typer.Option(help="auto, torch or mlx.", rich_help_panel=_SETTINGS)]
 Device = Annotated[
     str | None,

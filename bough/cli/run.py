@@ -125,7 +125,7 @@ def run(
         args = _settle(args, backends, screen)
         _check_prompt(args, run_options)
         is_told = args.prompt is not None and (verbose or screen.notes.is_terminal)  # a chat's first line says it
-        with backends.open(args.model, tells_server=is_told) as backend:
+        with backends.open(args.model, tells_server=is_told, tells_advice=not as_json) as backend:
             _require_template(backend, run_options)
             if args.prompt is None:
                 _chat(backend, run_options, screen, settings, sessions, session)

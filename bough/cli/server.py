@@ -202,6 +202,8 @@ def _ps_facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
         "size_bytes": model["size"],
         "engine": model["engine"],
         "device": "GPU" if model["size_vram"] else "CPU",
+        "weights": model.get("weights", ""),
+        "step": model.get("step", ""),
         "context_tokens": model["context_length"],
         "lanes": tree.get("lanes"),
         "busy_lanes": tree.get("busy_lanes"),

@@ -70,7 +70,9 @@ class Settings:
         '"q8_0", "q4_0" or "int4"; "auto" is "packed" where that can be done, else "float32".',
     )
     attention: str = _setting("auto", 'The attention code: "auto", "bough", or an implementation that transformers knows.')
-    threads: int = _setting(0, "The number of CPU threads that compute; with 0 the engine chooses.")
+    threads: int = _setting(
+        0, "The number of CPU threads that compute; with 0 one for each core that this process may use."
+    )
     context: int = _setting(0, "The most tokens that one sequence may have; with 0 the model's own limit.")
     lanes: int = _setting(0, "The number of requests that run together; with 0 as many as memory and device allow.")
     chunk: int = _setting(0, "The most tokens in one prefill chunk; with 0 the size adapts to the speed of the device.")

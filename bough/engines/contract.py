@@ -144,6 +144,10 @@ class Engine(ContentStore, Protocol):
 class EngineMaker(Protocol):
     """What the runner asks of an engine's class."""
 
+    def uses_packed(self, settings: Settings) -> bool:
+        """Whether `load` reads the packed weights of a converted model. Raises the errors that `load` would, too."""
+        ...
+
     def load(self, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> Engine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         ...

@@ -81,7 +81,7 @@ def check_packed(files: ModelFiles, settings: Settings, progress: Progress | Non
     if found != packed.sha256:
         raise UnsupportedModel(
             f"{packed.path} differs from the file that {files.name} was made of: its SHA-256 is {found}, "
-            f"and was {packed.sha256}"
+            f"and was {packed.sha256}; `bough pull` repairs it, and with the setting weights=float32 it is not read"
         )
     return packed
 

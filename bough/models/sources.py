@@ -44,17 +44,19 @@ class GgufSupport:
     """What can be done with a GGUF file here, for the engine that will run the model.
 
     `is_readable`: the engine reads most GGUF files as they are. `is_convertible`: torch is installed, which converts them
-    to safetensors. `problem` says why no engine can be used; then both are False.
+    to safetensors. `problem` says why no engine can be used; then both are False. `may_pack`: the settings allow packed
+    weights.
     """
 
     is_readable: bool
     is_convertible: bool
     problem: str = ""
+    may_pack: bool = True
 
     @property
     def packs(self) -> bool:
         """Whether the engine uses packed weights of models that were converted."""
-        return self.is_convertible and not self.is_readable
+        return self.is_convertible and not self.is_readable and self.may_pack
 
     def require_engine(self) -> None:
         """Raise UnsupportedModel if no engine can be used."""
@@ -131,7 +133,7 @@ def convert_if_needed(
     A model that was converted without packed weights gets them, if the file that it was made from is still there.
     """
     if not model.is_gguf:
-        file = _find_source(model)
+        file = _find_source(model) if gguf.packs else None
         return model if file is None else _pack(model, file, Store(settings.models_folder), gguf, progress)
     gguf.require_engine()
     if gguf.is_readable:

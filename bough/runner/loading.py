@@ -6,6 +6,7 @@ This is the only module that imports an engine.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from bough import models
 from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.engines.choice import choose_engine, find_installed, install_command
 from bough.engines.contract import Engine, EngineMaker
-from bough.errors import ModelNotFound, UnsupportedModel
+from bough.engines.torch.cpu.library import explain_missing_isa, load_kernels
+from bough.errors import KernelsMissing, ModelNotFound, SettingsError, UnsupportedModel
 from bough.models import Announce
 from bough.models.files import ModelFiles
 from bough.models.sources import GgufSupport
@@ -25,27 +27,38 @@ from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
+_MAY_BE_PACKED = ("auto", "packed")  # of the setting weights: the others never read packed weights
+
+Advise = Callable[[str], None]
+"""Told, once for each load, how the model could be faster here."""
+
 
 def load(
     name_or_path: str | Path | None = None,
     *,
     progress: Progress | None = None,
     announce: Announce | None = None,
+    advise: Advise | None = None,
     **settings: Any,
 ) -> Runner:
     """Load a model by name, hub id, Hugging Face folder or GGUF file; without one, the default model.
 
     A known name or hub id that is not on this machine is fetched first; `announce` is told before what will be fetched, and
-    may raise to prevent it. `cache=False` runs without reuse.
+    may raise to prevent it. `advise` is told if the model could be faster here; if it is not given, a warning is logged.
+    `cache=False` runs without reuse.
     """
     chosen = load_settings(settings)
-    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress, announce), chosen, progress)
+    return load_files(find_model(str(name_or_path or chosen.model), chosen, progress, announce), chosen, progress, advise)
 
 
-def load_files(files: ModelFiles, chosen: Settings, progress: Progress | None = None) -> Runner:
+def load_files(
+    files: ModelFiles, chosen: Settings, progress: Progress | None = None, advise: Advise | None = None
+) -> Runner:
     """Load a model that is on this machine."""
     files = models.convert_if_needed(files, chosen, gguf_support(chosen), progress)
     engine = make_engine(files, chosen, progress)
+    if advice := find_advice(files, engine, chosen):
+        (advise or _log_advice)(advice)
     tokenizer = load_tokenizer(files, chosen.trust_remote_code)
     return Runner(engine, tokenizer, chosen, files, open_tiers(engine, files, chosen, progress))
 
@@ -80,7 +93,29 @@ def gguf_support(settings: Settings) -> GgufSupport:
         engine = choose_engine(settings)
     except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
         return GgufSupport(False, False, str(error))
-    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
+    may_pack = settings.weights in _MAY_BE_PACKED
+    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed(), may_pack=may_pack)
+
+
+def find_advice(files: ModelFiles, engine: Engine, settings: Settings) -> str:
+    """How a loaded model could be faster on this machine, in a sentence; "" if nothing is known.
+
+    Only about what a user can change and did not choose: kernels that are missing, and a model that was converted without
+    its packed weights.
+    """
+    info = engine.info
+    if not (info.name == "torch" and info.is_on_cpu and info.dtype == "float32" and settings.weights == "auto"):
+        return ""
+    try:
+        load_kernels()
+    except KernelsMissing as missing:
+        slow = f"{files.name} runs in float32 without kernels for this CPU, several times slower than with them"
+        return f"{slow} ({missing.reason})" + (f": {missing.todo}" if missing.todo else "")
+    return models.why_not_packed(files)
+
+
+def _log_advice(advice: str) -> None:
+    log.warning("%s", advice)
 
 
 def describe_kernels() -> str:
@@ -88,8 +123,6 @@ def describe_kernels() -> str:
 
     Raises KernelsMissing if there are none.
     """
-    from bough.engines.torch.cpu.library import explain_missing_isa, load_kernels
-
     title, why = load_kernels().title, explain_missing_isa()
     return f"{title} ({why})" if why else title
 
@@ -98,13 +131,22 @@ def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None
     """The engine that the settings ask for, with the model loaded. Damaged files are found before the engine reads them."""
     engine = _import_engine(settings)
     models.check_weights(files)
-    models.check_packed(files, settings, progress)
+    if engine.uses_packed(settings):
+        _check_packed(files, settings, progress)
     if progress is None:
         return engine.load(files.folder, settings)
     try:
         return engine.load(files.folder, settings, lambda text: progress.start(text, None))
     finally:
         progress.finish()
+
+
+def _check_packed(files: ModelFiles, settings: Settings, progress: Progress | None) -> None:
+    """Find damaged packed weights, and those that the user asked for and that are not there, before the engine starts."""
+    packed = models.check_packed(files, settings, progress)
+    why_not = models.why_not_packed(files) if packed is None and settings.weights == "packed" else ""
+    if why_not:
+        raise SettingsError(f"weights is 'packed', and {why_not}")
 
 
 def load_shape(config: dict[str, Any], **settings: Any) -> Runner:

@@ -7,6 +7,7 @@ on this system is ignored.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import sys
@@ -45,6 +46,12 @@ _VERSIONS = (
     _GroupFiles("memory", "sys/fs/cgroup/memory", *_VERSION_1),
     _GroupFiles("", "sys/fs/cgroup", *_VERSION_2),
     _GroupFiles("", "sys/fs/cgroup/unified", *_VERSION_2),
+)
+_CPU_MOUNTS = (  # the names of the CPU controller in /proc/self/cgroup, and where its groups are
+    ("cpu", "sys/fs/cgroup/cpu"),
+    ("cpu", "sys/fs/cgroup/cpu,cpuacct"),
+    ("", "sys/fs/cgroup"),
+    ("", "sys/fs/cgroup/unified"),
 )
 
 
@@ -90,15 +97,43 @@ def _physical_bytes() -> Iterator[int]:
         yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def limit_threads(num_threads: int, system: Path = Path("/")) -> int:
+    """As many threads as the control groups of this process have CPU time for, rounded up, and at most `num_threads`.
+
+    A container that may use two CPUs sees all of its machine. With a thread for each, the kernel stops all of them for most
+    of the time.
+    """
+    quotas = [
+        quota
+        for controller, mount in _CPU_MOUNTS
+        for folder in _group_folders(system, controller, mount)
+        for quota in _cpu_quota(folder)
+    ]
+    return max(1, min([num_threads, *map(math.ceil, quotas)]))
+
+
+def _cpu_quota(folder: Path) -> Iterator[float]:
+    """The CPUs that a control group may use, if it has a limit: "max 100000" and -1 are none."""
+    of_version_1 = [*_lines(folder / "cpu.cfs_quota_us")[:1], *_lines(folder / "cpu.cfs_period_us")[:1]]
+    numbers = "".join(_lines(folder / "cpu.max")[:1]).split() or of_version_1
+    if len(numbers) == 2 and all(each.isdigit() and int(each) for each in numbers):
+        yield int(numbers[0]) / int(numbers[1])
+
+
 def _group_bounds(system: Path) -> Iterator[HostMemory]:
-    """The limits of each control group of this process, from the innermost to the root of the mount."""
+    """The limits of each control group of this process."""
+    for files in _VERSIONS:
+        for folder in _group_folders(system, files.controller, files.mount):
+            yield from _group_bound(folder, files)
+
+
+def _group_folders(system: Path, controller: str, mount: str) -> Iterator[Path]:
+    """The control groups of this process under a mount, from the innermost to the root."""
     for line in _lines(system / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         inner = Path(path.lstrip("/"))
-        for files in _VERSIONS:
-            if files.controller in controllers.split(","):
-                for group in (inner, *inner.parents):
-                    yield from _group_bound(system / files.mount / group, files)
+        if controller in controllers.split(","):
+            yield from (system / mount / group for group in (inner, *inner.parents))
 
 
 def _group_bound(folder: Path, files: _GroupFiles) -> Iterator[HostMemory]:

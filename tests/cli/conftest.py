@@ -50,7 +50,9 @@ def loads(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     """`bough run` gets the fake runner; what it asked for is noted here."""
     seen: list[dict[str, Any]] = []
 
-    def load(name: str | None = None, *, progress: Any = None, announce: Any = None, **settings: Any) -> Runner:
+    def load(
+        name: str | None = None, *, progress: Any = None, announce: Any = None, advise: Any = None, **settings: Any
+    ) -> Runner:
         given = {key: value for key, value in settings.items() if value is not None}
         seen.append(given if name is None else {"name": name, **given})
         return runner

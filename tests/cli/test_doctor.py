@@ -8,12 +8,16 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+import gguf
 import pytest
 
 from bough.cli import doctor
+from bough.config import load_settings
 from bough.errors import KernelsMissing
+from bough.models import ModelFiles, Store, resolve
 from bough.runner import describe_kernels
 from tests.cli.conftest import add_model
+from tests.models.tiny_gguf import FOR_TORCH, write_gguf
 from tests.models.tiny_tokenizer import byte_level
 from tests.tiny_models import make_folder
 
@@ -147,6 +151,40 @@ def test_damaged_models_are_a_problem_and_whole_ones_are_not(invoke, home, store
     assert (found["hollow"]["level"], found["hollow"]["todo"]) == ("problem", "`bough rm hollow`, then pull it again")
     assert found[f"{store.folder / 'nothing'} is no model"]["level"] == "warning"
     assert "bough pull smollm2" in found["the model smollm2 (model) is not here"]["todo"]
+
+
+def add_converted(home: Path, store: Store) -> ModelFiles:
+    """A model that was converted from a GGUF file which is no longer there."""
+    write_gguf(home / "small.gguf", gguf.GGMLQuantizationType.Q8_0)
+    model = resolve(home / "small.gguf", load_settings(), FOR_TORCH)
+    (home / "small.gguf").unlink()
+    assert store.find(model.name) is not None
+    return model
+
+
+def test_a_model_that_was_converted_without_packed_weights_is_told_with_what_to_do(invoke, home, store, monkeypatch):
+    monkeypatch.setenv("BOUGH_ENGINE", "torch")
+    monkeypatch.setenv("BOUGH_DEVICE", "cpu")
+    model = add_converted(home, store)
+    assert not [each for each in findings(invoke, "models") if "converted" in each["text"]]
+    (model.folder / "packed.json").unlink()
+
+    (found,) = [each for each in findings(invoke, "models") if "converted" in each["text"]]
+
+    assert found["level"] == "warning" and "small.gguf) adds them" in found["text"]
+    monkeypatch.setenv("BOUGH_WEIGHTS", "float32")
+    assert not [each for each in findings(invoke, "models") if "converted" in each["text"]]
+
+
+def test_damaged_packed_weights_are_a_problem(invoke, home, store, monkeypatch):
+    monkeypatch.setenv("BOUGH_ENGINE", "torch")
+    monkeypatch.setenv("BOUGH_DEVICE", "cpu")
+    model = add_converted(home, store)
+    (model.folder / "packed.json").write_text("{")
+
+    found = findings(invoke, "models", exit_code=1)
+
+    assert any(each["level"] == "problem" and "packed.json is damaged" in each["text"] for each in found)
 
 
 def test_an_announcement_of_a_process_that_does_not_answer_is_told(invoke, home):

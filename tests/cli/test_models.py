@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from bough.errors import DownloadError
+from bough.errors import DownloadError, KernelsMissing
 from bough.models import ModelFiles, PullPlan
 from tests.cli.conftest import add_model
 from tests.fakes import MODELS, FakeEngine
@@ -250,6 +251,37 @@ def test_show_tells_the_model_and_the_verdict(invoke, home, monkeypatch):
     assert "chunking yes" in lines and "reuse yes" in lines
     assert "0 full 8 bytes a token" in lines
     assert "1 recurrent 64 bytes a state" in lines
+
+
+def test_show_tells_how_weights_are_kept_what_computes_and_what_would_be_faster(invoke, home, monkeypatch):
+    def fail() -> None:
+        raise KernelsMissing("there was no C compiler", "install gcc")
+
+    monkeypatch.setattr("bough.engines.torch.cpu.route.load_kernels", fail)
+    monkeypatch.setattr("bough.runner.loading.load_kernels", fail)
+    folder = make_folder("llama", home / "tiny")
+    byte_level().save_pretrained(folder)
+
+    result = invoke("show", str(folder), "--engine", "torch", "--device", "cpu", env={"COLUMNS": "300"})
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+
+    assert "weights float32 (there are no kernels for this CPU: there was no C compiler)" in lines
+    assert "step transformers' modules in torch" in lines
+    assert lines[lines.index("transformers " + version("transformers")) + 1].startswith(
+        "advice tiny runs in float32 without kernels for this CPU, several"
+    )
+
+
+def test_packed_weights_where_there_can_be_none_are_an_error(invoke, home):
+    folder = make_folder("llama", home / "tiny")
+    byte_level().save_pretrained(folder)
+
+    result = invoke(
+        "show", str(folder), "--engine", "torch", "--device", "cpu", "--dtype", "bfloat16", "--weights", "packed"
+    )
+
+    assert result.exit_code == 1
+    assert result.stderr.endswith("error: weights is 'packed', which needs the CPU and float32: this is cpu in bfloat16\n")
 
 
 def test_show_as_json_without_the_check_loads_no_engine(invoke, home, monkeypatch):

@@ -71,6 +71,17 @@ def test_verbose_tells_the_cost_on_standard_error(invoke, loads):
     assert names == ["total", "load", "prompt", "cached", "computed", "first token", "generated", "finished"]
 
 
+@pytest.mark.parametrize(("flags", "told"), [([], "note: it could be faster\n"), (["--json"], "")])
+def test_what_would_be_faster_is_told_once_and_not_beside_json(invoke, runner, monkeypatch, flags, told):
+    def load(name: str, *, progress, announce, advise, **settings) -> Runner:
+        advise("it could be faster")
+        return runner
+
+    monkeypatch.setattr("bough.cli.backends.local.load", load)
+
+    assert invoke("run", "-m", "tiny", "Hello there", "--max-tokens", "1", *flags).stderr == told
+
+
 def test_flags_reach_the_settings(invoke, loads):
     flags = ["--context", "512", "--memory", "2GB", "--no-cache", "--engine", "mlx", "--device", "cpu"]
 

@@ -50,7 +50,7 @@ def test_one_line_says_what_is_served_and_where(served):
 def test_the_log_says_which_engine_the_model_runs_on(served):
     (line,) = [line for line in served.log.splitlines() if "was loaded" in line]
 
-    assert " the model tiny was loaded in " in line and line.endswith(" s: torch, cpu, float32")
+    assert " the model tiny was loaded in " in line and " s: torch, cpu, float32; weights: float32 (" in line
 
 
 def test_an_engine_that_is_not_known_is_refused_before_anything_is_loaded(invoke, folder):
@@ -81,6 +81,7 @@ def test_ps_as_json_has_exact_numbers(invoke, answered):
 
     assert (found["name"], found["context_tokens"], found["until"]) == ("tiny:latest", 2048, None)
     assert (found["engine"], found["device"]) == ("torch", "CPU")
+    assert found["weights"].startswith("float32 (") and found["step"]
     assert found["tree_tokens"] > 0 and found["tree_bytes"] > 0 and found["lanes"] > 0
 
 

@@ -60,7 +60,7 @@ class World:
             assert self.may_start[files.name].wait(30)
         if self.errors.get(files.name):
             raise self.errors[files.name].pop(0)
-        engine = SimpleNamespace(info=EngineInfo("fake", "tokens", "cpu", "tokens"), has_host=False)
+        engine = SimpleNamespace(info=EngineInfo("fake", "tokens", "cpu", "tokens"), has_host=False, describe=dict)
         runner: Any = SimpleNamespace(engine=engine, close=lambda: self._stop(files.name))
         worker: Any = SimpleNamespace(close=lambda: None, is_stuck=False)
         return StartedModel(runner, worker)

@@ -15,6 +15,7 @@ from bough.system.resources import (
     default_disk_bytes,
     default_host_bytes,
     free_disk_bytes,
+    limit_threads,
     read_host_memory,
     trim_heap,
 )
@@ -67,6 +68,32 @@ def test_groups_of_the_first_version_bound_too(system):
     write(system / "sys/fs/cgroup/memory/memory.usage_in_bytes", GIB)
 
     assert read_host_memory(system) == HostMemory(4 * GIB, 3 * GIB)
+
+
+@pytest.mark.parametrize(("limit", "num_threads"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", 16)])
+def test_a_group_that_limits_cpu_time_limits_threads(system, limit, num_threads):
+    write(system / "proc/self/cgroup", "0::/box")
+    write(system / "sys/fs/cgroup/box/cpu.max", limit)
+    write(system / "sys/fs/cgroup/cpu.max", "max 100000")
+
+    assert limit_threads(16, system) == num_threads
+
+
+@pytest.mark.parametrize(("quota", "num_threads"), [(400_000, 4), (-1, 16)])
+@pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
+def test_groups_of_the_first_version_limit_threads_too(system, mount, quota, num_threads):
+    write(system / "proc/self/cgroup", "5:cpu,cpuacct:/docker/1a2b\n0::/")
+    write(system / f"sys/fs/cgroup/{mount}/cpu.cfs_quota_us", quota)  # a container sees its own group as the root
+    write(system / f"sys/fs/cgroup/{mount}/cpu.cfs_period_us", 100_000)
+
+    assert limit_threads(16, system) == num_threads
+
+
+def test_a_generous_group_gives_no_more_threads_than_there_are_cores(system):
+    write(system / "proc/self/cgroup", "0::/")
+    write(system / "sys/fs/cgroup/cpu.max", "6400000 100000")
+
+    assert limit_threads(2, system) == 2
 
 
 def test_a_machine_that_tells_nothing_in_files_is_asked_for_its_pages(tmp_path, monkeypatch):

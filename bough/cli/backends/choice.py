@@ -97,11 +97,12 @@ class Backends:
         served = self._client.get("/api/tags")["models"] if self._client is not None else []
         return names.find_near(name, [*(each["name"] for each in served), *names.list_names(self._settings)])
 
-    def open(self, model: str | None, *, tells_server: bool) -> Backend:
+    def open(self, model: str | None, *, tells_server: bool, tells_advice: bool = True) -> Backend:
         """The backend of a model by name or path; without one, of the default model. Raises ModelNotFound.
 
-        With `tells_server`, a server that is used is named.
+        With `tells_server`, a server that is used is named; with `tells_advice`, how a local model could be faster.
         """
+        advice: list[str] = []
         with show_progress(self._screen.notes, stays=False) as progress:
             remote = self._open_remote(model, progress)
             if remote is None:
@@ -110,12 +111,20 @@ class Backends:
                     load_torch_library()
                 from bough.cli.backends.local import LocalBackend  # imports the runner
 
-                return LocalBackend.open(
-                    model, self._where.flags, progress, lambda plan: self._screen.note(f"fetching {plan.describe()}")
+                backend: Backend = LocalBackend.open(
+                    model,
+                    self._where.flags,
+                    progress,
+                    lambda plan: self._screen.note(f"fetching {plan.describe()}"),
+                    advice.append,
                 )
-        if tells_server:
+            else:
+                backend = remote
+        for line in advice if tells_advice else ():
+            self._screen.note(f"note: {line}")
+        if remote is not None and tells_server:
             self._screen.note(f"using the server at {remote.url}; --local runs the model here")
-        return remote
+        return backend
 
     def _open_remote(self, model: str | None, progress: Progress) -> RemoteBackend | None:
         """The model in the server, which fetches it if need be. None without a server, or if only this machine has it."""

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.models import Announce
-from bough.runner import Runner, load
+from bough.runner import Advise, Runner, load
 from bough.types import Chunk, Completion, Message, Progress, Prompt
 
-_ENGINE_FACTS = ("engine", "device", "dtype", "attention")
+_ENGINE_FACTS = ("engine", "device", "dtype", "weights", "step", "attention")
 
 
 class LocalBackend:
@@ -30,12 +30,20 @@ class LocalBackend:
 
     @classmethod
     def open(
-        cls, model: str | None, settings: Mapping[str, Any], progress: Progress, announce: Announce | None = None
+        cls,
+        model: str | None,
+        settings: Mapping[str, Any],
+        progress: Progress,
+        announce: Announce | None = None,
+        advise: Advise | None = None,
     ) -> LocalBackend:
-        """Load a model by name or path; without one, the default model. `announce` is told what will be fetched."""
+        """Load a model by name or path; without one, the default model.
+
+        `announce` is told what will be fetched, `advise` if the model could be faster here.
+        """
         started_s = time.perf_counter()
         progress.start(f"loading {model or 'the default model'}", None)
-        runner = load(model, progress=progress, announce=announce, **settings)
+        runner = load(model, progress=progress, announce=announce, advise=advise, **settings)
         return cls(runner, model or "", time.perf_counter() - started_s, settings)
 
     @property

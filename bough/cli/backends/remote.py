@@ -58,6 +58,8 @@ class RemoteBackend:
             "server": self.url,
             "engine": str(self._facts["engine"]),
             "device": str(self._facts["device"]),
+            "weights": str(self._facts.get("weights", "")),  # a server of an earlier version does not tell these two
+            "step": str(self._facts.get("step", "")),
             "context": f"{self._facts['context_tokens']:,} tokens",
             **self._describe_memory(),
         }

@@ -73,6 +73,11 @@ class MlxEngine(LaneEngine):
         mx.clear_cache()
 
     @classmethod
+    def uses_packed(cls, settings: Settings) -> bool:
+        """Never: MLX reads the file that weights are packed in, or the floats of a model that was converted."""
+        return False
+
+    @classmethod
     def load(cls, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> MlxEngine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""
         _require_own_weights(settings)

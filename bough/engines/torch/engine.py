@@ -29,7 +29,7 @@ from bough.engines.torch.device import default_budget_bytes, dtype_of
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
-from bough.engines.torch.loading import load_model, make_random_model, prepare
+from bough.engines.torch.loading import choose_weights_here, load_model, make_random_model, prepare
 from bough.engines.torch.sampling import sample, score
 from bough.engines.torch.self_check.check import self_check, verdict_key
 from bough.engines.torch.self_check.layouts import find_layout
@@ -73,6 +73,12 @@ class TorchEngine(LaneEngine):
         limit = reuse_limit(text.to_dict(), _BY_LENGTH, bound)
         super().__init__(_info_of(self._forward, weights), layout, self._pages, verdict, sizes, limit)
         self._compute = self._make_compute(layout)
+
+    @classmethod
+    def uses_packed(cls, settings: Settings) -> bool:
+        """Whether `load` reads the packed weights of a converted model: only on a CPU, if nothing else is asked for."""
+        packing = choose_weights_here(settings).packing
+        return packing is not None and not packing.quantized
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> TorchEngine:
@@ -160,11 +166,11 @@ class TorchEngine(LaneEngine):
         """What computes, for people, and why not something faster."""
         verdict, route = self._verdict, self._weights.route
         if route is None:
-            return "transformers' modules"
+            return "transformers' modules in torch"
         if verdict.whole_step:
             return f"whole, in one call ({route.title} kernels)"
-        by = f", products by {route.title} kernels" if packed_weights(self._forward.model) else ""
-        return f"transformers' modules{by} ({verdict.why_no_whole_step})"
+        by = f"products by {route.title} kernels" if packed_weights(self._forward.model) else "products in torch"
+        return f"transformers' modules, {by}; not in one call, because {verdict.why_no_whole_step}"
 
 
 def _info_of(forward: Forward, weights: WeightsChoice) -> EngineInfo:

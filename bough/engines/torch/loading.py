@@ -24,10 +24,11 @@ from bough.engines.contract import ReportProgress
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.engines.torch.cpu.int4 import pack_int4
 from bough.engines.torch.cpu.packing import Packing, install
-from bough.engines.torch.cpu.route import WeightsChoice, choose_weights
+from bough.engines.torch.cpu.route import WeightsChoice, choose_weights, require_packed
 from bough.engines.torch.device import choose_device, choose_dtype
 from bough.errors import UnsupportedModel
 from bough.models.files import one_line, quiet_transformers
+from bough.system.resources import limit_threads
 
 _AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it returns
 
@@ -56,17 +57,28 @@ def load_model(folder: Path, settings: Settings, progress: ReportProgress | None
     return _ready(model, weights)
 
 
+def choose_weights_here(settings: Settings) -> WeightsChoice:
+    """How weights are kept with these settings on this machine. Raises SettingsError or KernelsMissing."""
+    device = choose_device(settings.device)
+    return choose_weights(settings, device, choose_dtype(settings.dtype, device))
+
+
 def _choose(settings: Settings) -> tuple[torch.device, torch.dtype, WeightsChoice]:
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    _set_threads(settings.threads or limit_threads(torch.get_num_threads()))
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     return device, dtype, choose_weights(settings, device, dtype)
 
 
+def _set_threads(num_threads: int) -> None:
+    if num_threads != torch.get_num_threads():  # the call alone changes how MKL chooses
+        torch.set_num_threads(num_threads)
+
+
 def _ready(model: Any, weights: WeightsChoice) -> LoadedModel:
     if weights.quantization == "int4":
         pack_int4(model)
+    require_packed(model, weights)
     return LoadedModel(prepare(model), weights)
 
 

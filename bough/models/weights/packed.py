@@ -119,13 +119,13 @@ def read_packed(folder: Path) -> PackedFile | None:
     table = folder / PACKED_FILE
     if not table.is_file():
         return None
-    content = read_json(table)
-    if content.get("format") != _FORMAT:
-        return None
     try:
-        return _parse(folder, content)
-    except ValueError as error:
-        raise UnsupportedModel(f"{table} is damaged: {error}; without it the model runs in float32") from error
+        content = read_json(table)
+        return _parse(folder, content) if content.get("format") == _FORMAT else None
+    except (UnsupportedModel, ValueError) as error:
+        raise UnsupportedModel(
+            f"{table} is damaged: {error}; `bough pull` repairs it, and with the setting weights=float32 it is not read"
+        ) from error
 
 
 def _parse(folder: Path, content: Mapping[str, Any]) -> PackedFile:

@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -60,7 +60,10 @@ Start = Callable[[ModelFiles, Settings], StartedModel]
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model in memory. `num_bytes` are its weights as its files hold them; `expires_s` is None if it stays for ever."""
+    """A model in memory. `num_bytes` are its weights as its files hold them; `expires_s` is None if it stays for ever.
+
+    `runs_on` is how its engine describes itself, for people.
+    """
 
     name: str
     runner: Runner
@@ -72,6 +75,7 @@ class LoadedModel:
     expires_s: float | None
     keep_alive_s: float | None = field(default=None, repr=False)  # of the last request; None: of the settings
     num_uses: int = 0
+    runs_on: Mapping[str, str] = field(default_factory=dict, repr=False)
     threads: PromptThreads = field(default_factory=PromptThreads, repr=False)
     templates: OtherTemplates = field(default_factory=OtherTemplates, repr=False)
 
@@ -278,10 +282,20 @@ class LoadedModels:
             started_s = time.perf_counter()
             started = await self._start_retrying(files)
             load_s, now = time.perf_counter() - started_s, self._clock()
+            runs_on = started.runner.engine.describe()
             self._loaded[files.name] = LoadedModel(
-                files.name, started.runner, started.worker, info, num_bytes, load_s, now, self._expiry(None, now)
+                files.name,
+                started.runner,
+                started.worker,
+                info,
+                num_bytes,
+                load_s,
+                now,
+                self._expiry(None, now),
+                runs_on=runs_on,
             )
-            log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, _describe_engine(started.runner))
+            described = _describe_engine(started.runner, runs_on)
+            log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, described)
             self._note_change()
 
     async def _start_retrying(self, files: ModelFiles) -> StartedModel:
@@ -349,6 +363,8 @@ class LoadedModels:
             device_bytes=0 if _is_on_cpu(loaded) else loaded.num_bytes,
             context_tokens=engine.context_tokens,
             engine=engine.info.name,
+            weights=loaded.runs_on.get("weights", engine.info.weights),
+            step=loaded.runs_on.get("step", ""),
             expires_at=self.expires_at(loaded),
         )
 
@@ -376,9 +392,10 @@ def _fills_host_memory(loaded: LoadedModel) -> bool:
     return not loaded.runner.engine.has_host
 
 
-def _describe_engine(runner: Runner) -> str:
+def _describe_engine(runner: Runner, runs_on: Mapping[str, str]) -> str:
     info = runner.engine.info
-    return f"{info.name}, {info.device}, {info.weights}"
+    more = [f"{name}: {runs_on[name]}" for name in ("weights", "step") if name in runs_on]
+    return "; ".join([f"{info.name}, {info.device}, {info.weights}", *more])
 
 
 def _weights_bytes(files: ModelFiles) -> int:

@@ -78,17 +78,16 @@ def choose_weights(settings: Settings, device: torch.device, dtype: torch.dtype)
     """What the setting `weights` means for a model on this device. Raises SettingsError or KernelsMissing."""
     wanted = settings.weights
     if device.type != "cpu" or dtype != torch.float32:
-        return _without_kernels(
-            wanted, f"packed weights are for the CPU in float32, and this is {device} in {_name(dtype)}"
-        )
+        return _without_kernels(wanted, device, dtype)
     if wanted in ("float32", "int4"):
         return WeightsChoice(why_not=f"the setting weights is {wanted}", quantization=wanted if wanted == "int4" else "")
     try:
         products = Products(load_kernels(), torch.get_num_threads())
     except KernelsMissing as error:
         if wanted != "auto":
-            raise
-        return WeightsChoice(why_not=str(error))
+            text = f"weights is {wanted!r}, and there are no kernels for this CPU: {error.reason}"
+            raise KernelsMissing(text, error.todo) from error
+        return WeightsChoice(why_not=f"there are no kernels for this CPU: {error.reason}")
     quantized = _QUANTIZED.get(wanted, "")
     return WeightsChoice(CpuRoute(Packing(products, quantized), wanted), quantization=wanted if quantized else "")
 
@@ -105,16 +104,30 @@ def describe_weights(model: Any, choice: WeightsChoice) -> str:
     packed = packed_weights(model)
     if not packed:
         kept = choice.quantization or _name(dtype_of(model))
-        return f"{kept} ({choice.why_not})" if choice.why_not else kept
+        why_not = choice.why_not or ("as in its files" if choice.route is not None else "")
+        return f"{kept} ({why_not})" if why_not else kept
     types = sorted({each.matrix.type for each in packed})
     megabytes = sum(each.nbytes for each in packed) / 1e6
-    return f"packed: {', '.join(types)} ({megabytes:,.0f} MB)"
+    kept = "quantized" if choice.quantization else "packed"
+    return f"{kept}: {', '.join(types)} ({megabytes:,.0f} MB)"
 
 
-def _without_kernels(wanted: str, why: str) -> WeightsChoice:
+def require_packed(model: Any, choice: WeightsChoice) -> None:
+    """Raise SettingsError if the user asked for packed weights, and the model's files have none."""
+    if choice.route is not None and choice.route.weights == "packed" and not packed_weights(model):
+        raise SettingsError(
+            "weights is 'packed', and no weight in the model's files is packed or has 16 bits: auto runs it in float32, "
+            "q8_0 and q4_0 quantize it"
+        )
+
+
+def _without_kernels(wanted: str, device: torch.device, dtype: torch.dtype) -> WeightsChoice:
+    """On a GPU there is nothing to explain: its products are faster than those of any CPU."""
     if wanted not in ("auto", "float32"):
-        raise SettingsError(f"weights is {wanted!r}: {why}")
-    return WeightsChoice(why_not="" if wanted == "float32" else why)
+        raise SettingsError(f"weights is {wanted!r}, which needs the CPU and float32: this is {device} in {_name(dtype)}")
+    return WeightsChoice(
+        why_not=f"packed weights need float32, and dtype is {_name(dtype)}" if device.type == "cpu" else ""
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -27,6 +27,7 @@ _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm"
 _MLP_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
 _NORMS = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
 _EPSILONS = ("variance_epsilon", "eps")
+_NAMED = 3  # parts that a reason names
 _IDLE = (nn.Dropout, nn.Identity)
 _STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
@@ -113,18 +114,20 @@ def read_structure(model: Any, layout: Layout) -> Structure:
     except (UnknownStructure, MemoryError):
         raise
     except Exception as error:  # modules of another family may lack anything, and fail in any way when they are tried
-        raise UnknownStructure(f"its modules are of another kind: {error}") from error
+        raise UnknownStructure(f"its modules are not those of a Llama-like model ({error})") from error
     _require_fit(structure)
     return structure
 
 
 def _read(model: Any, layout: Layout) -> Structure:
-    decoder = _require(getattr(model, "model", None), "it has no decoder in `model`")
-    decoder_layers = list(_require(getattr(decoder, "layers", None), "its decoder has no layers"))
-    head = _require(getattr(model, "lm_head", None), "it has no lm_head")
+    if layout.states:
+        raise UnknownStructure("it has recurrent layers")
+    decoder = _require(getattr(model, "model", None), "it has no decoder named `model`")
+    decoder_layers = list(_require(getattr(decoder, "layers", None), "its decoder has no `layers`"))
+    head = _require(getattr(model, "lm_head", None), "it has no `lm_head`")
     _require_only(model, {"model", "lm_head"}, "the model")
     _require_only(decoder, {"embed_tokens", "layers", "norm", "rotary_emb"}, "its decoder")
-    if layout.states or layout.num_layers != len(decoder_layers):
+    if layout.num_layers != len(decoder_layers):
         raise UnknownStructure("not every layer keeps keys and values of its own")
     rotations = _Rotations(decoder.rotary_emb, model.config)
     first = decoder_layers[0].self_attn
@@ -209,16 +212,16 @@ def _split_mlp(mlp: Any) -> tuple[Linear, Linear]:
 
 def _linear(module: Any) -> Linear:
     if not isinstance(module, nn.Linear):
-        raise UnknownStructure(f"a projection is a {type(module).__name__}")
+        raise UnknownStructure(f"a projection is a {type(module).__name__}, not a linear layer")
     weight, bias = module.weight, module.bias
     if isinstance(weight, PackedWeight):
         matrix = weight.matrix
     elif weight.dtype == torch.float32 and weight.is_contiguous():
         matrix = Matrix.of_tensor(weight.data)
     else:
-        raise UnknownStructure(f"a projection has weights in {weight.dtype}")
+        raise UnknownStructure(f"a projection has weights in {_name(weight.dtype)}")
     if bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous()):
-        raise UnknownStructure(f"a projection has a bias in {bias.dtype}")
+        raise UnknownStructure(f"a projection has a bias in {_name(bias.dtype)}")
     return Linear(matrix, None if bias is None else bias.data)
 
 
@@ -327,15 +330,19 @@ def _require(found: Any, why: str) -> Any:
 def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
     """Every child with weights or an effect of its own must be known."""
     strange = [name for name, child in module.named_children() if name not in known and not isinstance(child, _IDLE)]
-    loose = [name for name, each in module.named_parameters(recurse=False) if each.numel()]
-    if strange or loose:
-        raise UnknownStructure(f"{what} has {', '.join(strange + loose)}, which the kernels do not know")
+    names = strange + [name for name, each in module.named_parameters(recurse=False) if each.numel()]
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise UnknownStructure(f"{what} has {', '.join(names[:_NAMED])}{more}, which the kernels do not know")
 
 
 def _require_plain_rows(layout: Layout) -> None:
     for rows in layout.rows.values():
         if rows.key_dim != rows.value_dim or rows.dtype != torch.float32:
-            raise UnknownStructure(f"keys of {rows.key_dim} and values of {rows.value_dim} columns in {rows.dtype}")
+            raise UnknownStructure(
+                f"its keys have {rows.key_dim} and its values {rows.value_dim} columns, in {_name(rows.dtype)}: the "
+                "kernels know equal ones in float32"
+            )
     if len({(rows.heads, rows.key_dim) for rows in layout.rows.values()}) > 1:
         raise UnknownStructure("its layers have heads of different shapes")
 
@@ -375,3 +382,7 @@ def _same(values: list[Any], what: str) -> Any:
     if any(value != values[0] for value in values):
         raise UnknownStructure(f"its layers have different {what}")
     return values[0]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

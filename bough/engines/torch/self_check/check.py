@@ -96,9 +96,13 @@ def _try_whole_step(
     check: SelfCheck, candidates: list[Candidate], layout: Layout, wanted: str, choice: WeightsChoice
 ) -> tuple[Verdict | None, str]:
     """The verdict for the whole step in one call if it allows everything, or else why it is not used."""
-    route, model = choice.route, candidates[0].forward.model
-    if route is None or not layout.groups or wanted not in ("auto", attention.NAME):
-        return None, choice.why_not or "the kernels are not used here"
+    route = choice.route
+    if route is None:
+        return None, choice.why_not
+    if not layout.groups:
+        return None, layout.unknown
+    if wanted not in ("auto", attention.NAME):
+        return None, f"the setting attention is {wanted}"
     try:
         steps = [route.make_step(each.forward.model, _layout_of(each)) for each in candidates]
     except UnknownStructure as error:
@@ -109,7 +113,7 @@ def _try_whole_step(
         return None, (verdict.reason if verdict else "") or "its logits differ from those of the model's own code"
     far = max(_measure_far(check, each, step) / each.tolerance for each, step in zip(candidates, steps, strict=True))
     if not far <= 1:
-        return None, f"{type(model).__name__} computes something else far from the start ({far:.1e} times the tolerance)"
+        return None, f"its logits near the end of the context differ from the model's own by {far:.1e} times the tolerance"
     return replace(verdict, whole_step=True), ""
 
 

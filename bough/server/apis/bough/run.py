@@ -88,6 +88,8 @@ async def load(body: LoadBody, request: Request, service: ServiceOf) -> Response
         {
             "model": name,
             "engine": loaded.engine,
+            "weights": loaded.weights,
+            "step": loaded.step,
             "device": "GPU" if loaded.device_bytes else "CPU",
             "context_tokens": loaded.context_tokens,
             "has_template": bool(loaded.entry.template),

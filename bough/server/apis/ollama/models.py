@@ -185,6 +185,8 @@ def _write_loaded(loaded: LoadedEntry, aliases: Sequence[str]) -> dict[str, Any]
         "expires_at": write_time(loaded.expires_at or FOR_EVER),
         "context_length": loaded.context_tokens,
         "engine": loaded.engine,
+        "weights": loaded.weights,
+        "step": loaded.step,
         "aliases": [tagged_name(name) for name in aliases],
     }
 

@@ -46,13 +46,18 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class LoadedEntry:
-    """A loaded model as the APIs describe it. `expires_at` is None if it never expires."""
+    """A loaded model as the APIs describe it. `expires_at` is None if it never expires.
+
+    `weights` and `step` say how the weights are kept and what computes, for people.
+    """
 
     entry: CatalogEntry
     num_bytes: int
     device_bytes: int  # of these, on an accelerator
     context_tokens: int
     engine: str
+    weights: str
+    step: str
     expires_at: datetime | None
 
 
