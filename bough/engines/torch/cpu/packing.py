@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from bough.engines.torch.cpu.matrix import TYPES, Matrix, map_file
 from bough.engines.torch.cpu.weight import PackedWeight, Products
@@ -84,6 +85,10 @@ def install(model: nn.Module, packed: Mapping[str, PackedWeight]) -> None:
             module = model.get_submodule(module_name)
             del module._parameters[attribute]
             setattr(module, attribute, weight)
+    if any(weight.ndim == 3 for weight in packed.values()) and isinstance(model, PreTrainedModel):
+        model.set_experts_implementation(
+            "eager"
+        )  # one expert after the other: the others take all experts, unpacked each time
     if next(model.parameters(), None) is None:  # norms without weights: yet the first parameter tells type and device
         model.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
 
