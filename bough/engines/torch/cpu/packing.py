@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from bough.engines.torch.cpu.matrix import TYPES, Matrix, map_file
 from bough.engines.torch.cpu.weight import PackedWeight, Products
@@ -85,10 +84,9 @@ def install(model: nn.Module, packed: Mapping[str, PackedWeight]) -> None:
             module = model.get_submodule(module_name)
             del module._parameters[attribute]
             setattr(module, attribute, weight)
-    if any(weight.ndim == 3 for weight in packed.values()) and isinstance(model, PreTrainedModel):
-        model.set_experts_implementation(
-            "eager"
-        )  # one expert after the other: the others take all experts, unpacked each time
+    choose_experts: Any = getattr(model, "set_experts_implementation", None)
+    if choose_experts and any(weight.ndim == 3 for weight in packed.values()):
+        choose_experts("eager")  # one expert after the other: other ways take all of them, unpacked at every step
     if next(model.parameters(), None) is None:  # norms without weights: yet the first parameter tells type and device
         model.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
 
