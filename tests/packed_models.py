@@ -15,12 +15,23 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
 from bough.engines.torch import TorchEngine
+from bough.engines.torch.cpu.library import load_kernels
 from bough.engines.torch.cpu.weight import PackedWeight
 from bough.engines.torch.loading import load_model
+from bough.errors import KernelsMissing
 from tests.tiny_models import CONFIGS, SEED
 
 GAIN = 0.15
 SHAPE = CONFIGS["llama"]
+
+
+def has_kernels() -> bool:
+    """Whether this machine can keep weights packed."""
+    try:
+        load_kernels()
+    except KernelsMissing:
+        return False
+    return True
 
 
 def make_wide_model(model_type: str, **config: Any) -> Any:

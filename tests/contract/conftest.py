@@ -18,6 +18,7 @@ from bough.engines.contract import Engine
 from bough.engines.torch import TorchEngine
 from tests.contract.lagging import make_lagging_transfers
 from tests.fakes import MODELS, FakeEngine
+from tests.packed_models import has_kernels, load_packed, save_model
 from tests.tiny_models import make_model
 
 
@@ -45,6 +46,17 @@ def _torch(name: str, device: str = "cpu") -> Callable[[Path], EngineUnderTest]:
     def make(folder: Path) -> EngineUnderTest:
         torch.set_num_threads(1)
         engine = TorchEngine(make_model(name).to(device), Settings(cache_folder=folder))
+        return EngineUnderTest(engine, lambda: engine.held_bytes, lambda page: page.rows.untyped_storage().nbytes())
+
+    return make
+
+
+def _packed(name: str, weights: str) -> Callable[[Path], EngineUnderTest]:
+    """The torch engine with packed weights, where there are kernels: exact from bfloat16, or quantized."""
+
+    def make(folder: Path) -> EngineUnderTest:
+        torch.set_num_threads(1)
+        engine = load_packed(save_model(make_model(name), folder / "model"), weights)
         return EngineUnderTest(engine, lambda: engine.held_bytes, lambda page: page.rows.untyped_storage().nbytes())
 
     return make
@@ -79,9 +91,12 @@ _KINDS = {
     "both-in-one-layer": "falcon_h1",
 }
 
+_PACKED = {"full": "q4_0", "window": "q8_0", "full+window": "packed"}
+
 FACTORIES: dict[str, Callable[[Path], EngineUnderTest]] = {
     **{f"fake-{name}": _fake(name) for name in MODELS},
     **{f"torch-{kind}": _torch(name) for kind, name in _KINDS.items()},
+    **{f"packed-{kind}": _packed(_KINDS[kind], weights) for kind, weights in _PACKED.items()},
     **{f"cuda-{kind}": _torch(name, "cuda") for kind, name in _KINDS.items() if torch.cuda.is_available()},
     **{f"mlx-{kind}": _mlx(name) for kind, name in _KINDS.items()},
 }
@@ -94,7 +109,8 @@ WITH_HOST: dict[str, Callable[[Path], EngineUnderTest]] = {
 
 
 _NEEDS_MLX = pytest.mark.skipif("mlx" not in find_installed(), reason="MLX is not installed")
-_MARKS = {"cuda": [pytest.mark.cuda], "mlx": [pytest.mark.mlx, _NEEDS_MLX]}
+_NEEDS_KERNELS = pytest.mark.skipif(not has_kernels(), reason="there are no CPU kernels")
+_MARKS = {"cuda": [pytest.mark.cuda], "mlx": [pytest.mark.mlx, _NEEDS_MLX], "packed": [_NEEDS_KERNELS]}
 
 
 def as_params(names: Iterable[str]) -> list[Any]:

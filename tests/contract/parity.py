@@ -1,7 +1,8 @@
 """How far each architecture's logits lie from an uncached forward, by the way the prompt was run, on each engine.
 
-`python -m tests.contract.parity [torch | cuda | mlx]` prints the table. What they are compared with is the engine's own
-library without a cache; MLX's answer without a cache is compared with transformers', too, on the same weights.
+`python -m tests.contract.parity [torch | cuda | mlx | bf16 | q8_0 | q4_0]` prints the table. What they are compared with is
+the engine's own library without a cache; MLX's answer without a cache is compared with transformers', too, on the same
+weights. The last three are the torch engine with packed weights, compared with the same weights unpacked.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bough.config import Settings
 from bough.engines.contract import Capabilities, Engine
 from bough.engines.torch import TorchEngine
 from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
+from tests.packed_models import load_packed, make_reference, make_wide_model, save_model
 from tests.tiny_models import CONFIGS, ON_MLX, make_model
 
 LENGTH = 120  # five windows of the tiny models, and two chunks of the recurrent ones
@@ -33,6 +35,7 @@ class Row:
     name: str
     kinds: str
     state: str
+    step: str
     capabilities: Capabilities
     differences: dict[str, float]
 
@@ -57,6 +60,14 @@ def torch_pair(name: str, folder: Path, device: str = "cpu") -> Pair:
     return Pair(TorchEngine(make_model(name).to(device), Settings(cache_folder=folder)), reference)
 
 
+def packed_pair(name: str, folder: Path, weights: str) -> Pair:
+    """The model is saved in bfloat16 where that is kept as it is, else in float32."""
+    dtype = torch.bfloat16 if weights == "packed" else torch.float32
+    saved = save_model(make_wide_model(name), folder / name / "model", dtype)
+    compute = make_reference(saved, weights)
+    return Pair(load_packed(saved, weights), lambda ids: compute(ids)[-1])
+
+
 def mlx_pair(name: str, folder: Path) -> Pair:
     import mlx.core as mx  # only where MLX is
 
@@ -74,7 +85,11 @@ PAIRS: dict[str, Callable[[str, Path], Pair]] = {
     "torch": torch_pair,
     "cuda": lambda name, folder: torch_pair(name, folder, "cuda"),
     "mlx": mlx_pair,
+    "bf16": lambda name, folder: packed_pair(name, folder, "packed"),
+    "q8_0": lambda name, folder: packed_pair(name, folder, "q8_0"),
+    "q4_0": lambda name, folder: packed_pair(name, folder, "q4_0"),
 }
+PACKED = ("bf16", "q8_0", "q4_0")
 
 
 def chunked(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any, list[int]]]:
@@ -146,7 +161,8 @@ def parity_row(name: str, folder: Path, engine_name: str = "torch") -> Row:
     if engine_name == "mlx":
         found["transformers"] = difference_to_torch(name, pair, ids, folder)
     kinds = "+".join(group.kind.value for group in engine.groups)
-    return Row(name, kinds or "none", engine.describe()["state"], engine.capabilities, found)
+    described = engine.describe()
+    return Row(name, kinds or "none", described["state"], described.get("step", ""), engine.capabilities, found)
 
 
 def difference_to_torch(name: str, pair: Pair, ids: list[int], folder: Path) -> float:
@@ -165,7 +181,8 @@ def main(engine_name: str = "torch") -> None:
             can = row.capabilities
             cells = "".join(f"{row.differences[way]:13.1e}" if way in row.differences else f"{'–':>13}" for way in columns)
             yes_no = "".join(f"{'yes' if each else 'no':6}" for each in (can.can_chunk, can.can_reuse))
-            print(f"{row.name:17}{row.kinds:18}{yes_no}{cells}  {can.reason}")
+            step = row.step if engine_name in PACKED else ""
+            print(f"{row.name:17}{row.kinds:18}{yes_no}{cells}  {'; '.join(filter(None, (step, can.reason)))}")
 
 
 if __name__ == "__main__":

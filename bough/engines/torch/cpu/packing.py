@@ -84,6 +84,9 @@ def install(model: nn.Module, packed: Mapping[str, PackedWeight]) -> None:
             module = model.get_submodule(module_name)
             del module._parameters[attribute]
             setattr(module, attribute, weight)
+    choose_experts: Any = getattr(model, "set_experts_implementation", None)
+    if choose_experts and any(weight.ndim == 3 for weight in packed.values()):
+        choose_experts("eager")  # one expert after the other: other ways take all of them, unpacked at every step
     if next(model.parameters(), None) is None:  # norms without weights: yet the first parameter tells type and device
         model.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
 

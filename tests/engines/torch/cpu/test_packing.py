@@ -16,7 +16,7 @@ from bough.engines.torch.cpu.packing import Packing, packed_weights
 from bough.engines.torch.cpu.weight import PackedWeight, Products
 from bough.engines.torch.loading import load_model
 from bough.errors import KernelsMissing, SettingsError
-from tests.contract.driving import answer, make_ids
+from tests.contract.driving import answer, make_ids, new_lane, run
 from tests.packed_models import differs_by, load_packed, make_reference, make_settings, make_wide_model, save_model
 
 pytestmark = pytest.mark.usefixtures("kernels", "one_thread")
@@ -60,6 +60,16 @@ def test_the_experts_of_a_mixture_are_packed(tmp_path: Path) -> None:
     experts = {name: each for name, each in types_of(model).items() if "experts" in name}
     assert list(experts.values()) == ["BF16", "BF16"]
     assert {each.ndim for each in packed_weights(model)} == {2, 3}
+
+
+def test_a_step_never_unpacks_the_experts_of_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load_packed(save(tmp_path, "qwen3_moe", **MOE))
+    lane = new_lane(engine, 20)
+    monkeypatch.setattr(PackedWeight, "unpack", None)
+
+    run(engine, lane, make_ids(engine, 20), [18, 1, 1])
+
+    assert lane.offset == 20
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
