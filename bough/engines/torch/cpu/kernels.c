@@ -7,7 +7,7 @@
    - a weight is unpacked to the same float32 number as gguf-py's `dequantize` gives;
    - the result of a row of activations depends on that row alone: not on the other rows, not on the number of threads.
      Hence every sum has one order, written out here, and the compiler may not reorder it (no -ffast-math, contraction off);
-   - a thread that is late delays nobody: work is taken in small parts, and the next phase waits for parts, not for threads. */
+   - a thread that is late delays no phase: work is taken in small parts, and the next phase waits for parts, not for threads. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define FN(name) JOIN(bough_, ISA, name)
 #define EXPORT __attribute__((visibility("default")))
-#define ABI 2
+#define ABI 3
 
 /* ---- vectors of VW floats ---- */
 
@@ -63,6 +63,7 @@ static inline vf splat(float a) { return a - (vf){0}; }
 
 #if defined(__AVX512F__)
 static inline vf fma_(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+static inline vf max_(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 static inline vi bytes_u(const uint8_t *p) { return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 static inline vi bytes_s(const uint8_t *p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 static inline vf floats(vi a) { return (vf)_mm512_cvtepi32_ps((__m512i)a); }
@@ -74,6 +75,7 @@ static inline v4 fold(vf a) {
 }
 #elif defined(__AVX2__) && defined(__FMA__)
 static inline vf fma_(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+static inline vf max_(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 static inline vi bytes_u(const uint8_t *p) { return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 static inline vi bytes_s(const uint8_t *p) { return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 static inline vf floats(vi a) { return (vf)_mm256_cvtepi32_ps((__m256i)a); }
@@ -82,6 +84,7 @@ static inline vi shorts_u(const uint8_t *p) { return (vi)_mm256_cvtepu16_epi32(_
 static inline v4 fold(vf a) { return (v4)_mm_add_ps(_mm256_castps256_ps128((__m256)a), _mm256_extractf128_ps((__m256)a, 1)); }
 #elif defined(__aarch64__) && !defined(ISA_PLAIN_OBJECT)
 static inline vf fma_(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+static inline vf max_(vf a, vf b) { return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b); }
 static inline uint32_t four(const uint8_t *p) { uint32_t t; memcpy(&t, p, 4); return t; }
 static inline vi bytes_u(const uint8_t *p) { return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four(p))))); }
 static inline vi bytes_s(const uint8_t *p) { return (vi)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four(p))))); }
@@ -92,6 +95,7 @@ static inline v4 fold(vf a) { return a; }
 #else
 static float half(const uint8_t *p);
 static inline vf fma_(vf a, vf b, vf c) { return a * b + c; }
+static inline vf max_(vf a, vf b) { return (vf)(((vi)a & (a > b)) | ((vi)b & ~(a > b))); }
 static inline vi bytes_u(const uint8_t *p) { return (vi){p[0], p[1], p[2], p[3]}; }
 static inline vi bytes_s(const uint8_t *p) { return (vi){(int8_t)p[0], (int8_t)p[1], (int8_t)p[2], (int8_t)p[3]}; }
 static inline vf floats(vi a) { return __builtin_convertvector(a, vf); }
@@ -389,7 +393,17 @@ static void work_on(Region *g, int tid) {
   }
 }
 
-/* The threads of this process that help; one region at a time. A thread that comes late finds the gate closed, and nobody waits for it. */
+/* The threads of an OpenMP runtime that the process has already (GOMP_parallel), if the caller named it: torch's threads wait for work by
+   spinning, and would take the cores from other threads. It joins all its threads at the end of a region. */
+typedef void Parallel(void (*work)(void *), void *arg, unsigned threads, unsigned flags);
+typedef struct { Region *region; int threads; atomic_int next; } Team;
+static Parallel *_Atomic shared_threads;
+static void join_team(void *arg) {
+  Team *team = arg; int tid = atomic_fetch_add(&team->next, 1);
+  if (tid < team->threads) work_on(team->region, tid);
+}
+
+/* Otherwise: threads of our own that help; one region at a time. A thread that comes late finds the gate closed, and nobody waits for it. */
 #define MOST_THREADS 256
 #define CLOSED (1 << 30)
 static struct {
@@ -418,9 +432,12 @@ static void *help(void *number) {
 static void forget_threads(void) {
   pool.use = pool.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; pool.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   pool.started = 0; atomic_store(&pool.gate, CLOSED);
+  atomic_store(&shared_threads, (Parallel *)NULL);
 }
+static void watch_forks(void) { if (!pool.is_fork_safe) pool.is_fork_safe = !pthread_atfork(NULL, NULL, forget_threads); }
+
 static void start_threads(int threads) {
-  if (!pool.is_fork_safe) pool.is_fork_safe = !pthread_atfork(NULL, NULL, forget_threads);
+  watch_forks();
   pthread_attr_t attributes; pthread_attr_init(&attributes); pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   for (pthread_t thread; pool.started < threads - 1; pool.started++)
     if (pthread_create(&thread, &attributes, help, (void *)(intptr_t)(pool.started + 1))) break; /* fewer threads do the same work */
@@ -429,6 +446,8 @@ static void start_threads(int threads) {
 
 static void run_region(Region *g, int threads) {
   if (threads > MOST_THREADS) threads = MOST_THREADS;
+  Parallel *parallel = atomic_load(&shared_threads);
+  if (parallel && threads > 1) { Team team = {g, threads, 0}; parallel(join_team, &team, (unsigned)threads, 0); return; }
   if (threads < 2 || pthread_mutex_trylock(&pool.use)) { work_on(g, 0); return; } /* another engine has the threads: go on alone */
   start_threads(threads);
   pthread_mutex_lock(&pool.lock);
@@ -481,6 +500,8 @@ EXPORT void FN(gather)(const Matrix *m, const int64_t *ids, int num, float *out)
 }
 EXPORT int64_t FN(panel_floats)(int k) { return panel_floats(k); }
 EXPORT int FN(abi)(void) { return ABI; }
+/* Use the threads behind this GOMP_parallel from now on; NULL: threads of our own. A forked child always has its own. */
+EXPORT void FN(share_threads)(Parallel *parallel) { watch_forks(); atomic_store(&shared_threads, parallel); }
 
 /* ---- the whole step ---- */
 
@@ -608,6 +629,19 @@ static void score_rows(const float *q, const float *keys, int n, int D, float sc
   }
 }
 
+/* the largest of p[0..n) and `top`, in any order: a largest number has no rounding */
+static float largest(const float *p, int n, float top) {
+  int i = 0;
+  if (n >= VW) {
+    vf t = load(p); float lanes[VW];
+    for (i = VW; i + VW <= n; i += VW) t = max_(t, load(p + i));
+    store(lanes, t);
+    for (int j = 0; j < VW; j++) top = lanes[j] > top ? lanes[j] : top;
+  }
+  for (; i < n; i++) top = p[i] > top ? p[i] : top;
+  return top;
+}
+
 /* exp(p - top) in place; returns the sum */
 static float exponentials(float *p, int n, float top) {
   vf sum = {0}; int i = 0;
@@ -645,11 +679,10 @@ static void attend_segment(const Step *s, const Layer *l, int row, int head, int
   for (int i = 0; i < g; i++) {
     float *p = own + (long)i * SEGMENT, *partial = s->segments > 1 ? s->partial + at + i * (D + 2) : NULL;
     if (start >= stop) { partial[0] = -INFINITY; partial[1] = 0; memset(partial + 2, 0, sizeof(float) * D); continue; }
-    int n = (int)(stop - start); float top = -INFINITY;
+    int n = (int)(stop - start);
     score_rows(s->qkv + (long)row * width(m) + (long)(head * g + i) * D, K + start * D, n, D, m->scale, p);
     cap_scores(p, n, m->score_cap);
-    for (int j = 0; j < n; j++) top = p[j] > top ? p[j] : top;
-    float sum = exponentials(p, n, top);
+    float top = largest(p, n, -INFINITY), sum = exponentials(p, n, top);
     if (partial) { partial[0] = top; partial[1] = sum; weigh_rows(p, V + start * D, n, D, partial + 2); continue; }
     float *out = s->attended + ((long)row * m->heads + head * g + i) * D;
     weigh_rows(p, V + start * D, n, D, out);
@@ -743,14 +776,14 @@ static void attend_run(const Step *s, const Layer *l, int lane_index, int block,
       for (int j = some; j < AT_ONCE; j++) q[j] = q[0];
       score_block(q, some, keys, D, m->scale, p);
       for (int j = 0; j < some; j++) {
-        float *mine = p + (long)j * KEYS, best = top[i + j]; int64_t own_row = lane->rows + first + (i + j) / g;
+        float *mine = p + (long)j * KEYS; int64_t own_row = lane->rows + first + (i + j) / g;
         int64_t from = l->window && own_row + 1 > l->window ? own_row + 1 - l->window : 0;
         int low = from > start ? (from - start < KEYS ? (int)(from - start) : KEYS) : 0, high = own_row + 1 - start < n ? (int)(own_row + 1 - start) : n;
         if (high < low) high = low;
         cap_scores(mine, KEYS, m->score_cap);
         for (int c = 0; c < low; c++) mine[c] = -INFINITY;
         for (int c = high; c < KEYS; c++) mine[c] = -INFINITY;
-        for (int c = low; c < high; c++) best = mine[c] > best ? mine[c] : best;
+        float best = largest(mine, KEYS, top[i + j]);
         if (best == -INFINITY) { memset(mine, 0, sizeof(float) * KEYS); factor[j] = 1; continue; }
         factor[j] = top[i + j] == -INFINITY ? 0 : expf(top[i + j] - best); top[i + j] = best;
         sum[i + j] = sum[i + j] * factor[j] + exponentials(mine, KEYS, best);

@@ -15,7 +15,7 @@ from typing import Any
 
 from bough.errors import KernelsMissing
 
-ABI = 2  # of the functions in kernels.c: to be raised there and here whenever a signature or a struct changes
+ABI = 3  # of the functions in kernels.c: to be raised there and here whenever a signature or a struct changes
 ISAS = {"avx512": "AVX512", "v3": "AVX2", "neon": "NEON", "plain": "plain C"}  # the best first, as people call them
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
 _FOLDER = Path(__file__).parent
@@ -37,6 +37,7 @@ class Kernels:
         self.gather = self._bind("gather", None, _ADDRESS, _ADDRESS, _INT, _ADDRESS)
         self.panel_floats = self._bind("panel_floats", ctypes.c_int64, _INT)
         self.step_floats = self._bind("step_floats", ctypes.c_int64, _ADDRESS, _ADDRESS)
+        self.share_threads = self._bind("share_threads", None, _ADDRESS)
         self.step = self._bind("step", None, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ import torch
 from bough.config import Settings
 from bough.engines.torch.cpu.int4 import Int4Linear
 from bough.engines.torch.cpu.library import load_kernels
+from bough.engines.torch.cpu.openmp import find_parallel
 from bough.engines.torch.cpu.packing import Packing, packed_weights
 from bough.engines.torch.cpu.step import WholeStep
 from bough.engines.torch.cpu.structure import read_structure
@@ -82,12 +83,14 @@ def choose_weights(settings: Settings, device: torch.device, dtype: torch.dtype)
     if wanted in ("float32", "int4"):
         return WeightsChoice(why_not=f"the setting weights is {wanted}", quantization=wanted if wanted == "int4" else "")
     try:
-        products = Products(load_kernels(), torch.get_num_threads())
+        kernels = load_kernels()
     except KernelsMissing as error:
         if wanted != "auto":
             text = f"weights is {wanted!r}, and there are no kernels for this CPU: {error.reason}"
             raise KernelsMissing(text, error.todo) from error
         return WeightsChoice(why_not=f"there are no kernels for this CPU: {error.reason}")
+    kernels.share_threads(find_parallel())
+    products = Products(kernels, torch.get_num_threads())
     quantized = _QUANTIZED.get(wanted, "")
     return WeightsChoice(CpuRoute(Packing(products, quantized), wanted), quantization=wanted if quantized else "")
 

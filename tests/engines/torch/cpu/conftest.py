@@ -25,6 +25,7 @@ EXPORT void FN(unpack)(void) {}
 EXPORT void FN(gather)(void) {}
 EXPORT void FN(panel_floats)(void) {}
 EXPORT void FN(step_floats)(void) {}
+EXPORT void FN(share_threads)(void) {}
 EXPORT void FN(step)(void) {}
 #ifdef ISA_PLAIN_OBJECT
 EXPORT const char *bough_best_isa(void) { return "avx512"; }

@@ -213,7 +213,9 @@ class TestWithoutKernels:
 
         engine = load_packed(folder)
 
-        assert engine.describe()["weights"].startswith("float32 (there are no kernels for this CPU: the library was not built")
+        assert engine.describe()["weights"].startswith(
+            "float32 (there are no kernels for this CPU: the library was not built"
+        )
         assert engine.describe()["step"] == "transformers' modules in torch"
         ids = make_ids(engine, 30)
         assert differs_by(answer(engine, ids), make_reference(folder)(ids)[-1]) <= 1e-4

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from bough.cache.tree.state import Lane
 from bough.engines.torch import TorchEngine
+from bough.engines.torch.cpu import openmp
+from bough.engines.torch.cpu.library import load_kernels
+from bough.engines.torch.cpu.openmp import find_parallel
 from tests.contract.driving import make_ids, new_lane, rewind, run
 from tests.packed_models import load_packed, make_wide_model, save_model
 
@@ -55,6 +58,29 @@ def test_engines_in_several_threads_do_not_disturb_each_other(folder: Path, engi
         found = [each.result(SECONDS) for each in [pool.submit(decode, one) for one in engines]]
 
     assert all(torch.equal(each, wanted) for each in found)
+
+
+def test_the_kernels_compute_the_same_with_torchs_threads_and_with_their_own(folder: Path, wanted: Tensor) -> None:
+    engine = load_packed(folder, threads=3)  # which takes torch's, where there is one runtime of them
+    kernels = load_kernels()
+
+    with_torchs = decode(engine)
+    kernels.share_threads(None)
+    with_own = decode(engine)
+    kernels.share_threads(find_parallel())
+
+    assert torch.equal(with_torchs, wanted)
+    assert torch.equal(with_own, wanted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other runtimes")
+def test_torchs_runtime_is_found_once_torch_has_loaded_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_parallel()
+
+    monkeypatch.setattr(openmp, "_MAPS", tmp_path / "maps")
+    assert find_parallel() is None  # no such file
+    (tmp_path / "maps").write_text("7f00-7f01 r-xp 0 0 0 /a/libgomp.so.1\n7f02-7f03 r-xp 0 0 0 /b/libgomp-1.so.1\n")
+    assert find_parallel() is None  # two runtimes
 
 
 def test_many_more_threads_than_cores_end_under_load(folder: Path, wanted: Tensor) -> None:
