@@ -45,7 +45,7 @@ def converted_logits(file: Path, folder: Path, ids: list[int]) -> np.ndarray:
     """Those of the folder that torch converts the file to, in torch."""
     convert(file, folder, SilentProgress())
     with torch.inference_mode():
-        model: Any = load_torch_model(folder, CPU)
+        model: Any = load_torch_model(folder, CPU).model
         return model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
 
 
