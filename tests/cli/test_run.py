@@ -10,7 +10,9 @@ import sys
 import pytest
 
 from bough.cli.prompt_args import PromptArgs
+from bough.config import load_settings
 from bough.models import Tokenizer
+from bough.models.fingerprint import check_packed
 from bough.runner import Runner
 from bough.types import SamplingParams
 from tests.cli.conftest import make_runner
@@ -227,6 +229,7 @@ def test_ctrl_c_keeps_what_came(invoke, monkeypatch, tmp_path):
 
 @pytest.mark.model
 def test_the_default_model_answers_in_a_process_of_its_own(smollm2_files):
+    check_packed(smollm2_files, load_settings())  # the first to read the packed weights says so
     question = ["--temperature", "0", "smollm2", "What is the capital of France?"]
     command = [sys.executable, "-m", "bough.cli.main", "run", "--json", *question]
 

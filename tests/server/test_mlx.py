@@ -103,7 +103,7 @@ class UnifiedWorld(World):
 
     def _start(self, files: ModelFiles, settings: Any) -> StartedModel:
         started = super()._start(files, settings)
-        engine = SimpleNamespace(info=EngineInfo("mlx", "tokens", "gpu", "bfloat16"), has_host=False)
+        engine = SimpleNamespace(info=EngineInfo("mlx", "tokens", "gpu", "bfloat16"), has_host=False, describe=dict)
         runner: Any = SimpleNamespace(engine=engine, close=started.runner.close)
         return StartedModel(runner, started.worker)
 
