@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bough.bench.core import CountingStore
+from bough.bench.core.run import CountingStore
 from bough.bench.gaps.figures import Case, GapFigures, Window, gaps_in, percentile
 from bough.bench.gaps.slow_server import DiskSpeed, slow_down
 from bough.bench.gaps.stored import TreeFacts, open_tree, read_facts, write_branches, write_conversations

@@ -14,7 +14,7 @@ from bough.bench.speed.figures import Figure, SpeedReport
 from bough.bench.speed.prefill import PrefillSetup, measure_prefill
 from bough.bench.speed.prompts import PROMPTS
 from bough.bench.speed.quality import add_up, compare, continue_greedily, kl_divergence, measure_quality
-from bough.bench.speed.ways import PreparedLane, Way, find_equal_ways
+from bough.bench.speed.variants import PreparedLane, Variant, find_equal_variants
 from bough.errors import RequestError
 from bough.runner import Runner
 from tests.cli.conftest import make_runner
@@ -32,12 +32,12 @@ class ShiftedEngine(FakeEngine):
 
 
 @pytest.fixture
-def ways(tmp_path: Path) -> Iterator[list[Way]]:
+def variants(tmp_path: Path) -> Iterator[list[Variant]]:
     with (
         make_runner(tmp_path / "one") as one,
         make_runner(tmp_path / "two", ShiftedEngine(vocab_size=one.engine.vocab_size)) as two,
     ):
-        yield [Way("float32", one), Way("auto", two)]
+        yield [Variant("float32", one), Variant("auto", two)]
 
 
 def engine_of(runner: Runner) -> FakeEngine:
@@ -60,33 +60,33 @@ def test_a_prepared_lane_goes_back_to_the_end_of_its_prompt_and_leaves_nothing(g
     assert not engine.live
 
 
-def test_every_way_decodes_every_size_in_turns_with_the_same_numbers_of_tokens(ways: list[Way]) -> None:
+def test_every_variant_decodes_every_size_in_turns_with_the_same_numbers_of_tokens(variants: list[Variant]) -> None:
     setup = DecodeSetup(lanes=(1, 3), depths=(0, 5), steps=2, rounds=2)
 
-    figures = [each for case in measure_decode(ways, setup) for each in case]
+    figures = [each for case in measure_decode(variants, setup) for each in case]
 
     sizes = [(each.rows, each.size, each.weights) for each in figures]
     assert sizes == [(rows, lanes, name) for rows in (0, 5) for lanes in (1, 3) for name in ("float32", "auto")]
     assert all(len(each.round_ms) == 2 and min(each.round_ms) > 0 for each in figures)
-    assert engine_of(ways[0].runner).evaluated == engine_of(ways[1].runner).evaluated
-    assert not engine_of(ways[0].runner).live
+    assert engine_of(variants[0].runner).evaluated == engine_of(variants[1].runner).evaluated
+    assert not engine_of(variants[0].runner).live
 
 
-def test_a_run_of_prefill_is_on_the_rows_that_were_asked_for(ways: list[Way]) -> None:
+def test_a_run_of_prefill_is_on_the_rows_that_were_asked_for(variants: list[Variant]) -> None:
     figures = [
-        each for case in measure_prefill(ways[:1], PrefillSetup(tokens=(1, 9), rows=(0, 4), rounds=1)) for each in case
+        each for case in measure_prefill(variants[:1], PrefillSetup(tokens=(1, 9), rows=(0, 4), rounds=1)) for each in case
     ]
 
     assert [(each.rows, each.size, each.tokens) for each in figures] == [(0, 1, 1), (0, 9, 9), (4, 1, 1), (4, 9, 9)]
     # a warm-up and a round of each size; the lane's own rows are evaluated once
-    assert engine_of(ways[0].runner).evaluated == [1, 1, 9, 9, 4, 1, 1, 9, 9]
+    assert engine_of(variants[0].runner).evaluated == [1, 1, 9, 9, 4, 1, 1, 9, 9]
 
 
-def test_sizes_that_do_not_fit_into_the_context_are_refused_with_the_numbers(ways: list[Way]) -> None:
+def test_sizes_that_do_not_fit_into_the_context_are_refused_with_the_numbers(variants: list[Variant]) -> None:
     with pytest.raises(RequestError, match="5,000 rows and 33 steps do not fit into the context of 4,096 tokens"):
-        list(measure_decode(ways, DecodeSetup(lanes=(1,), depths=(5000,))))
+        list(measure_decode(variants, DecodeSetup(lanes=(1,), depths=(5000,))))
     with pytest.raises(RequestError, match="0 rows and 9,000 tokens do not fit"):
-        list(measure_prefill(ways, PrefillSetup(tokens=(9000,))))
+        list(measure_prefill(variants, PrefillSetup(tokens=(9000,))))
 
 
 def test_ratios_are_those_of_the_quickest_rounds_to_the_first_way_at_the_same_size() -> None:
@@ -103,10 +103,10 @@ def test_ratios_are_those_of_the_quickest_rounds_to_the_first_way_at_the_same_si
     assert (found["lanes"], found["smallest_ms"], found["median_ms"], found["tokens_per_s"]) == (1, 10, 20, 100)
 
 
-def test_a_way_with_other_logits_is_told_from_float32(ways: list[Way]) -> None:
-    written = continue_greedily(ways[0].engine, PROMPT, 40)
+def test_a_variant_with_other_logits_is_told_from_float32(variants: list[Variant]) -> None:
+    written = continue_greedily(variants[0].engine, PROMPT, 40)
 
-    same, other = compare(ways[0], "a", written), compare(ways[1], "a", written)
+    same, other = compare(variants[0], "a", written), compare(variants[1], "a", written)
 
     assert (same.equal_tokens, same.same_best) == (40, 40) and same.kl_max < 1e-9 and same.largest_difference < 1e-6
     # the first logits are those after 5 tokens, so that the sixth comes after 10
@@ -114,8 +114,8 @@ def test_a_way_with_other_logits_is_told_from_float32(ways: list[Way]) -> None:
     assert other.kl_max > 1 and other.largest_difference > 90 and 0 < other.largest_gap < 10
 
 
-def test_all_prompts_together_count_every_position_once(ways: list[Way]) -> None:
-    parts = [part for (part,) in measure_quality(ways, PROMPTS[:3], 20)]
+def test_all_prompts_together_count_every_position_once(variants: list[Variant]) -> None:
+    parts = [part for (part,) in measure_quality(variants, PROMPTS[:3], 20)]
 
     total = add_up(parts)
 
@@ -132,6 +132,6 @@ def test_the_kl_divergence_is_that_of_the_two_distributions() -> None:
     assert kl_divergence(expected, expected + 3) < 1e-12
 
 
-def test_ways_that_are_described_alike_are_said_to_be_the_same(ways: list[Way]) -> None:
-    assert find_equal_ways(ways) == ["the engine runs float32 and auto the same way: there is nothing to compare"]
-    assert find_equal_ways(ways[:1]) == []
+def test_ways_that_are_described_alike_are_said_to_be_the_same(variants: list[Variant]) -> None:
+    assert find_equal_variants(variants) == ["the engine runs float32 and auto the same way: there is nothing to compare"]
+    assert find_equal_variants(variants[:1]) == []

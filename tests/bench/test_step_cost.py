@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bough.bench.step_cost import measure_step_s
+from bough.bench.core.step_cost import measure_step_s
 
 
 def test_every_lane_decodes_in_every_step_that_is_measured():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.bench.core import measure_core
+from bough.bench.core.run import measure_core
 from bough.bench.strategies import CopyPerConversation, LaneSession, SingleEntry
 from bough.bench.switch import Oracle
 from bough.bench.workload import words

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bough.bench.null_engine import NullEngine, NullVocabulary
+from bough.bench.core.null_engine import NullEngine, NullVocabulary
 from bough.cache.prefix_cache import PrefixCache
 from bough.engines.contract import Capabilities
 from bough.errors import EngineError, PromptTooLong, RequestError

@@ -1,6 +1,6 @@
 """`bough bench decode`: the time of one step of one or several lanes, on the engine alone.
 
-Sampling is not part of a step. Every lane has a prompt of its own, and every way gets the same tokens.
+Sampling is not part of a step. Every lane has a prompt of its own, and every variant gets the same tokens.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from bough.bench.speed.figures import Figure, collect
-from bough.bench.speed.ways import PreparedLane, Way
+from bough.bench.speed.variants import PreparedLane, Variant
 from bough.bench.workload import random_prompts
 from bough.engines.contract import Engine
 from bough.errors import RequestError
 
-_UNTIMED_STEPS = 1  # after another way has run, the first step is slower
+_UNTIMED_STEPS = 1  # after another variant has run, the first step is slower
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,26 @@ class DecodeSetup:
         return len(self.lanes) * len(self.depths)
 
 
-def measure_decode(ways: Sequence[Way], setup: DecodeSetup) -> Iterator[list[Figure]]:
-    """For each size the figures of all ways, which take turns round by round."""
+def measure_decode(variants: Sequence[Variant], setup: DecodeSetup) -> Iterator[list[Figure]]:
+    """For each size the figures of all variants, which take turns round by round."""
     for depth in setup.depths:
         with ExitStack() as stack:
-            prepared = {way.weights: stack.enter_context(_prepare(way.engine, depth, setup)) for way in ways}
+            prepared = {
+                variant.weights: stack.enter_context(_prepare(variant.engine, depth, setup)) for variant in variants
+            }
             for count in setup.lanes:
-                yield _measure_case(ways, prepared, depth, count, setup)
+                yield _measure_case(variants, prepared, depth, count, setup)
 
 
 def _measure_case(
-    ways: Sequence[Way], prepared: dict[str, list[PreparedLane]], depth: int, count: int, setup: DecodeSetup
+    variants: Sequence[Variant], prepared: dict[str, list[PreparedLane]], depth: int, count: int, setup: DecodeSetup
 ) -> list[Figure]:
-    times: dict[str, list[float]] = {way.weights: [] for way in ways}
+    times: dict[str, list[float]] = {variant.weights: [] for variant in variants}
     for number in range(-1, setup.rounds):
-        for way in ways:
-            seconds = _time_steps(way.engine, prepared[way.weights][:count], setup.steps)
+        for variant in variants:
+            seconds = _time_steps(variant.engine, prepared[variant.weights][:count], setup.steps)
             if number >= 0:  # the round before the first warms up
-                times[way.weights].append(seconds)
+                times[variant.weights].append(seconds)
     return collect(depth, count, count, times)
 
 

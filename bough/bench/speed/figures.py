@@ -1,4 +1,4 @@
-"""What a measurement of speed comes to: times of rounds, tokens per second, and ratios between ways. Pure."""
+"""What a measurement of speed comes to: times of rounds, tokens per second, and ratios between variants. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """The times of one way at one size.
+    """The times of one variant at one size.
 
     `size` is a number of lanes or of tokens, `rows` how many tokens a lane has before. `round_ms` has for each round the
     mean time of a step, or the time of a run, which computes `tokens` tokens.
@@ -45,7 +45,7 @@ class SpeedReport:
     setup: dict[str, Any] = field(default_factory=dict)
 
     def ratio(self, figure: Figure) -> float:
-        """How many times quicker than the first way at the same size, by the quickest rounds."""
+        """How many times quicker than the first variant at the same size, by the quickest rounds."""
         return self._first(figure).smallest_ms / figure.smallest_ms
 
     def _first(self, figure: Figure) -> Figure:
@@ -68,7 +68,7 @@ class SpeedReport:
 
 
 def collect(rows: int, size: int, tokens: int, times: dict[str, list[float]]) -> list[Figure]:
-    """One figure for each way, from the seconds of its rounds."""
+    """One figure for each variant, from the seconds of its rounds."""
     return [Figure(name, rows, size, tokens, _milliseconds(seconds)) for name, seconds in times.items()]
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from bough.bench.speed.figures import Figure, collect
-from bough.bench.speed.ways import PreparedLane, Way, evaluate_in_runs
+from bough.bench.speed.variants import PreparedLane, Variant, evaluate_in_runs
 from bough.bench.workload import random_prompts
 from bough.errors import RequestError
 
@@ -26,17 +26,19 @@ class PrefillSetup:
         return len(self.tokens) * len(self.rows)
 
 
-def measure_prefill(ways: Sequence[Way], setup: PrefillSetup) -> Iterator[list[Figure]]:
-    """For each size the figures of all ways, which take turns round by round."""
+def measure_prefill(variants: Sequence[Variant], setup: PrefillSetup) -> Iterator[list[Figure]]:
+    """For each size the figures of all variants, which take turns round by round."""
     for rows in setup.rows:
         with ExitStack() as stack:
-            prepared = {way.weights: stack.enter_context(closing(_prepare(way, rows, setup))) for way in ways}
+            prepared = {
+                variant.weights: stack.enter_context(closing(_prepare(variant, rows, setup))) for variant in variants
+            }
             for count in setup.tokens:
-                yield _measure_case(ways, prepared, rows, count, setup.rounds)
+                yield _measure_case(variants, prepared, rows, count, setup.rounds)
 
 
-def _prepare(way: Way, rows: int, setup: PrefillSetup) -> PreparedLane:
-    engine, longest = way.engine, max(setup.tokens)
+def _prepare(variant: Variant, rows: int, setup: PrefillSetup) -> PreparedLane:
+    engine, longest = variant.engine, max(setup.tokens)
     if rows + longest > engine.context_tokens:
         raise RequestError(
             f"{rows:,} rows and {longest:,} tokens do not fit into the context of {engine.context_tokens:,} tokens"
@@ -45,22 +47,22 @@ def _prepare(way: Way, rows: int, setup: PrefillSetup) -> PreparedLane:
 
 
 def _measure_case(
-    ways: Sequence[Way], prepared: dict[str, PreparedLane], rows: int, count: int, rounds: int
+    variants: Sequence[Variant], prepared: dict[str, PreparedLane], rows: int, count: int, rounds: int
 ) -> list[Figure]:
-    times: dict[str, list[float]] = {way.weights: [] for way in ways}
+    times: dict[str, list[float]] = {variant.weights: [] for variant in variants}
     for number in range(-1, rounds):
-        for way in ways:
-            seconds = _time_run(way, prepared[way.weights], count)
+        for variant in variants:
+            seconds = _time_run(variant, prepared[variant.weights], count)
             if number >= 0:  # the round before the first warms up
-                times[way.weights].append(seconds)
+                times[variant.weights].append(seconds)
     return collect(rows, count, count, times)
 
 
-def _time_run(way: Way, prepared: PreparedLane, count: int) -> float:
-    ids = random_prompts(range(way.engine.vocab_size), count, 1, seed=2)[0]
+def _time_run(variant: Variant, prepared: PreparedLane, count: int) -> float:
+    ids = random_prompts(range(variant.engine.vocab_size), count, 1, seed=2)[0]
     prepared.put_back()
-    way.engine.synchronize()
+    variant.engine.synchronize()
     started_s = time.perf_counter()
-    evaluate_in_runs(way.engine, prepared.lane, ids)
-    way.engine.synchronize()
+    evaluate_in_runs(variant.engine, prepared.lane, ids)
+    variant.engine.synchronize()
     return time.perf_counter() - started_s

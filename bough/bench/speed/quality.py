@@ -1,6 +1,6 @@
 """`bough bench quality`: how far other weights move the model's answers from those of float32.
 
-float32 continues each prompt greedily. The other way is given the same tokens, and its logits are compared at every
+float32 continues each prompt greedily. The other variant is given the same tokens, and its logits are compared at every
 position. Up to the first position where its best token differs it gets what it would have written itself: so the number
 of positions before that one is also the number of greedy tokens that are equal.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bough.bench.speed.prompts import QualityPrompt
-from bough.bench.speed.ways import Way, evaluate_in_runs
+from bough.bench.speed.variants import Variant, evaluate_in_runs
 from bough.engines.contract import Engine, Logits
 from bough.errors import RequestError
 from bough.runner import Runner
@@ -28,11 +28,11 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Quality:
-    """One way against float32, over the positions of one prompt or of several.
+    """One variant against float32, over the positions of one prompt or of several.
 
     `equal_tokens`: greedy tokens before the first difference, added up over the prompts. `same_best`: positions with the
     same best token. `largest_gap` is, of the positions where they differ, the largest lead that float32's best token has
-    over the one that the other way prefers; a lead near 0 is a tie that rounding decides.
+    over the one that the other variant prefers; a lead near 0 is a tie that rounding decides.
     """
 
     weights: str
@@ -62,9 +62,11 @@ class Continuation:
     rows: list[NDArray[np.float32]]
 
 
-def measure_quality(ways: Sequence[Way], prompts: Sequence[QualityPrompt], num_tokens: int) -> Iterator[list[Quality]]:
-    """For each prompt, every way but the first against the first, which is float32; `num_tokens` positions each."""
-    reference, *others = ways
+def measure_quality(
+    variants: Sequence[Variant], prompts: Sequence[QualityPrompt], num_tokens: int
+) -> Iterator[list[Quality]]:
+    """For each prompt, every variant but the first against the first, which is float32; `num_tokens` positions each."""
+    reference, *others = variants
     for prompt in prompts:
         ids = encode(reference.runner, prompt)
         if len(ids) + num_tokens > reference.engine.context_tokens:
@@ -73,7 +75,7 @@ def measure_quality(ways: Sequence[Way], prompts: Sequence[QualityPrompt], num_t
                 f"{num_tokens:,} tokens after {prompt.name} do not fit into the context of {context:,} tokens"
             )
         written = continue_greedily(reference.engine, ids, num_tokens)
-        yield [compare(way, prompt.name, written) for way in others]
+        yield [compare(variant, prompt.name, written) for variant in others]
 
 
 def encode(runner: Runner, prompt: QualityPrompt) -> list[int]:
@@ -91,13 +93,13 @@ def continue_greedily(engine: Engine, prompt: Sequence[int], num_tokens: int) ->
     return Continuation(tuple(prompt), tuple(tokens), rows)
 
 
-def compare(way: Way, prompt: str, written: Continuation) -> Quality:
-    """The logits of a way that is given the same tokens."""
-    rows = zip(written.rows, _run(way.engine, written.prompt, written.tokens, len(written.tokens)), strict=True)
+def compare(variant: Variant, prompt: str, written: Continuation) -> Quality:
+    """The logits of a variant that is given the same tokens."""
+    rows = zip(written.rows, _run(variant.engine, written.prompt, written.tokens, len(written.tokens)), strict=True)
     found = [_compare_rows(expected.astype(np.float64), row) for expected, row in rows]
     wrong = [number for number, each in enumerate(found) if each.gap is not None]
     return Quality(
-        weights=way.weights,
+        weights=variant.weights,
         prompt=prompt,
         positions=len(found),
         equal_tokens=wrong[0] if wrong else len(found),
@@ -110,7 +112,7 @@ def compare(way: Way, prompt: str, written: Continuation) -> Quality:
 
 
 def add_up(parts: Sequence[Quality]) -> Quality:
-    """The figures of one way over all prompts."""
+    """The figures of one variant over all prompts."""
     positions = sum(each.positions for each in parts)
     return Quality(
         weights=parts[0].weights,

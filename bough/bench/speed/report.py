@@ -9,7 +9,7 @@ from typing import Any
 from bough.bench.machine import read_load, read_machine
 from bough.bench.plot import drawing
 from bough.bench.speed.figures import SpeedReport
-from bough.bench.speed.ways import Way, describe_ways
+from bough.bench.speed.variants import Variant, describe_variants
 
 
 class Surroundings:
@@ -19,19 +19,19 @@ class Surroundings:
         self._machine = read_machine()
         self.load_at_start = read_load()
 
-    def describe(self, ways: Sequence[Way]) -> dict[str, Any]:
+    def describe(self, variants: Sequence[Variant]) -> dict[str, Any]:
         """All of it as plain data; call it at the end."""
-        first = ways[0].runner
+        first = variants[0].runner
         return {
             "model": first.files.name if first.files else "random weights",
             "machine": self._machine.as_dict(),
             "load": {"start": self.load_at_start, "end": read_load()},
-            "engines": describe_ways(ways),
+            "engines": describe_variants(variants),
         }
 
-    def lines(self, ways: Sequence[Way]) -> list[str]:
+    def lines(self, variants: Sequence[Variant]) -> list[str]:
         """The same for people, one line for each fact."""
-        told = describe_ways(ways)
+        told = describe_variants(variants)
         threads = " / ".join(dict.fromkeys(each.get("threads", "?") for each in told.values()))
         return [
             f"{self._machine} · {threads} threads · load {self.load_at_start} at the start, {read_load()} at the end",
@@ -48,7 +48,7 @@ def _describe_weights(told: dict[str, str]) -> str:
 
 
 def plot_speed(report: SpeedReport, file: Path) -> None:
-    """Tokens per second by size, one line for each way and number of rows. Raises RequestError if it cannot be written."""
+    """Tokens per second by size, a line by variant and number of rows. Raises RequestError if it cannot be written."""
     unit = "lanes" if report.benchmark == "decode" else "tokens of a run"
     with drawing(file) as figure:
         axes = figure.subplots()

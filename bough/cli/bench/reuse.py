@@ -83,7 +83,7 @@ def _print_ratios(console: Console, report: dict[str, Any]) -> None:
 
 def core(as_json: Json = False) -> None:
     """The cost of the tree alone: matching, evicting, starting from disk; the host cost of a decode step and of a chunk."""
-    from bough.bench.core import measure_core
+    from bough.bench.core.run import measure_core
 
     console = Console(stderr=as_json)
     with console.status("building trees"):

@@ -19,7 +19,7 @@ from bough.bench.speed.prefill import PrefillSetup, measure_prefill
 from bough.bench.speed.prompts import PROMPTS
 from bough.bench.speed.quality import REFERENCE, Quality, add_up, measure_quality
 from bough.bench.speed.report import Surroundings, plot_speed
-from bough.bench.speed.ways import find_equal_ways, load_ways
+from bough.bench.speed.variants import find_equal_variants, load_variants
 from bough.cli.bench.flags import Engine, Json, Model, Png, Shape, Threads, Weights, load_model, read_numbers, read_weights
 from bough.cli.bench.tables import make_table, warn_if_busy
 from bough.cli.terminal.progress import make_counter
@@ -44,10 +44,10 @@ def decode(
     setup = DecodeSetup(read_numbers(counts), read_numbers(depths, least=0), steps, rounds)
     names, console = read_weights(weights), _start(png, as_json)
     around, load = Surroundings(), partial(load_model, model, shape, engine=engine, threads=threads)
-    with load_ways(names, lambda each: load(weights=each)) as ways:
-        report = SpeedReport("decode", _count(console, "decode", setup.num_cases, measure_decode(ways, setup)))
-        report.setup = around.describe(ways) | {"steps": steps, "rounds": rounds}
-        _print_speed(console, report, "lanes", around.lines(ways) + find_equal_ways(ways))
+    with load_variants(names, lambda each: load(weights=each)) as variants:
+        report = SpeedReport("decode", _count(console, "decode", setup.num_cases, measure_decode(variants, setup)))
+        report.setup = around.describe(variants) | {"steps": steps, "rounds": rounds}
+        _print_speed(console, report, "lanes", around.lines(variants) + find_equal_variants(variants))
     _finish(console, report, png, as_json)
 
 
@@ -69,10 +69,10 @@ def prefill(
     setup = PrefillSetup(read_numbers(counts), read_numbers(rows, least=0), rounds)
     names, console = read_weights(weights), _start(png, as_json)
     around, load = Surroundings(), partial(load_model, model, shape, engine=engine, threads=threads)
-    with load_ways(names, lambda each: load(weights=each)) as ways:
-        report = SpeedReport("prefill", _count(console, "prefill", setup.num_cases, measure_prefill(ways, setup)))
-        report.setup = around.describe(ways) | {"rounds": rounds}
-        _print_speed(console, report, "tokens", around.lines(ways) + find_equal_ways(ways))
+    with load_variants(names, lambda each: load(weights=each)) as variants:
+        report = SpeedReport("prefill", _count(console, "prefill", setup.num_cases, measure_prefill(variants, setup)))
+        report.setup = around.describe(variants) | {"rounds": rounds}
+        _print_speed(console, report, "tokens", around.lines(variants) + find_equal_variants(variants))
     _finish(console, report, png, as_json)
 
 
@@ -139,13 +139,16 @@ def quality(
     console, around, chosen = Console(stderr=as_json), Surroundings(), PROMPTS[:prompts]
     found: list[Quality] = []
     load = partial(load_model, model, None, threads=threads)
-    with load_ways([REFERENCE, *others], lambda each: load(weights=each)) as ways, make_counter(console) as progress:
+    with (
+        load_variants([REFERENCE, *others], lambda each: load(weights=each)) as variants,
+        make_counter(console) as progress,
+    ):
         task = progress.add_task("quality", total=prompts)
-        for part in measure_quality(ways, chosen, -(-tokens // prompts)):
+        for part in measure_quality(variants, chosen, -(-tokens // prompts)):
             found += part
             progress.advance(task)
         found += [add_up([each for each in found if each.weights == name]) for name in others]
-        about, lines = around.describe(ways), around.lines(ways) + find_equal_ways(ways)
+        about, lines = around.describe(variants), around.lines(variants) + find_equal_variants(variants)
     _print_quality(console, found, lines)
     if as_json:
         print(json.dumps({"benchmark": "quality", **about, "figures": [each.as_dict() for each in found]}))

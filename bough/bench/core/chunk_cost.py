@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bough.bench.null_engine import NullEngine, NullLane
+from bough.bench.core.null_engine import NullEngine, NullLane
 from bough.cache.disk import Disk
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import Tiers

@@ -1,4 +1,4 @@
-"""Ways to run one model: the same model loaded with different values of the setting `weights`, side by side."""
+"""Variants to run one model: the same model loaded with different values of the setting `weights`, side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bough.runner import Runner
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """A value of the setting `weights`, and the model that was loaded with it."""
 
     weights: str
@@ -26,20 +26,20 @@ class Way:
 
 
 @contextmanager
-def load_ways(weights: Sequence[str], load: Callable[[str], Runner]) -> Iterator[list[Way]]:
+def load_variants(weights: Sequence[str], load: Callable[[str], Runner]) -> Iterator[list[Variant]]:
     """Load a model once for each value; all stay in memory until the end."""
     with ExitStack() as stack:
-        yield [Way(each, stack.enter_context(load(each))) for each in weights]
+        yield [Variant(each, stack.enter_context(load(each))) for each in weights]
 
 
-def describe_ways(ways: Sequence[Way]) -> dict[str, dict[str, str]]:
+def describe_variants(variants: Sequence[Variant]) -> dict[str, dict[str, str]]:
     """What each engine says of itself, by the value of `weights`."""
-    return {way.weights: way.engine.describe() for way in ways}
+    return {variant.weights: variant.engine.describe() for variant in variants}
 
 
-def find_equal_ways(ways: Sequence[Way]) -> list[str]:
-    """A sentence for each two ways that their engines describe alike: there is nothing to compare."""
-    told = describe_ways(ways)
+def find_equal_variants(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for each two variants that their engines describe alike: there is nothing to compare."""
+    told = describe_variants(variants)
     pairs = [pair for pair in combinations(told, 2) if told[pair[0]] == told[pair[1]]]
     return [f"the engine runs {one} and {other} the same way: there is nothing to compare" for one, other in pairs]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bough.bench.chunk_cost import measure_chunk_us
-from bough.bench.step_cost import measure_step_s
+from bough.bench.core.chunk_cost import measure_chunk_us
+from bough.bench.core.step_cost import measure_step_s
 from bough.cache.admin.stats import stats
 from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX, Changes, Index

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 
-from bough.bench.null_engine import VOCAB_SIZE, NullEngine, NullVocabulary
+from bough.bench.core.null_engine import VOCAB_SIZE, NullEngine, NullVocabulary
 from bough.cache.prefix_cache import PrefixCache
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize, Generation

@@ -1,0 +1,1 @@
+"""`bough bench core`: the tree and the host alone, without a model."""
