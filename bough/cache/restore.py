@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bough.cache.disk import Disk
-from bough.cache.disk.index import without_gc
 from bough.cache.disk.rows import PointRecord
 from bough.cache.residency import Clock, Residency, SaltForest, SaltTrie
 from bough.cache.residency.evictor import Evictor
@@ -21,6 +20,7 @@ from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.node import IndexedPoint, Node, Pin, Point, Reason
 from bough.cache.tree.state import Group, Kind, Page, State, Tier
 from bough.cache.tree.tokens import common_prefix, cut, num_tokens
+from bough.system.processes import without_gc
 
 _NO_USERS: set[Point | Pin] = set()  # of pages of full attention, which never have any
 

@@ -22,7 +22,7 @@ from bough.models.sources import GgufSupport
 from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.runner.runner import Runner
 from bough.runner.tiers import open_tiers
-from bough.system.light_imports import paused_collector
+from bough.system.processes import without_gc
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def _import_engine(settings: Settings) -> EngineMaker:
             from bough.engines.mlx import MlxEngine
 
             return MlxEngine
-        with paused_collector():
+        with without_gc():  # imports make many objects that all stay
             from bough.engines.torch import TorchEngine
 
         return TorchEngine

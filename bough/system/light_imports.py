@@ -22,13 +22,14 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from bough.system.folders import write_private
 
 _FILE = "imports.json"
 _COMPILER = "torch._dynamo"
@@ -45,18 +46,6 @@ def make_imports_light(find_folder: Callable[[], Path]) -> None:
     `find_folder` returns when transformers is imported, until one of them changes.
     """
     sys.meta_path.insert(0, _LightFinder(find_folder))
-
-
-@contextmanager
-def paused_collector() -> Iterator[None]:
-    """Without the garbage collector: imports make many objects, and none of them is garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def load_torch_library() -> threading.Thread:
@@ -105,9 +94,7 @@ class _Notes:
         """Write the file whole or not at all. In a folder that cannot be written, the next start computes again."""
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False, encoding="utf-8") as part:
-                json.dump(notes, part)
-            Path(part.name).replace(self._file)
+            write_private(self._file, json.dumps(notes))
 
 
 class _LightFinder(importlib.abc.MetaPathFinder):

@@ -9,7 +9,6 @@ overwrites what is deleted.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sqlite3
 import time
@@ -22,6 +21,7 @@ from urllib.parse import quote
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.rows import BadRow, Content, PointRecord, read_content
 from bough.cache.tree.address import DiskFile
+from bough.system.processes import without_gc
 
 FORMAT = 1
 INDEX = "index.sqlite"
@@ -55,18 +55,6 @@ _BAD_VALUES = (  # raised for a value that the index cannot hold, whenever it is
 
 Rejected = dict[bytes, str]
 """Changes that were left out, by name, and why."""
-
-
-@contextlib.contextmanager
-def without_gc() -> Iterator[None]:
-    """Collect no garbage meanwhile: among very many new objects that all stay, the search for it costs half the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class UnusableIndex(Exception):

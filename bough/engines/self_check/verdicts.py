@@ -10,8 +10,6 @@ import contextlib
 import hashlib
 import inspect
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 from bough.config import Settings
 from bough.engines.contract import ReportProgress
 from bough.engines.shared.compute import Verdict, Way
+from bough.system.folders import write_private
 
 
 class Verdicts:
@@ -41,10 +40,7 @@ class Verdicts:
         """Keep a verdict. A folder that cannot be written to only means that the next load checks again."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(verdict), file, indent=1)
-            Path(name).replace(self._file(key))
+            write_private(self._file(key), json.dumps(asdict(verdict), indent=1))
 
     def _file(self, key: str) -> Path:
         return self._folder / f"{key}.json"

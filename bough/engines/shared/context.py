@@ -11,14 +11,14 @@ from typing import Any
 from bough.config import Settings
 from bough.errors import SettingsError
 
-_DEFAULT_CONTEXT = 131_072  # of models whose configuration has no bound
+DEFAULT_CONTEXT = 131_072  # of models whose configuration has no bound
 
 
 def choose_context(bound: int, settings: Settings) -> int:
     """The most tokens a sequence may have. `bound` is the model's own limit; 0 if its configuration has none."""
     if bound and settings.context > bound:
         raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
-    return settings.context or bound or _DEFAULT_CONTEXT
+    return settings.context or bound or DEFAULT_CONTEXT
 
 
 def reuse_limit(text: dict[str, Any], by_length: Container[str], bound: int) -> int | None:

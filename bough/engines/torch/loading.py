@@ -26,7 +26,7 @@ from bough.engines.torch.cpu.int4 import pack_int4
 from bough.engines.torch.cpu.packing import Packing, install
 from bough.engines.torch.cpu.route import WeightsChoice, choose_weights, require_packed
 from bough.engines.torch.device import choose_device, choose_dtype
-from bough.errors import UnsupportedModel
+from bough.errors import SettingsError, UnsupportedModel
 from bough.models.files import one_line, quiet_transformers
 from bough.system.resources import limit_threads
 
@@ -34,14 +34,14 @@ _AUTO_MODEL: Any = AutoModelForCausalLM  # whose types say nothing about what it
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class TorchModel:
     """A model, and how its weights are kept."""
 
     model: Any
     weights: WeightsChoice
 
 
-def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> LoadedModel:
+def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> TorchModel:
     """The causal language model in `folder`, on the device and in the type that the settings ask for."""
     device, dtype, weights = _choose(settings)
     config = _read_config(folder, settings.trust_remote_code)
@@ -75,11 +75,11 @@ def _set_threads(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
 
 
-def _ready(model: Any, weights: WeightsChoice) -> LoadedModel:
-    if weights.quantization == "int4":
-        pack_int4(model)
+def _ready(model: Any, weights: WeightsChoice) -> TorchModel:
+    if weights.quantization == "int4" and not pack_int4(model):
+        raise SettingsError("weights is 'int4', and torch's product takes the shape of none of the model's linear layers")
     require_packed(model, weights)
-    return LoadedModel(prepare(model), weights)
+    return TorchModel(prepare(model), weights)
 
 
 def prepare(model: Any) -> Any:
@@ -87,7 +87,7 @@ def prepare(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel:
+def make_random_model(config: dict[str, Any], settings: Settings) -> TorchModel:
     """A model of this transformers configuration, built on the device; the same random weights every time.
 
     `bough bench --shape` measures sizes with it that would take long to download.

@@ -467,7 +467,7 @@ static inline int num_parts(int n, int size) { return (n + size - 1) / size; }
 
 /* ---- products for callers ---- */
 
-typedef struct { const Matrix *m; const float *x; float *y; float *panels; const int64_t *ids; int rows, size; } Product;
+typedef struct { const Matrix *m; const float *x; float *y; float *panels; int rows, size; } Product;
 static int one_is_small(const Region *g, int phase) { (void)g; (void)phase; return 0; }
 static int product_parts(const Region *g, int phase) { const Product *p = g->arg; (void)phase; return num_parts(p->m->n, p->size); }
 static void product_part(const Region *g, int phase, int part, int tid) {
@@ -487,11 +487,11 @@ static void run_product(const Product *p, void (*run)(const Region *, int, int, 
 
 /* y[rows][n] = x[rows][k] W' + bias; `panels` has room for panel_floats(k) a thread. The caller checked shapes and types. */
 EXPORT void FN(linear)(const Matrix *m, const float *x, float *y, int rows, float *panels, int threads) {
-  Product p = {m, x, y, panels, NULL, rows, part_rows(m->n, threads)};
+  Product p = {m, x, y, panels, rows, part_rows(m->n, threads)};
   run_product(&p, product_part, threads);
 }
 EXPORT void FN(unpack)(const Matrix *m, float *out, int threads) {
-  Product p = {m, NULL, out, NULL, NULL, 0, part_rows(m->n, threads)};
+  Product p = {m, NULL, out, NULL, 0, part_rows(m->n, threads)};
   run_product(&p, unpack_part, threads);
 }
 /* rows `ids` of the matrix, unpacked */
@@ -725,7 +725,7 @@ static void transpose_keys(const float *keys, int n, int D, float *out) {
 }
 
 #define AT_ONCE 4 /* queries whose sums fill the registers */
-/* scores[num][KEYS] of queries [num][D] (rows q_stride apart) with transposed keys */
+/* scores[num][KEYS] of `num` queries of D numbers with transposed keys */
 static inline __attribute__((always_inline)) void score_block(const float *const *q, int num, const float *keys, int D, float scale, float *scores) {
   for (int c = 0; c < KEYS; c += 4 * VW < KEYS ? 4 * VW : KEYS) {
     enum { W = 4 * VW < KEYS ? 4 : KEYS / VW };

@@ -36,7 +36,7 @@ class Packing:
         table = read_packed(folder) if folder is not None and not self.quantized else None
         blocks = _Blocks(table) if table is not None else None
         found: dict[str, PackedWeight] = {}
-        for name, module in _places(model):
+        for name, module in _find_packable(model):
             tensor = weights.get(name)
             matrix = self._pack(name, module, tensor, blocks) if tensor is not None else None
             if matrix is not None:
@@ -45,13 +45,13 @@ class Packing:
 
     def pack_loaded(self, model: nn.Module, folder: Path | None = None) -> None:
         """Pack the weights of a model in float32: where that is exact, or all if they are to be quantized."""
-        loaded = {name: model.get_parameter(name).data for name, _ in _places(model)}
+        loaded = {name: model.get_parameter(name).data for name, _ in _find_packable(model)}
         narrow = {name: _narrowest(tensor) for name, tensor in loaded.items()}
         install(model, self.take(model, narrow, folder))
 
     def _pack(self, name: str, module: nn.Module, tensor: Tensor, blocks: _Blocks | None) -> Matrix | None:
         if self.quantized:
-            return _quantize(tensor, "Q8_0" if _is_at_the_ends(name, module) else self.quantized)
+            return _quantize(tensor, "Q8_0" if _is_embedding_or_head(name, module) else self.quantized)
         if blocks is not None and name in blocks:
             return blocks.find(name, tensor)
         return Matrix.of_tensor(tensor.contiguous()) if tensor.dtype in _EXACT else None
@@ -87,8 +87,6 @@ def install(model: nn.Module, packed: Mapping[str, PackedWeight]) -> None:
     choose_experts: Any = getattr(model, "set_experts_implementation", None)
     if choose_experts and any(weight.ndim == 3 for weight in packed.values()):
         choose_experts("eager")  # one expert after the other: other ways take all of them, unpacked at every step
-    if next(model.parameters(), None) is None:  # norms without weights: yet the first parameter tells type and device
-        model.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
 
 
 def packed_weights(model: nn.Module) -> list[PackedWeight]:
@@ -99,7 +97,7 @@ def packed_weights(model: nn.Module) -> list[PackedWeight]:
     return list(found.values())
 
 
-def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _find_packable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The names of the weights that may be packed, and their modules."""
     for prefix, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -110,8 +108,8 @@ def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 yield f"{prefix}.{name}", module
 
 
-def _is_at_the_ends(name: str, module: nn.Module) -> bool:
-    """Embeddings and the head: a coarser type there costs much quality and saves little."""
+def _is_embedding_or_head(name: str, module: nn.Module) -> bool:
+    """There a coarser type costs much quality and saves little."""
     return isinstance(module, nn.Embedding) or name == "lm_head.weight"
 
 

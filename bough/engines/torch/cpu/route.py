@@ -1,6 +1,6 @@
 """How a model runs on a CPU: which weights stay packed, and which kernels compute with them.
 
-`choose_route` reads the settings. Without kernels, or on another device, there is no route, and the model runs in torch's
+`choose_weights` reads the settings. Without kernels, or on another device, there is no route, and the model runs in torch's
 own operations as it does everywhere; the reason is kept for `bough show`.
 """
 
@@ -16,7 +16,6 @@ import torch
 from bough.config import Settings
 from bough.engines.torch.cpu.int4 import Int4Linear
 from bough.engines.torch.cpu.library import load_kernels
-from bough.engines.torch.cpu.openmp import find_parallel
 from bough.engines.torch.cpu.packing import Packing, packed_weights
 from bough.engines.torch.cpu.step import WholeStep
 from bough.engines.torch.cpu.structure import read_structure
@@ -49,13 +48,13 @@ class CpuRoute:
         return WholeStep(read_structure(model, layout), self.products.kernels, self.products.num_threads)
 
     @contextmanager
-    def exact(self) -> Iterator[None]:
+    def products_in_torch(self) -> Iterator[None]:
         """Inside, products with packed weights are computed by torch on the unpacked weights."""
-        self.products.is_exact = True
+        self.products.uses_torch = True
         try:
             yield
         finally:
-            self.products.is_exact = False
+            self.products.uses_torch = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,6 @@ def choose_weights(settings: Settings, device: torch.device, dtype: torch.dtype)
             text = f"weights is {wanted!r}, and there are no kernels for this CPU: {error.reason}"
             raise KernelsMissing(text, error.todo) from error
         return WeightsChoice(why_not=f"there are no kernels for this CPU: {error.reason}")
-    kernels.share_threads(find_parallel())
     products = Products(kernels, torch.get_num_threads())
     quantized = _QUANTIZED.get(wanted, "")
     return WeightsChoice(CpuRoute(Packing(products, quantized), wanted), quantization=wanted if quantized else "")

@@ -15,7 +15,7 @@ from torch import Tensor
 from bough.cache.tree.state import Group
 from bough.engines.torch.cpu.library import Kernels
 from bough.engines.torch.cpu.matrix import MatrixStruct
-from bough.engines.torch.cpu.structure import LayerStructure, Linear, Structure
+from bough.engines.torch.cpu.structure import LayerStructure, Projection, Structure
 from bough.engines.torch.cpu.weight import empty_floats
 from bough.engines.torch.lanes.lane import TorchLane
 
@@ -212,7 +212,7 @@ def _layer_struct(layer: LayerStructure) -> _LayerStruct:
     )
 
 
-def _struct_of(linear: Linear) -> MatrixStruct:
+def _struct_of(linear: Projection) -> MatrixStruct:
     return linear.matrix.as_struct(linear.bias)
 
 

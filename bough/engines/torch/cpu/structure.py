@@ -38,15 +38,15 @@ class UnknownStructure(Exception):
 
 
 @dataclass(frozen=True)
-class Linear:
+class Projection:
     """A matrix and its bias, if it has one."""
 
     matrix: Matrix
     bias: Tensor | None
 
-    def slice(self, first: int, last: int) -> Linear:
+    def slice(self, first: int, last: int) -> Projection:
         """Rows [first, last)."""
-        return Linear(self.matrix.slice(first, last), None if self.bias is None else self.bias[first:last].contiguous())
+        return Projection(self.matrix.slice(first, last), None if self.bias is None else self.bias[first:last].contiguous())
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class LayerStructure:
     norm_mlp_out: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    q: Projection
+    k: Projection
+    v: Projection
+    o: Projection
+    gate: Projection
+    up: Projection
+    down: Projection
     group: int
     layer_in_group: int
     rotation: int
@@ -96,7 +96,7 @@ class Structure:
     residual: float
     activation: str
     norm: Tensor
-    head: Linear
+    head: Projection
     embed: Callable[[Tensor], Tensor]
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
     rotary_dim: int
@@ -135,7 +135,7 @@ def _read(model: Any, layout: Layout) -> Structure:
     _require_plain_rows(layout)
     config = model.config
     norm = _norm_weight(decoder.norm)
-    layers = [_read_layer(i, layer, layout, rotations, config) for i, layer in enumerate(decoder_layers)]
+    layers = [_read_layer(i, layer, layout, rotations) for i, layer in enumerate(decoder_layers)]
     _same([_eps_of(module) for module in decoder.modules() if _is_norm(module)], "epsilons")
     return Structure(
         layers=layers,
@@ -150,7 +150,7 @@ def _read(model: Any, layout: Layout) -> Structure:
         residual=float(_same([getattr(layer, "residual_multiplier", 1.0) for layer in decoder_layers], "residuals")),
         activation=_same([_activation_of(layer.mlp) for layer in decoder_layers], "activations"),
         norm=norm,
-        head=_linear(head),
+        head=_projection(head),
         embed=_embedding(decoder),
         rotations=rotations.kinds,
         rotary_dim=rotations.dim,
@@ -158,7 +158,7 @@ def _read(model: Any, layout: Layout) -> Structure:
     )
 
 
-def _read_layer(index: int, layer: Any, layout: Layout, rotations: _Rotations, config: Any) -> LayerStructure:
+def _read_layer(index: int, layer: Any, layout: Layout, rotations: _Rotations) -> LayerStructure:
     _require_only(layer, {"self_attn", "mlp", *_NORMS}, "a layer")
     _require_only(layer.self_attn, _ATTENTION_PARTS, "its attention")
     _require_only(layer.mlp, _MLP_PARTS, "its MLP")
@@ -179,10 +179,10 @@ def _read_layer(index: int, layer: Any, layout: Layout, rotations: _Rotations, c
         q=q,
         k=k,
         v=v,
-        o=_linear(attention.o_proj),
+        o=_projection(attention.o_proj),
         gate=gate,
         up=up,
-        down=_linear(mlp.down_proj),
+        down=_projection(mlp.down_proj),
         group=layout.groups.index(group),
         layer_in_group=shape.layers.index(index),
         rotation=rotations.find(attention, index),
@@ -190,10 +190,10 @@ def _read_layer(index: int, layer: Any, layout: Layout, rotations: _Rotations, c
     )
 
 
-def _split_attention(attention: Any, kv_rows: int) -> tuple[Linear, Linear, Linear]:
+def _split_attention(attention: Any, kv_rows: int) -> tuple[Projection, Projection, Projection]:
     if not hasattr(attention, "qkv_proj"):
-        return _linear(attention.q_proj), _linear(attention.k_proj), _linear(attention.v_proj)
-    joined = _linear(attention.qkv_proj)
+        return _projection(attention.q_proj), _projection(attention.k_proj), _projection(attention.v_proj)
+    joined = _projection(attention.qkv_proj)
     end = joined.matrix.num_rows
     return (
         joined.slice(0, end - 2 * kv_rows),
@@ -202,15 +202,15 @@ def _split_attention(attention: Any, kv_rows: int) -> tuple[Linear, Linear, Line
     )
 
 
-def _split_mlp(mlp: Any) -> tuple[Linear, Linear]:
+def _split_mlp(mlp: Any) -> tuple[Projection, Projection]:
     if not hasattr(mlp, "gate_up_proj"):
-        return _linear(mlp.gate_proj), _linear(mlp.up_proj)
-    joined = _linear(mlp.gate_up_proj)
+        return _projection(mlp.gate_proj), _projection(mlp.up_proj)
+    joined = _projection(mlp.gate_up_proj)
     half = joined.matrix.num_rows // 2
     return joined.slice(0, half), joined.slice(half, 2 * half)
 
 
-def _linear(module: Any) -> Linear:
+def _projection(module: Any) -> Projection:
     if not isinstance(module, nn.Linear):
         raise UnknownStructure(f"a projection is a {type(module).__name__}, not a linear layer")
     weight, bias = module.weight, module.bias
@@ -222,7 +222,7 @@ def _linear(module: Any) -> Linear:
         raise UnknownStructure(f"a projection has weights in {_name(weight.dtype)}")
     if bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous()):
         raise UnknownStructure(f"a projection has a bias in {_name(bias.dtype)}")
-    return Linear(matrix, None if bias is None else bias.data)
+    return Projection(matrix, None if bias is None else bias.data)
 
 
 def _norm_weight(module: Any) -> Tensor:
@@ -289,7 +289,7 @@ class _Rotations:
         names = getattr(module, "rope_type", "default")
         for name in names.values() if isinstance(names, dict) else [names]:
             if name not in _STATIC_ROTATIONS:
-                raise UnknownStructure(f"its rotation {name!r} depends on the length of the sequence")
+                raise UnknownStructure(f"its rotation {name!r} is not one of {', '.join(sorted(_STATIC_ROTATIONS))}")
         self.kinds: list[Callable[[Tensor], tuple[Tensor, Tensor]]] = []
         self._known: dict[str, int] = {}
 
@@ -330,7 +330,7 @@ def _require(found: Any, why: str) -> Any:
 def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
     """Every child with weights or an effect of its own must be known."""
     strange = [name for name, child in module.named_children() if name not in known and not isinstance(child, _IDLE)]
-    names = strange + [name for name, each in module.named_parameters(recurse=False) if each.numel()]
+    names = strange + [name for name, _ in module.named_parameters(recurse=False)]
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise UnknownStructure(f"{what} has {', '.join(names[:_NAMED])}{more}, which the kernels do not know")
@@ -368,7 +368,7 @@ def _require_fit(structure: Structure) -> None:
         raise UnknownStructure(f"it has {heads}, of which {structure.rotary_dim} are rotated")
 
 
-def _require_shape(name: str, linear: Linear, shape: tuple[int, int]) -> None:
+def _require_shape(name: str, linear: Projection, shape: tuple[int, int]) -> None:
     found = (linear.matrix.num_rows, linear.matrix.num_columns)
     if found != shape or (linear.bias is not None and linear.bias.shape != shape[:1]):
         raise UnknownStructure(f"{name} has the shape {found}, and {shape} is the one that the kernels know")

@@ -17,18 +17,20 @@ from torch import Tensor
 
 from bough.engines.torch.cpu.library import Kernels
 from bough.engines.torch.cpu.matrix import Matrix
+from bough.engines.torch.cpu.openmp import find_parallel
 
 
 class Products:
     """Calls the kernels for single products. All packed weights of a model share one.
 
-    With `is_exact` weights are unpacked and torch computes the product: the self-check's reference.
+    With `uses_torch` weights are unpacked and torch computes the product: the self-check's reference.
     """
 
     def __init__(self, kernels: Kernels, num_threads: int) -> None:
+        kernels.share_threads(find_parallel())
         self.kernels = kernels
         self.num_threads = num_threads
-        self.is_exact = False
+        self.uses_torch = False
         self._panels = empty_floats(0)
 
     def multiply(self, matrix: Matrix, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -146,7 +148,7 @@ class PackedWeight:
     @property
     def has_kernel(self) -> bool:
         """Whether products are computed by the kernels, which take matrices only."""
-        return not self._products.is_exact and self.ndim == 2
+        return not self._products.uses_torch and self.ndim == 2
 
     def can_multiply(self, x: Any, bias: Any) -> bool:
         """Whether the kernels take these; torch takes the others, or says what is wrong with them."""
@@ -154,24 +156,15 @@ class PackedWeight:
         return self.has_kernel and fits and (bias is None or (_is_plain(bias) and bias.shape == self.shape[:1]))
 
 
-def _define_operator(name: str) -> None:
-    """Python looks for operators in the class, not by `__getattr__`."""
-    setattr(PackedWeight, name, lambda self, *others: getattr(self.unpack(), name)(*map(_as_tensor, others)))
-
-
-for _operator in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "neg", "pow"):
-    _define_operator(f"__{_operator}__")
-
-
 def _unpacking(name: str) -> Callable[..., Any]:
     def call(weight: PackedWeight, *others: Any) -> Any:
-        return getattr(weight.unpack(), name)(*others)
+        return getattr(weight.unpack(), name)(*map(_as_tensor, others))
 
     return call
 
 
 _BINARY = [f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "matmul") for side in ("", "r")]
-for _operator in ("__neg__", *_BINARY):  # Python looks for operators in the class only
+for _operator in ("__neg__", *_BINARY):  # Python looks for operators in the class, not by `__getattr__`
     setattr(PackedWeight, _operator, _unpacking(_operator))
 
 

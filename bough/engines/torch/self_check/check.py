@@ -38,6 +38,7 @@ from bough.engines.self_check.check import (
 from bough.engines.self_check.reference import ComputeLogits, Reference, usual_ids
 from bough.engines.self_check.verdicts import hash_code, hash_features
 from bough.engines.shared.compute import Verdict
+from bough.engines.shared.context import DEFAULT_CONTEXT
 from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch import attention
 from bough.engines.torch.compute import LaneCompute, LibraryCompute, RecomputeCompute
@@ -56,7 +57,6 @@ from bough.errors import UnsupportedModel
 _REFERENCE = "eager"
 _FORMAT = 6  # raise it when the check itself changes
 _FAR_TOKENS = 12
-_USUAL_CONTEXT = 131_072  # of a model that does not say how long its context is, as in shared/context.py
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
@@ -135,7 +135,7 @@ def _far_difference(candidate: Candidate, step: WholeStep) -> float:
     forward, compute = candidate.forward, candidate.compute(False)
     ids = candidate.reference.ids[:_FAR_TOKENS]
     text = forward.model.config.get_text_config(decoder=True)
-    first = max(0, (getattr(text, "max_position_embeddings", None) or _USUAL_CONTEXT) - len(ids))
+    first = max(0, (getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT) - len(ids))
     lane: Any = compute.make_lane()
     lane.reserve(len(ids))
     positions = torch.arange(first, first + len(ids))[None]
@@ -181,7 +181,7 @@ def _check_plain(check: SelfCheck, name: str, candidates: list[Candidate], layou
 
 def _candidates(forward: Forward, layout: Layout, choice: WeightsChoice) -> list[Candidate]:
     """The real model first, then its copies. Leaves the attention as it was."""
-    with choice.route.exact() if choice.route is not None else nullcontext():
+    with choice.route.products_in_torch() if choice.route is not None else nullcontext():
         return _make_candidates(forward, layout, choice.quantization == "int4")
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from bough.engines.shared.shapes import LayerKind
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.layout import Layout, RowLayout
 from bough.engines.torch.self_check.probe import probe
+from bough.system.folders import write_private
 
 _FORMAT = 1  # raise it when the probe or the layout changes
 
@@ -45,13 +44,10 @@ def _read(file: Path) -> Layout | None:
 
 
 def _write(file: Path, description: dict[str, Any]) -> None:
-    """Write the file whole or not at all. In a folder that cannot be written, the next load probes again."""
+    """In a folder that cannot be written, the next load probes again."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(description, stream)
-        Path(name).replace(file)
+        write_private(file, json.dumps(description))
 
 
 def _describe(layout: Layout) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from bough.engines.torch.loading import load_model
 from bough.errors import KernelsMissing, SettingsError
 from tests.contract.driving import answer, make_ids, new_lane, run
 from tests.packed_models import differs_by, load_packed, make_reference, make_settings, make_wide_model, save_model
+from tests.tiny_models import make_folder
 
 pytestmark = pytest.mark.usefixtures("kernels", "one_thread")
 
@@ -183,6 +184,13 @@ def test_exact_packed_weights_are_the_same_model_and_quantized_ones_are_another(
     assert load_packed(folder).info == load_packed(folder, "packed").info == plain
     assert (plain.dtype, plain.quantization) == ("float32", "")
     assert [load_packed(folder, each).info.quantization for each in ("q8_0", "q4_0")] == ["q8_0", "q4_0"]
+
+
+def test_int4_is_refused_where_torchs_product_takes_no_layer(tmp_path: Path) -> None:
+    odd = make_folder("llama", tmp_path, hidden_size=48, num_attention_heads=3, num_key_value_heads=3, intermediate_size=40)
+
+    with pytest.raises(SettingsError, match="takes the shape of none of the model's linear layers"):
+        load_model(odd, Settings(device="cpu", weights="int4"))
 
 
 @pytest.mark.parametrize("weights", ["packed", "q8_0", "int4"])

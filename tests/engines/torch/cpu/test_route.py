@@ -112,7 +112,7 @@ def test_a_model_of_another_structure_names_the_part(tmp_path, kernels):
         ("cohere", {}, "CohereLayerNorm is not an RMS norm"),
         ("olmo2", {}, "its norm of queries or keys covers 32 columns, and a head has 16"),
         ("llama", {"hidden_act": "relu"}, "its activation ReLU is neither SiLU nor the tanh form of GELU"),
-        ("llama", DYNAMIC, "its rotation 'dynamic' depends on the length of the sequence"),
+        ("llama", DYNAMIC, "its rotation 'dynamic' is not one of default, linear, llama3, yarn"),
         ("deepseek_v3", LATENT, "its keys have 16 and its values 8 columns, in float32"),
     ],
 )

@@ -67,12 +67,12 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "exaone4": ({"sliding_window": 24}, "no attribute 'input_layernorm'"),
     "arcee": ({}, "no attribute 'gate_proj'"),
     "qwen3_moe": (MOE, "its MLP has .*experts.*, which the kernels do not know"),
-    "llama, dynamic": ({"rope_parameters": DYNAMIC}, "its rotation 'dynamic' depends on the length of the sequence"),
+    "llama, dynamic": ({"rope_parameters": DYNAMIC}, "its rotation 'dynamic' is not one of default, linear, llama3, yarn"),
     "llama, exact gelu": (
         {"hidden_act": "gelu"},
         "its activation GELUActivation is neither SiLU nor the tanh form of GELU",
     ),
-    "phi3, longrope": ({"rope_parameters": LONG}, "its rotation 'longrope' depends on the length of the sequence"),
+    "phi3, longrope": ({"rope_parameters": LONG}, "its rotation 'longrope' is not one of default, linear, llama3, yarn"),
     "helium": ({"head_dim": 16}, "its logits differ from those of the model's own code"),  # rotates neighbours, not halves
 }
 

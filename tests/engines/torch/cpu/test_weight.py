@@ -238,7 +238,7 @@ def test_an_expert_stays_packed(products: Products) -> None:
 def test_the_reference_of_the_self_check_is_computed_by_torch(products: Products) -> None:
     weight, plain = make_pair("Q4_1", products)
     exact = PackedWeight(weight.matrix, weight.shape, Products(products.kernels, THREADS))
-    exact._products.is_exact = True
+    exact._products.uses_torch = True
     x = random_tensor(5, COLUMNS)
 
     assert torch.equal(F.linear(x, exact), F.linear(x, plain))  # type: ignore[arg-type]
