@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bough.config import Settings
 from bough.engines.torch import TorchEngine
 from bough.engines.torch.cpu import route
-from bough.engines.torch.cpu.library import Kernels, load_kernels
+from bough.engines.torch.cpu.library import Kernels
 from bough.engines.torch.cpu.route import choose_weights
 from bough.engines.torch.cpu.structure import UnknownStructure, read_structure
 from bough.engines.torch.forward import Forward
@@ -37,14 +37,6 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
-
-
-@pytest.fixture
-def kernels() -> Kernels:
-    try:
-        return load_kernels()
-    except KernelsMissing as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture
