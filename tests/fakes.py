@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.cache.residency.rates import Rates
-from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Source, State, Tier
+from bough.cache.tree.state import Block, Buffer, Group, Incoming, Kind, Lane, Page, Source, Span, State, Tier
 from bough.cache.tree.tokens import pack, unpack
 from bough.engines.contract import Capabilities, EngineInfo, ScoredRun
 from bough.errors import EngineError
@@ -75,18 +75,32 @@ class FakeLane:
             for group in self.held
         )
 
-    def bytes_for(self, num_tokens: int) -> int:
+    @property
+    def own_bytes(self) -> int:
+        return self.nbytes
+
+    @property
+    def shares_rows(self) -> bool:
+        return False
+
+    def blocks(self) -> tuple[Block, ...]:
+        return ()
+
+    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return self._bytes(max(self.capacity, num_tokens))
 
-    def bytes_after_clear(self, num_tokens: int) -> int:
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return self._bytes(num_tokens)
 
-    def peak_for(self, num_tokens: int) -> int:
+    def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return self.bytes_for(num_tokens)
 
-    def reserve(self, num_tokens: int) -> None:
+    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
         self.engine.maybe_fail("reserve")
         self.capacity = max(self.capacity, num_tokens)
+
+    def drop_reserve(self) -> None:
+        pass
 
     def first_row(self, group: Group) -> int:
         return self.held[group][0]
@@ -116,6 +130,9 @@ class FakeLane:
             rows |= {at: page.rows[at - page.start] for at in range(page.start, page.end) if source.live <= at < offset}
         start = group.first_needed(offset) if group.kind is Kind.WINDOW else 0
         return start, [rows[at] for at in range(start, offset)]
+
+    def spans(self, group: Group, start: int, end: int) -> list[Span]:
+        return [Span(start, end, None)]
 
     def publish(self, group: Group, start: int, end: int) -> Page:
         self.engine.maybe_fail("publish")
@@ -183,22 +200,23 @@ class FakeEngine:
             raise self.fail_with(f"made to fail in {where}")
 
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> tuple[float, ...]:
-        assert isinstance(lane, FakeLane) and ids
+        feeding: Any = lane
+        assert ids
         fails = self.fail_next == "evaluate"
         self.fail_next = None if fails else self.fail_next
-        lane.feed(ids, self.fail_after_groups if fails else None)
+        feeding.feed(ids, self.fail_after_groups if fails else None)
         if fails:
             raise EngineError("made to fail after the last group")
         self.evaluated.append(len(ids))
-        return self._logits(lane)
+        return self._logits(feeding.held)
 
-    def _logits(self, lane: FakeLane) -> tuple[float, ...]:
+    def _logits(self, held: dict[Group, tuple[int, list[int]]]) -> tuple[float, ...]:
         """Scores that depend on everything any group holds; groups that disagree give other scores, and a failed check."""
-        whole = [tokens for group, (_, tokens) in lane.held.items() if group.kind is not Kind.WINDOW]
-        for group, (first, tokens) in lane.held.items():
+        whole = [tokens for group, (_, tokens) in held.items() if group.kind is not Kind.WINDOW]
+        for group, (first, tokens) in held.items():
             for other in whole:
                 assert tokens == other[first:], f"group {group.index} holds other tokens than the rest"
-        return self._logits_after(whole[0] if whole else next(iter(lane.held.values()))[1][-WINDOW:])
+        return self._logits_after(whole[0] if whole else next(iter(held.values()))[1][-WINDOW:])
 
     def _logits_after(self, tokens: Sequence[int]) -> tuple[float, ...]:
         chance = random.Random(zlib.crc32(pack(tokens)))
@@ -208,9 +226,9 @@ class FakeEngine:
         from tests.reference_sampler import score
 
         logits = self.evaluate(lane, ids)
-        assert isinstance(lane, FakeLane)
-        is_whole = any(group.kind is not Kind.WINDOW for group in lane.held)
-        held = next(tokens for group, (_, tokens) in lane.held.items() if not is_whole or group.kind is not Kind.WINDOW)
+        fed: dict[Group, tuple[int, list[int]]] = lane.held  # type: ignore[attr-defined]
+        is_whole = any(group.kind is not Kind.WINDOW for group in fed)
+        held = next(tokens for group, (_, tokens) in fed.items() if not is_whole or group.kind is not Kind.WINDOW)
         scores = []
         for number, token_id in enumerate(following):
             before = held[: len(held) - len(ids) + number + 1]
@@ -231,6 +249,14 @@ class FakeEngine:
         self.live.add(item)
         return item
 
+    def content(self, item: Page | State) -> Sequence[int]:
+        """The tokens of a page or state in memory."""
+        tokens: Sequence[int] = item.rows if isinstance(item, Page) else item.data
+        return tokens
+
+    def device_bytes(self, item: Page | State) -> int:
+        return item.content_bytes
+
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         assert page.start < at < page.end
         self.maybe_fail("cut")
@@ -240,20 +266,25 @@ class FakeEngine:
         self.release(page)
         return left, right
 
+    def can_join(self, left: Page, right: Page) -> bool:
+        return left.tier is right.tier
+
     def join(self, left: Page, right: Page) -> Page:
         assert left.group is right.group and left.end == right.start and left.tier is right.tier
         self.maybe_fail("join")
+        rows = left.rows + right.rows
         self.release(left)
         self.release(right)
-        return self.track(Page(left.group, left.start, right.end, left.rows + right.rows, 0, tier=left.tier))
+        return self.track(Page(left.group, left.start, right.end, rows, 0, tier=left.tier))
 
     def release(self, item: Page | State) -> None:
         self.live.remove(item)  # a KeyError is a double release
 
     def pack(self, item: Page | State) -> bytes | None:
         content = item.rows if isinstance(item, Page) else item.data
-        if content is None or item not in self.live:
-            return None
+        return None if content is None or item not in self.live else self.pack_tokens(item, content)
+
+    def pack_tokens(self, item: Page | State, content: Sequence[int]) -> bytes:
         if isinstance(item, State):
             return pack(content)
         padding = bytes(item.group.bytes_per_token - 4)
@@ -288,6 +319,9 @@ class FakeEngine:
 
     def host_bytes(self) -> int:
         return sum(item.nbytes for item in self.live if item.tier is Tier.HOST)
+
+    def limit_device(self, budget_bytes: int) -> None:
+        pass
 
     def limit_host(self, budget_bytes: int) -> None:
         pass

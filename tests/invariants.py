@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltTrie, Slot
+from bough.cache.residency.memory import memory_bytes
 from bough.cache.session import Session
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Kind, Tier
 from bough.cache.tree.tokens import unpack
+from tests.fake_pool import PooledFakeEngine, PooledFakeLane
 from tests.fakes import FakeEngine, FakeLane
 
 
@@ -25,9 +27,10 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
     for trie in cache.forest.tries.values():
         _check_account(trie)
         for node in trie.walk():
-            held += _check_content(node)
+            held += _check_content(node, engine)
     assert len(held) == len(set(held)), "owned twice"
     assert set(held) == engine.live, "leaked, or owned after release"
+    _check_arena(cache, engine)
     for slot in cache.lanes.slots:
         if not slot.is_busy and slot.tokens:
             _check_lane(slot.lane, unpack(slot.tokens))
@@ -38,28 +41,36 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
 
 def _check_account(trie: SaltTrie) -> None:
     for tier in (Tier.DEVICE, Tier.HOST):
-        held_bytes = sum(item.nbytes for node in trie.walk() for item in node.items() if item.tier is tier)
-        assert trie.memory.num_bytes[tier] == held_bytes
+        items = [item for node in trie.walk() for item in node.items() if item.tier is tier]
+        assert trie.memory.num_bytes[tier] == memory_bytes(items)
 
 
-def _check_content(node: Node) -> list[object]:
+def _check_content(node: Node, engine: FakeEngine) -> list[object]:
     path = [token for each in node.path() for token in unpack(each.edge)]
     items: list[object] = []
     for pages in node.pages.values():
         for page in pages:
             if page.tier is not Tier.DISK:
-                assert list(page.rows) == path[page.start : page.end], "a page of other tokens"
+                assert list(engine.content(page)) == path[page.start : page.end], "a page of other tokens"
                 items.append(page)
     for point in node.points.values():
         for state in point.states.values():
             if state.tier is not Tier.DISK:
-                assert list(state.data) == path[: point.offset], "a state of other tokens"
+                assert list(engine.content(state)) == path[: point.offset], "a state of other tokens"
                 items.append(state)
     return items
 
 
+def _check_arena(cache: PrefixCache, engine: FakeEngine) -> None:
+    """Each slot that is used is counted once: for the tree, or for a lane."""
+    if isinstance(engine, PooledFakeEngine):
+        engine.arena.check()
+        lanes = [slot.lane for slot in cache.lanes.slots]
+        assert cache.memory.tree_bytes + sum(lane.nbytes - lane.own_bytes for lane in lanes) == engine.arena.held_bytes
+
+
 def _check_lane(lane: object, tokens: list[int]) -> None:
-    assert isinstance(lane, FakeLane)
+    assert isinstance(lane, FakeLane | PooledFakeLane)
     assert lane.offset == len(tokens)
     for first, rows in lane.held.values():
         assert rows == tokens[first:], "live state is not what was fed"

@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from bough.cache.record import CaptureCosts
 from bough.cache.residency import LiveSequence, Residency, SaltForest, SaltTrie, Slot
-from bough.cache.residency.loading import Load, total_bytes
+from bough.cache.residency.loading import Load, needed
 from bough.cache.tree.node import Node, Pin
 from bough.cache.tree.plan import Live, plan
-from bough.cache.tree.state import Group, Kind, Page, Source, Tier
+from bough.cache.tree.state import Group, Incoming, Kind, Page, Range, Source, Tier
 from bough.cache.tree.tokens import common_prefix, cut, num_tokens
 from bough.cache.tree.trie import Match
 from bough.types import Loading
@@ -86,10 +86,15 @@ class Adopter:
         return bool(self.loader.on_disk(found.path, choice.live, depth.offset))
 
     def _choose(self, slots: Sequence[Slot], found: Match, prompt: bytes, salt: str, *, reuses: bool) -> Choice:
-        """The idle lane from which the deepest offset can be reached, then with most of it live, then the oldest."""
-        choices = []
+        """The idle lane from which the deepest offset can be reached, then with most of it live, then the oldest.
+
+        Of lanes that share nothing with the prompt, only the oldest is looked at.
+        """
+        choices = list[Choice]()
         for slot in slots:
             shared = common_prefix(slot.tokens, prompt) if reuses and slot.salt == salt else 0
+            if not shared and any(not choice.live.shared for choice in choices):
+                continue
             live = Live.of(slot.lane, shared, self.groups)
             limit = min(max(found.length, shared), num_tokens(prompt) - 1)
             choices.append(Choice(slot, live, plan(self.groups, found.path, found.length, live, limit)))
@@ -99,8 +104,8 @@ class Adopter:
 class Adoption:
     """One request's way onto its lane, which is busy from now on: `start`, then `advance` until it stands, or `cancel`.
 
-    `matched` tokens of the prompt were found, and the lane stands, or is to stand, at `offset`. `is_branch`: the tree
-    continues after the matched tokens with others than the prompt.
+    `matched` tokens of the prompt were found, and the lane stands, or is to stand, at `offset`, with room for
+    `total_tokens`. `is_branch`: the tree continues after the matched tokens with others than the prompt.
     """
 
     def __init__(
@@ -117,7 +122,7 @@ class Adoption:
         self._adopter = adopter
         self._trie = trie
         self._prompt = prompt
-        self._total_tokens = total_tokens
+        self.total_tokens = total_tokens
         self._live = choice.live
         self._found = Path(found.path, found.length)
         depth = adopter.loader.choose_depth(found.path, found.length, choice.live, choice.offset, total)
@@ -164,15 +169,22 @@ class Adoption:
             raise
 
     def advance(self) -> bool:
-        """Take what has been read; returns whether the lane stands now. Never waits."""
+        """Take what has been read; returns whether the lane stands now. Never waits.
+
+        Raises DoesNotFit if something could not be read, and there is no room to compute what a lane was to share.
+        """
         while self.is_loading:
+            if self._lacks_room():
+                self._retry(self.offset)
             reached = self._load.advance(self._pin, self._live, self.offset)
             if reached is None:
                 return False
-            if reached == self.offset:
+            if reached < self.offset:
+                self._retry(reached)
+            elif self._keeps_room():
                 self._stand()
             else:
-                self._retry(reached)
+                self._retry(reached // 2)
         return True
 
     def cancel(self) -> None:
@@ -184,7 +196,9 @@ class Adoption:
         self._adopter.room.release(self._trie, self._pin)
         self._slot.is_busy = False
         self._slot.salt, self._slot.tokens = self._idle
-        if not self._slot.tokens:
+        if self._slot.tokens:
+            self._slot.lane.drop_reserve()
+        else:
             self._slot.clear()
 
     def _prepare(self, path: Path, offset: int) -> None:
@@ -222,26 +236,74 @@ class Adoption:
         """
         room, loader = self._adopter.room, self._adopter.loader
         items = loader.on_disk(self._pin.node.path(), self._live, offset)
-        extra_bytes = total_bytes(items) if loader.tier is Tier.DEVICE else 0
-        if shortage := room.shortage(self._growth() + extra_bytes):
-            row_bytes = self._adopter.row_bytes
-            return offset - -(-shortage // row_bytes) if row_bytes else offset // 2
+        extra_bytes = loader.loaded_bytes(items) if loader.tier is Tier.DEVICE else 0
+        if shortage := self._shortage(offset, extra_bytes):
+            return self._limit_for(offset, shortage)
         limit = self._load.reserve_host(items)
         if limit is not None:
             return limit
         if self._live.shared == 0:
             self._clear_lane()  # nothing of it is of use: it is not moved while the lane grows
-        if not room.reserve(self._slot, self._total_tokens, extra_bytes):
+        if not room.reserve(self._slot, self.total_tokens, extra_bytes, self._incoming(offset)):
             self._load.release_room()
             return offset // 2
         self._read(offset)
         return None
 
-    def _growth(self) -> int:
-        """The most bytes that the lane takes beyond its own while it grows."""
+    def _limit_for(self, offset: int, shortage: int) -> int:
+        """An offset below this one for which there may be room, if so many bytes are missing.
+
+        Where rows lie in blocks, a lane that goes on inside a page may need another block for the rest of that page.
+        """
+        row_bytes, page_tokens = self._adopter.row_bytes, self._adopter.evictor.page_tokens
+        if not row_bytes:
+            return offset // 2
+        if not self._slot.lane.shares_rows:
+            return offset - -(-shortage // row_bytes)
+        border = (offset - 1) // page_tokens * page_tokens
+        num_pages = -(-shortage // (row_bytes * page_tokens)) - 1
+        return border - num_pages * page_tokens
+
+    def _shortage(self, offset: int, extra_bytes: int) -> int:
+        """How many bytes are missing for the lane, and for so many that are to be read, even if all else is evicted."""
+        room, slot, incoming = self._adopter.room, self._slot, self._incoming(offset)
         if self._live.shared:
-            return self._adopter.room.growth(self._slot, self._total_tokens)
-        return self._slot.lane.bytes_after_clear(self._total_tokens) - self._slot.lane.nbytes
+            return room.shortage(room.growth(slot, self.total_tokens, incoming) + extra_bytes)
+        return room.shortage(slot.lane.bytes_after_clear(self.total_tokens, incoming) + extra_bytes, cleared=slot)
+
+    def _incoming(self, offset: int) -> Incoming | None:
+        """What the lane will adopt at `offset`, or None if it goes on from where it stands.
+
+        What is read from disk to the device is not copied to the lane.
+        """
+        loader, live, copied = self._adopter.loader, self._live, dict[Group, list[Range]]()
+        if live.shared == live.offset == offset:
+            return None
+        if self._slot.lane.shares_rows and loader.memory.tiers is not None:
+            tiers = {Tier.HOST, Tier.DISK} if loader.tier is Tier.HOST else {Tier.HOST}
+            for each in needed(self._adopter.groups, self._pin.node.path(), live, offset):
+                if isinstance(each.item, Page) and each.item.tier in tiers:
+                    group = each.item.group
+                    first = live.shared if group.kind is Kind.FULL else group.first_needed(offset)
+                    copied.setdefault(group, []).append((max(first, each.item.start), min(offset, each.item.end)))
+        return Incoming(offset, copied)
+
+    def _lacks_room(self) -> bool:
+        """Whether what is to be read takes more than was reserved: a branch may have cut a page in two meanwhile."""
+        loader, path = self._adopter.loader, self._pin.node.path()
+        if loader.tier is not Tier.DEVICE or not self._slot.lane.shares_rows:
+            return False
+        at = plan(self._adopter.groups, path, self._pin.offset, self._live, self.offset)
+        return at == self.offset and self._load.lacks_room(loader.on_disk(path, self._live, at))
+
+    def _keeps_room(self) -> bool:
+        """Whether there is still room for what is adopted: other requests may have moved pages meanwhile.
+
+        Rows that are copied take more blocks if those between them lie on the device now.
+        """
+        if not self._slot.lane.shares_rows:
+            return True
+        return self._adopter.room.reserve(self._slot, self.total_tokens, incoming=self._incoming(self.offset))
 
     def _clear_lane(self) -> None:
         self._idle = "", b""
@@ -257,6 +319,7 @@ class Adoption:
     def _plan_less(self, offset: int, limit: int) -> tuple[Path, int]:
         """Plan again with less: the lane's own rows without the tree's, or less of the tree, or a cleared lane.
 
+        A lane that shares rows is cleared first, because what it holds may be just what is missing.
         Raises DoesNotFit if none of this is left.
         """
         live, groups = self._live, self._adopter.groups
@@ -268,10 +331,15 @@ class Adoption:
         path = Path(self._pin.node.path(), self._pin.offset)
         less = plan(groups, path.nodes, path.matched, live, max(0, limit))
         alone = plan(groups, [], 0, live, min(live.shared, offset)) if path.matched else 0
+        if live.shared and self._slot.lane.shares_rows:
+            without = plan(groups, path.nodes, path.matched, Live.nothing(groups), offset)
+            if without >= max(less, alone):
+                self._live = Live.nothing(groups)
+                return path, without
         return (Path((), 0), alone) if alone > less else (path, less)
 
     def _refuse(self) -> NoReturn:
-        needed_bytes = self._slot.lane.bytes_after_clear(self._total_tokens)
+        needed_bytes = self._slot.lane.bytes_after_clear(self.total_tokens, Incoming(0))
         self.cancel()
         raise self._adopter.room.refuse(needed_bytes)
 

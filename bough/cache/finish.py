@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bough.cache.record import CaptureCosts
-from bough.cache.residency import Clock, LiveSequence, Residency, SaltTrie
+from bough.cache.residency import Clock, LiveSequence, Residency, SaltTrie, Slot
 from bough.cache.residency.policy import Policy
 from bough.cache.residency.shadow import NEVER, Duel
 from bough.cache.tree.node import Node, Reason
@@ -60,6 +60,7 @@ class Finisher:
         reached = sequence.packed(0, sequence.pin.offset)
         sequence.slot.is_busy = False
         sequence.slot.last_used = now
+        sequence.lane.drop_reserve()
         self._room.release(trie, sequence.pin)
         for node in path:
             node.touch(now)
@@ -121,7 +122,7 @@ class Finisher:
         """Promote pages in this order as far as there is room; False if one of them is no longer where it was found."""
         stamps = {node: node.stamp for node, _ in found}
         for node, page in found:
-            has_room = self._demote_older(sequence.trie, node, page)
+            has_room = self._demote_older(sequence, node, page)
             if node.stamp != stamps[node] or node.pages_between(page.group, *page.span) != [page]:
                 return False
             if not has_room or not _take_from_lane(sequence, node, page):
@@ -130,17 +131,26 @@ class Finisher:
             stamps[node] = node.stamp
         return True
 
-    def _demote_older(self, trie: SaltTrie, node: Node, page: Page) -> bool:
+    def _demote_older(self, sequence: LiveSequence, node: Node, page: Page) -> bool:
         """Demote what was used longer ago, so that this page fits on the device, and into its salt's share."""
         assert self._room.budget_bytes is not None
-        held_bytes = trie.memory.num_bytes[Tier.DEVICE]
-        if held_bytes + page.nbytes > self._evictor.share_of(self._room.budget_bytes):
+        memory, lane = sequence.trie.memory, sequence.lane
+        nbytes = share_bytes = page.nbytes
+        if lane.shares_rows:
+            block = lane.spans(page.group, *page.span)[0].block
+            share_bytes = 0 if block is None or memory.has_pages_in(block) else block.nbytes
+            nbytes = share_bytes if page.group.kind is Kind.WINDOW else 0
+        if memory.num_bytes[Tier.DEVICE] + share_bytes > self._evictor.share_of(self._room.budget_bytes):
             return False
-        while not self._is_low(page.nbytes):
+        while not self._is_low(nbytes):
             oldest = self._evictor.order.peek(Tier.DEVICE)
-            if oldest is None or oldest.node.last_used >= node.last_used or not self._evictor.demote_one():
+            if oldest is None or oldest.node.last_used >= node.last_used or not self._demote_one(sequence.slot):
                 return False
         return True
+
+    def _demote_one(self, spare: Slot | None = None) -> bool:
+        """Demote something to the host; or clear an idle lane, if it is all that holds what was demoted before."""
+        return self._residency.lanes.clear_oldest_idle(spare, is_sharing=True) or self._evictor.demote_one()
 
     def _is_low(self, extra_bytes: int = 0) -> bool:
         """Whether the device would be used below its high-water mark."""
@@ -151,7 +161,7 @@ class Finisher:
         """Demote idle content to the host before the device is full, so that the next request finds room."""
         if not self._memory.has_host or self._room.budget_bytes is None:
             return
-        while not self._is_low() and self._evictor.demote_one():
+        while not self._is_low() and self._demote_one():
             pass
 
 
@@ -178,7 +188,7 @@ def _supersede(path: Sequence[Node]) -> None:
 
 
 def _pages_on_host(sequence: LiveSequence, tokens: bytes) -> list[tuple[Node, Page]]:
-    """The pages of these tokens' path that lie on the host, and whose rows the lane holds."""
+    """The pages of these tokens' path that lie on the host, and whose rows the lane holds, in one block if in any."""
     end, lane = min(num_tokens(tokens), sequence.lane.offset), sequence.lane
     first_rows = {
         group: lane.first_row(group) if group.kind is Kind.WINDOW else 0
@@ -191,6 +201,7 @@ def _pages_on_host(sequence: LiveSequence, tokens: bytes) -> list[tuple[Node, Pa
         for group, pages in node.pages.items()
         for page in pages
         if page.tier is Tier.HOST and first_rows[group] <= page.start and page.end <= end
+        if len(lane.spans(group, *page.span)) == 1
     ]
 
 

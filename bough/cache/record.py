@@ -8,13 +8,14 @@ token before the prompt's end, at the end, and every so often on the way through
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from bough.cache.residency import LiveSequence, Residency
 from bough.cache.tree.node import Node, Reason
-from bough.cache.tree.state import Group, Kind, Page
+from bough.cache.tree.state import Group, Kind, Lane, Page, Range, Span, State
 from bough.cache.tree.tokens import num_tokens
 from bough.types import Boundary, Mark
 
@@ -65,6 +66,10 @@ class CaptureCosts:
         """The most that a restore point at `offset` costs, beside the rows of full attention."""
         return sum(group.needed_bytes(offset) for group in self._groups)
 
+    def state_bytes(self, num_points: int) -> int:
+        """What the states of so many restore points cost."""
+        return num_points * sum(group.state_bytes for group in self._groups)
+
     def total_bytes(self, offsets: Iterable[int]) -> int:
         """What restore points at these offsets cost together: window rows that they share count once."""
         offsets = sorted(offsets)
@@ -107,6 +112,7 @@ class Recorder:
         self._page_tokens = page_tokens
         self._groups = residency.memory.groups
         self._full_groups = [group for group in self._groups if group.kind is Kind.FULL]
+        self._windows = [group for group in self._groups if group.kind is Kind.WINDOW]
 
     def record(self, sequence: LiveSequence, end: int, due: Sequence[Capture]) -> None:
         """Bring the tree up to the first `end` tokens of a lane: rows it lacks, holes, and the captures that are due.
@@ -127,10 +133,9 @@ class Recorder:
         In a model that needs restore points, rows without one are of no use: room for one is counted in.
         """
         at, kept = sequence.pin.offset, sorted(due, key=lambda capture: capture.worth)
-        rows = (end - at) * self._costs.row_bytes
         while True:
             offsets = {capture.offset for capture in kept} | ({end} if self._costs.needs_points else set())
-            if self._room.make_room(rows + self._costs.total_bytes(offsets), spare=sequence.slot, trie=sequence.trie):
+            if self._make_room(sequence, end, offsets):
                 return end, kept
             if not kept or offsets == {end}:
                 return self._fit_less(sequence, at, end)
@@ -141,21 +146,46 @@ class Recorder:
         costs = self._costs
         if not costs.row_bytes or any(group.kind is Kind.RECURRENT for group in self._groups):
             return at, []
-        fitting = (self._room.affordable(sequence.trie) - costs.point_bytes(end)) // costs.row_bytes
+        shares_rows = sequence.lane.shares_rows
+        affordable = self._room.affordable_share if shares_rows else self._room.affordable
+        fitting = (affordable(sequence.trie) - costs.point_bytes(end)) // costs.row_bytes
         less = max(at, min(end, at + fitting) // self._page_tokens * self._page_tokens)
         if not less or any(sequence.lane.first_row(group) > group.first_needed(less) for group in self._groups):
             return at, []
-        needed_bytes = (less - at) * costs.row_bytes + costs.point_bytes(less)
-        if not self._room.make_room(needed_bytes, spare=sequence.slot, trie=sequence.trie):
+        if not self._make_room(sequence, less, {less}):
             return at, []
         return less, [Capture(less, Reason.END)] if costs.needs_points else []
+
+    def _make_room(self, sequence: LiveSequence, end: int, offsets: set[int]) -> bool:
+        """Make room for the rows from the pin up to `end`, and for restore points at these offsets."""
+        at = sequence.pin.offset
+        if not sequence.lane.shares_rows:
+            nbytes = (end - at) * self._costs.row_bytes + self._costs.total_bytes(offsets)
+            return self._room.make_room(nbytes, spare=sequence.slot, trie=sequence.trie)
+        rows = {group: [(at, end)] for group in self._full_groups}
+        windows = {group: _window_rows(sequence.lane, group, offsets, end) for group in self._windows}
+        new_bytes = self._costs.state_bytes(len(offsets)) + self._new_block_bytes(sequence, windows)
+        share_bytes = new_bytes + self._new_block_bytes(sequence, rows)
+        return self._room.make_room(new_bytes, sequence.slot, sequence.trie, share_bytes)
+
+    def _new_block_bytes(self, sequence: LiveSequence, rows: Mapping[Group, Sequence[Range]]) -> int:
+        """Bytes of the blocks with these rows of a lane in which no page of its trie lies yet."""
+        memory, pages = sequence.trie.memory, self._page_tokens
+        spans = (
+            span
+            for group, ranges in rows.items()
+            for start, end in ranges
+            for span in row_spans(sequence.lane, group, start, end, pages)
+        )
+        blocks = {span.block for span in spans if span.block is not None and not memory.has_pages_in(span.block)}
+        return sum(block.nbytes for block in blocks)
 
     def _extend(self, sequence: LiveSequence, end: int) -> None:
         """Add the tokens from the pin up to `end` to the tree, with their rows, and move the pin there."""
         start = sequence.pin.offset
         if start >= end:
             return
-        nbytes = (end - start) * self._costs.row_bytes
+        nbytes = 0 if sequence.lane.shares_rows else (end - start) * self._costs.row_bytes
         pages = self._room.retry_after_eviction(
             lambda: self._publish(sequence, start, end), nbytes, sequence.slot
         )  # first: it may fail
@@ -190,8 +220,8 @@ class Recorder:
         memory, pages = sequence.trie.memory, list[Page]()
         try:
             for group in self._full_groups:
-                for low, high in page_ranges(start, end, self._page_tokens):
-                    pages.append(memory.add(sequence.lane.publish(group, low, high)))
+                for span in row_spans(sequence.lane, group, start, end, self._page_tokens):
+                    pages.append(memory.add(sequence.lane.publish(group, span.start, span.end)))
         except BaseException:
             for page in pages:
                 memory.release(page)
@@ -201,12 +231,10 @@ class Recorder:
     def _attach_captures(self, sequence: LiveSequence, due: Sequence[Capture]) -> None:
         """Make the restore points that are due, where the lane still holds what they need."""
         for capture in due:
-            node = sequence.pin.node
-            while capture.offset <= node.start:
-                assert node.parent is not None
-                node = node.parent
+            node = _node_at(sequence, capture.offset)
             if self._can_capture(sequence, node, capture.offset):
-                self._attach(sequence, node, capture)
+                states = self._capture_states(sequence, node, capture.offset)
+                self._attach(sequence, _node_at(sequence, capture.offset), capture, states)  # it may have been merged
 
     def _can_capture(self, sequence: LiveSequence, node: Node, offset: int) -> bool:
         if offset > sequence.pin.offset:
@@ -230,17 +258,35 @@ class Recorder:
             at = at.parent
         return True
 
-    def _attach(self, sequence: LiveSequence, node: Node, capture: Capture) -> None:
-        """Make a restore point with all it needs, or none."""
+    def _capture_states(self, sequence: LiveSequence, node: Node, offset: int) -> dict[Group, State]:
+        """The states that a restore point at `offset` lacks. First: something may have to be evicted for them."""
+        known, states = node.points.get(offset), dict[Group, State]()
+        missing = [
+            group for group in self._groups if group.kind is Kind.RECURRENT and not (known and group in known.states)
+        ]
+        try:
+            for group in missing:
+                capture = partial(sequence.lane.capture, group)
+                state = self._room.retry_after_eviction(capture, group.state_bytes, sequence.slot)
+                states[group] = sequence.trie.memory.add(state)
+        except BaseException:
+            for state in states.values():
+                sequence.trie.memory.release(state)
+            raise
+        return states
+
+    def _attach(self, sequence: LiveSequence, node: Node, capture: Capture, states: dict[Group, State]) -> None:
+        """Make a restore point with these states and all else that it needs, or none."""
         trie, lane, memory = sequence.trie, sequence.lane, sequence.trie.memory
         is_new = capture.offset not in node.points
         point = trie.add_point(node, capture.offset, capture.reason, kept=capture.kept)
+        point.states |= states
         try:
             for group in self._groups:
-                if group.kind is Kind.RECURRENT and group not in point.states:
+                if group.kind is Kind.RECURRENT and group not in point.states:  # it was evicted just now
                     point.states[group] = memory.add(lane.capture(group))
                 elif group.kind is Kind.WINDOW:
-                    trie.hold_window(node, point, group, lambda g, low, high: memory.add(lane.publish(g, low, high)))
+                    trie.hold_window(node, point, group, partial(self._publish_each, sequence))
         except BaseException:
             if is_new:
                 trie.drop_point(node, point)
@@ -251,16 +297,31 @@ class Recorder:
         """Publish the rows that nodes on the path lost to a failed load, as far as the lane holds them and they fit."""
         if not any(node.has_holes for node in sequence.pin.node.path()):
             return
-        needed = sum((high - low) * group.bytes_per_token for _, group, low, high in self._holes(sequence))
-        if not self._room.make_room(needed, spare=sequence.slot, trie=sequence.trie):
+        if not self._make_room_for_holes(sequence):
             return
-        trie, lane = sequence.trie, sequence.lane
         for node, group, low, high in self._holes(sequence):  # again: making room may have merged nodes
-            trie.add_page(node, trie.memory.add(lane.publish(group, low, high)))
+            for page in self._publish_each(sequence, group, low, high):
+                sequence.trie.add_page(node, page)
         for node in sequence.pin.node.path():
             node.has_holes = any(
                 list(node.missing_between(group, node.start, node.end, self._page_tokens)) for group in self._full_groups
             )
+
+    def _make_room_for_holes(self, sequence: LiveSequence) -> bool:
+        holes = self._holes(sequence)
+        nbytes = sum((high - low) * group.bytes_per_token for _, group, low, high in holes)
+        if not sequence.lane.shares_rows:
+            return self._room.make_room(nbytes, spare=sequence.slot, trie=sequence.trie)
+        rows: dict[Group, list[Range]] = {group: [] for group in self._full_groups}
+        for _, group, low, high in holes:
+            rows[group].append((low, high))
+        share_bytes = self._new_block_bytes(sequence, rows)
+        return self._room.make_room(0, sequence.slot, sequence.trie, share_bytes)
+
+    def _publish_each(self, sequence: LiveSequence, group: Group, start: int, end: int) -> Iterator[Page]:
+        """Pages of rows within a page border, each made when it is asked for."""
+        for span in sequence.lane.spans(group, start, end):
+            yield sequence.trie.memory.add(sequence.lane.publish(group, span.start, span.end))
 
     def _holes(self, sequence: LiveSequence) -> list[tuple[Node, Group, int, int]]:
         return [
@@ -270,6 +331,27 @@ class Recorder:
             for group in self._full_groups
             for low, high in node.missing_between(group, node.start, sequence.pin.offset, self._page_tokens)
         ]
+
+
+def _node_at(sequence: LiveSequence, offset: int) -> Node:
+    """The node on a sequence's path in whose edge an offset lies."""
+    node = sequence.pin.node
+    while offset <= node.start:
+        assert node.parent is not None
+        node = node.parent
+    return node
+
+
+def row_spans(lane: Lane, group: Group, start: int, end: int, page_tokens: int) -> Iterator[Span]:
+    """Rows [start, end) of a lane as they can be published: cut at page borders and between blocks."""
+    for low, high in page_ranges(start, end, page_tokens):
+        yield from lane.spans(group, low, high)
+
+
+def _window_rows(lane: Lane, group: Group, offsets: Iterable[int], end: int) -> list[Range]:
+    """The rows of a window up to `end` that a lane holds and restore points at these offsets need."""
+    first = lane.first_row(group)
+    return [(max(first, group.first_needed(at)), at) for at in offsets if first < at <= end]
 
 
 def page_ranges(start: int, end: int, page_tokens: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from bough.cache.finish import Finisher
 from bough.cache.record import Capture, CaptureCosts, Recorder
 from bough.cache.residency import Residency
 from bough.cache.tree.node import Reason
-from bough.cache.tree.state import Group, Kind, Lane, Source
+from bough.cache.tree.state import Group, Incoming, Kind, Lane, Source
 from bough.cache.tree.tokens import cut, num_tokens, unpack
 from bough.errors import EngineError
 from bough.types import Boundary, Loading
@@ -112,6 +112,7 @@ class Session:
         keep: bool = False,
     ) -> None:
         self.sequence = adoption.sequence
+        self.lane: Lane = adoption.sequence.lane  # as a plain field: every step reads it
         self.prompt = prompt
         self.stores = stores
         self.captures: dict[int, Capture] = {}
@@ -121,13 +122,10 @@ class Session:
         self._adoption = adoption
         self._prompt_captures = captures
         self._keeps_prompt = keep
+        self._reserved_tokens = adoption.total_tokens
         self.salt = salt
         if not adoption.is_loading:
             self._schedule_prompt()
-
-    @property
-    def lane(self) -> Lane:
-        return self.sequence.lane
 
     @property
     def matched(self) -> int:
@@ -255,12 +253,24 @@ class Session:
         """Publish what the lane holds, then start the lane again at 0; from now on nothing is recorded."""
         self.publish()
         self.stores = False
+        self._reserve_anew()
         self.sequence.tokens = array("i")
         self.lane.adopt(0, {group: Source() for group in self._context.groups})
 
     def reserve(self, total_tokens: int) -> bool:
         """Make room for a sequence of `total_tokens`; False if the budget does not allow it now."""
-        return self._context.residency.room.reserve(self.sequence.slot, total_tokens)
+        has_room = self._context.residency.room.reserve(self.sequence.slot, total_tokens)
+        if has_room:
+            self._reserved_tokens = max(self._reserved_tokens, total_tokens)
+        return has_room
+
+    def _reserve_anew(self) -> None:
+        """Make room for all rows once more, where the tree keeps those that the lane had. Raises DoesNotFit."""
+        room, slot, incoming = self._context.residency.room, self.sequence.slot, Incoming(0)
+        if not slot.lane.shares_rows:
+            return
+        if not room.reserve(slot, self._reserved_tokens, incoming=incoming):
+            raise room.refuse(slot.lane.bytes_after_clear(self._reserved_tokens, incoming))
 
     def note_prefill(self, seconds: float) -> None:
         """Learn the rate of computing: the rest of the prompt, up to the first token, took so many seconds."""

@@ -128,6 +128,10 @@ class Engine(ContentStore, Protocol):
         """Choose one token for each, as `SamplingParams` defines."""
         ...
 
+    def limit_device(self, budget_bytes: int) -> None:
+        """Limit the device memory that lanes and pages take. Called once, before the first lane is made, if at all."""
+        ...
+
     def limit_host(self, budget_bytes: int) -> None:
         """Limit the host memory that pages and states take."""
         ...

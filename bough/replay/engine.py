@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bough.cache.tree.state import Group, Kind, Lane, Page, Source, State
+from bough.cache.tree.state import Block, Group, Incoming, Kind, Lane, Page, Source, Span, State
 
 PAGE_TOKENS = 1
 GROUP = Group(0, Kind.FULL, bytes_per_token=1)
@@ -17,22 +17,29 @@ GROUP = Group(0, Kind.FULL, bytes_per_token=1)
 class CountingLane:
     """A lane that has only an offset. It reports every captured state to the engine."""
 
-    nbytes = 0
+    nbytes = own_bytes = 0
+    shares_rows = False
 
     def __init__(self, on_capture: Callable[[State], object]) -> None:
         self.offset = 0
         self._on_capture = on_capture
 
-    def bytes_for(self, num_tokens: int) -> int:
+    def blocks(self) -> tuple[Block, ...]:
+        return ()
+
+    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def bytes_after_clear(self, num_tokens: int) -> int:
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def peak_for(self, num_tokens: int) -> int:
+    def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def reserve(self, num_tokens: int) -> None:
+    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
+        pass
+
+    def drop_reserve(self) -> None:
         pass
 
     def first_row(self, group: Group) -> int:
@@ -40,6 +47,9 @@ class CountingLane:
 
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
         self.offset = offset
+
+    def spans(self, group: Group, start: int, end: int) -> list[Span]:
+        return [Span(start, end, None)]
 
     def publish(self, group: Group, start: int, end: int) -> Page:
         assert start < end <= self.offset
@@ -74,8 +84,14 @@ class CountingEngine:
         assert isinstance(lane, CountingLane)
         lane.offset += num_tokens
 
+    def device_bytes(self, item: Page | State) -> int:
+        return item.content_bytes
+
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         return make_page(page.start, at), make_page(at, page.end)
+
+    def can_join(self, left: Page, right: Page) -> bool:
+        return True
 
     def join(self, left: Page, right: Page) -> Page:
         return make_page(left.start, right.end)

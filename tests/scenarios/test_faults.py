@@ -10,7 +10,10 @@ from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary
 from tests import invariants
 from tests.fakes import MODELS
+from tests.scenarios.models import copying_lanes
 from tests.scenarios.world import World
+
+pytestmark = pytest.mark.usefixtures("lane_kind")
 
 every_model = pytest.mark.parametrize("model", MODELS)
 A = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -78,6 +81,7 @@ def test_a_restore_point_is_made_whole_or_not_at_all(where: str) -> None:
     w.close(session)
 
 
+@copying_lanes
 @pytest.mark.parametrize("model", ["full+window", "window"])
 def test_a_branch_reached_by_going_back_on_the_lane_leaves_a_restore_point(model: str) -> None:
     w = World(MODELS[model], 4)
@@ -92,6 +96,7 @@ def test_a_branch_reached_by_going_back_on_the_lane_leaves_a_restore_point(model
     assert w.run([*chat[:15], 57]).cached == 15
 
 
+@copying_lanes
 def test_lane_and_tree_that_do_not_fit_together_still_reuse_what_the_lane_holds() -> None:
     w = World(MODELS["full"], 4, budget_bytes=170)
     w.run(list(range(10)))  # 80 bytes on the lane, 80 in the tree
@@ -134,6 +139,7 @@ def test_roots_that_were_emptied_by_others_go() -> None:
     assert len(w.cache.forest.tries) < 10
 
 
+@copying_lanes
 def test_a_lane_that_shares_nothing_with_the_prompt_starts_small_again() -> None:
     w = World(MODELS["full"], 4, budget_bytes=1000)
     w.run(list(range(60)))
@@ -152,6 +158,7 @@ def test_clearing_leaves_only_what_a_busy_lane_stands_on() -> None:
     w.close(session)
 
 
+@copying_lanes
 def test_looking_says_what_beginning_does() -> None:
     w = World(MODELS["full"], 4, budget_bytes=80)
     w.run(list(range(10)))  # all of it fits only on the lane
@@ -159,6 +166,7 @@ def test_looking_says_what_beginning_does() -> None:
     assert explain(w.cache, [], "", str).cached_tokens == 0
 
 
+@copying_lanes
 def test_a_refusal_counts_what_running_requests_stand_on() -> None:
     w = World(MODELS["full"], 4, num_lanes=2, budget_bytes=200)
     session = w.begin(list(range(10)))

@@ -19,6 +19,8 @@ from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World
 
+pytestmark = pytest.mark.usefixtures("lane_kind")
+
 every_model = pytest.mark.parametrize("model", MODELS)
 
 

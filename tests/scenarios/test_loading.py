@@ -15,8 +15,11 @@ from bough.cache.tree.state import Tier
 from bough.errors import DoesNotFit, EngineError
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS, FixedRates
+from tests.scenarios.models import copying_lanes
 from tests.scenarios.test_tiers import LONG, OTHER, demote_all, tiers
 from tests.scenarios.world import World
+
+pytestmark = pytest.mark.usefixtures("lane_kind")
 
 
 class CountingDisk(FakeDisk):
@@ -245,6 +248,7 @@ def test_a_disk_that_delivers_nothing_is_not_waited_for(model: str) -> None:
     w.close(session)
 
 
+@copying_lanes
 def test_what_is_being_read_has_its_room_reserved() -> None:
     row = 8
     w = SlowWorld("full", num_lanes=2, budget_bytes=130 * row)
@@ -307,6 +311,7 @@ def test_a_restore_point_that_a_leader_is_asked_for_while_it_loads_is_made() -> 
     assert len(LONG) + 5 in points and 8 not in points
 
 
+@copying_lanes
 def test_a_request_that_is_refused_takes_nothing_from_others() -> None:
     row = 8
     w = World(MODELS["full"], 4, num_lanes=2, budget_bytes=120 * row, host_bytes=16 * row)

@@ -19,6 +19,7 @@ from bough.cache.tree.state import Kind
 from bough.errors import DoesNotFit, EngineError, LanesBusy
 from bough.types import Boundary, Mark
 from tests import invariants
+from tests.fake_pool import PooledFakeEngine
 from tests.fakes import MODELS
 from tests.scenarios.world import World
 
@@ -35,9 +36,10 @@ class CacheMachine(RuleBasedStateMachine):
         page_tokens=st.sampled_from([2, 3, 8]),
         num_lanes=st.integers(1, 3),
         budget=st.sampled_from([None, 150, 400, 900]),
+        is_pooled=st.booleans(),
     )
-    def start(self, model: str, page_tokens: int, num_lanes: int, budget: int | None) -> None:
-        self.world = World(MODELS[model], page_tokens, num_lanes=num_lanes, budget_bytes=budget)
+    def start(self, model: str, page_tokens: int, num_lanes: int, budget: int | None, is_pooled: bool = False) -> None:
+        self.world = World(MODELS[model], page_tokens, num_lanes=num_lanes, budget_bytes=budget, is_pooled=is_pooled)
         self.open: list[Session] = []
 
     @rule(
@@ -76,13 +78,17 @@ class CacheMachine(RuleBasedStateMachine):
     def _fits(self, total_tokens: int) -> bool:
         """Whether any idle lane can grow to hold a request without any eviction."""
         room = self.world.cache.residency.room
-        growths = [room.growth(slot, total_tokens) for slot in self.world.cache.lanes.slots if not slot.is_busy]
+        slots = [slot for slot in self.world.cache.lanes.slots if not slot.is_busy]
+        growths = [slot.lane.nbytes + slot.lane.bytes_after_clear(total_tokens) for slot in slots]
+        growths += [room.growth(slot, total_tokens) for slot in slots]
         return room.budget_bytes is None or room.used_bytes + max(growths, default=0) <= room.budget_bytes
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 2), size=st.integers(1, 5))
     def feed_prompt(self, which: int, size: int) -> None:
         session = self._session(which)
+        if session is None:
+            return
         with self._faults(session):
             self.world.prefill_chunk(session, size)
 
@@ -90,6 +96,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2))
     def finish_prompt(self, which: int) -> None:
         session = self._session(which)
+        if session is None:
+            return
         with self._faults(session):
             self.world.prefill(session)
 
@@ -97,6 +105,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), token=st.integers(0, 2))
     def decode(self, which: int, token: int) -> None:
         session = self._session(which)
+        if session is None:
+            return
         with self._faults(session):
             if session.offset >= session.prompt_tokens and session.reserve(session.offset + 1):
                 self.world.decode(session, [token])
@@ -105,6 +115,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), offset=st.integers(1, 14))
     def capture(self, which: int, offset: int) -> None:
         session = self._session(which)
+        if session is None:
+            return
         if offset <= session.prompt_tokens:
             session.schedule(offset)
 
@@ -119,6 +131,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), groups_done=st.integers(0, 3))
     def fail(self, which: int, groups_done: int) -> None:
         session = self._session(which)
+        if session is None:
+            return
         chunk = session.next_chunk(2)
         if not chunk:
             return
@@ -169,11 +183,21 @@ class CacheMachine(RuleBasedStateMachine):
         with suppress(EngineError, MemoryError):
             self.world.cache.clear()
 
-    def _session(self, which: int) -> Session:
-        """An open session whose lane can be used."""
+    def _session(self, which: int) -> Session | None:
+        """An open session whose lane can be used; None if it was refused while it loaded."""
         session = self.open[which % len(self.open)]
-        self._finish_loading(session)
+        try:
+            self._finish_loading(session)
+        except DoesNotFit:
+            self._close_refused(session)
+            return None
         return session
+
+    def _close_refused(self, session: Session) -> None:
+        """What could not be loaded has to be computed, in memory that a lane which shares rows had not reserved."""
+        assert self.world.is_pooled
+        self.open.remove(session)
+        self.world.close(session)
 
     def _finish_loading(self, session: Session) -> None:
         """Nothing is read without a disk."""
@@ -193,6 +217,14 @@ class CacheMachine(RuleBasedStateMachine):
             self.world.cache.clear()
             self.world.check()
             assert not self.world.engine.live
+            assert_nothing_is_held(self.world)
+
+
+def assert_nothing_is_held(world: World) -> None:
+    """After everything was cleared, no slot is used, whoever may have used it."""
+    assert world.cache.residency.room.used_bytes == 0
+    if isinstance(world.engine, PooledFakeEngine):
+        assert world.engine.arena.used_bytes == 0
 
 
 def walk(machine: type[CacheMachine], num_walks: int, num_steps: int) -> None:

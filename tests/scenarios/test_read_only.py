@@ -12,6 +12,8 @@ from bough.cache.tree.state import Tier
 from tests.crash.tree import Setup, serve
 from tests.fakes import MODELS
 
+pytestmark = pytest.mark.usefixtures("lane_kind")
+
 NUM_REQUESTS = 25
 
 

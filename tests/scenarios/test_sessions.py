@@ -114,8 +114,7 @@ def test_07_a_budget_for_two_of_five_conversations_is_kept_and_answers_stay_righ
     chance = random.Random(7)
     system = [chance.randrange(60) for _ in range(16)]
     w = world(model, num_lanes=2)
-    row, states = w.row_and_state_bytes
-    budget = 2 * 48 * row + w.cache.lanes.slots[0].lane.bytes_for(48) + 12 * states
+    budget = w.chats_bytes(2, 48, num_states=12) + w.cache.lanes.slots[0].lane.bytes_for(48)
     w.set_budget(budget)
     chats = [[*system, 50 + chat] for chat in range(5)]
     cached_by_system = 0

@@ -16,8 +16,11 @@ from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS, FixedRates
+from tests.scenarios.models import copying_lanes
 from tests.scenarios.test_tiers import demote_all, tiers
 from tests.scenarios.world import World
+
+pytestmark = pytest.mark.usefixtures("lane_kind")
 
 ROW = 8  # bytes of a token in the fake engine's full attention
 TRUNK = [1, 2, 3, 4, 5, 6]
@@ -57,6 +60,7 @@ def test_rows_beyond_a_salts_share_do_not_take_the_place_of_another_branch() -> 
     assert adopted(w, CHAT) == CHAT[:-1]
 
 
+@copying_lanes
 def test_rows_beyond_the_budget_do_not_take_the_place_of_another_branch() -> None:
     w = World(MODELS["full+recurrent"], 4, budget_bytes=340, host_bytes=4000, chunk=100)
     w.run(CHAT)
@@ -265,6 +269,7 @@ def remove_files(disk: FakeDisk, start: int) -> None:
         del disk.platter.files[address]
 
 
+@copying_lanes
 def test_a_request_is_refused_after_few_plans_where_nothing_will_go(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = count()
 
@@ -360,6 +365,7 @@ def open_disk(folder: Path, *, ttl_s: float | None = None, now_s: float = 0.0) -
     )
 
 
+@copying_lanes
 @pytest.mark.parametrize("where", ["reserve", "publish"])
 @pytest.mark.parametrize("error", [EngineError, MemoryError])
 def test_an_engine_without_memory_is_asked_again_after_something_was_let_go(where: str, error: type[Exception]) -> None:

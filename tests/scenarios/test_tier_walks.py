@@ -44,6 +44,7 @@ class TierMachine(CacheMachine):
         host=st.sampled_from([0, 64, 300, 5000]),
         disk=st.sampled_from([0, 200, 600, 1 << 30]),
         share=st.sampled_from([1.0, 1.0, 0.5]),
+        is_pooled=st.booleans(),
     )
     def start(
         self,
@@ -51,11 +52,18 @@ class TierMachine(CacheMachine):
         page_tokens: int,
         num_lanes: int,
         budget: int | None,
+        is_pooled: bool = False,
         host: int = 0,
         disk: int = 0,
         share: float = 1,
     ) -> None:
-        self.settings = {"num_lanes": num_lanes, "budget_bytes": budget, "host_bytes": host, "salt_share": share}
+        self.settings = {
+            "num_lanes": num_lanes,
+            "budget_bytes": budget,
+            "host_bytes": host,
+            "salt_share": share,
+            "is_pooled": is_pooled,
+        }
         self.model, self.page_tokens = model, page_tokens
         self.disk = FakeDisk(page_tokens, disk) if disk else None
         self._make_world()
@@ -150,6 +158,9 @@ class TierMachine(CacheMachine):
             self.open.remove(session)
             self.world.close(session)
             return
+        except DoesNotFit:
+            self._close_refused(session)
+            return
         if not is_loading:
             TierMachine.num_loaded += 1
             assert session.tokens.tobytes() == session.prompt[: 4 * session.cached]
@@ -208,6 +219,7 @@ class LoadingWalk:
             chance.choice([2, 3, 8]),
             chance.randrange(2, 5),
             chance.choice([None, 400, 900, 2000]),
+            bool(seed % 2),
             chance.choice([0, 0, 300, 5000]),
             chance.choice([600, 1 << 30]),
             chance.choice([1.0, 1.0, 0.5]),

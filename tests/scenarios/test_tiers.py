@@ -15,6 +15,8 @@ from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS, FixedRates
 from tests.scenarios.world import World
 
+pytestmark = pytest.mark.usefixtures("lane_kind")
+
 LONG = list(range(1, 33))
 OTHER = list(range(40, 63))
 

@@ -18,6 +18,8 @@ from tests.fakes import MODELS
 from tests.scenarios.test_tiers import tiers
 from tests.scenarios.world import World
 
+pytestmark = pytest.mark.usefixtures("lane_kind")
+
 OLD = list(range(1, 17))
 NEW = list(range(40, 56))
 

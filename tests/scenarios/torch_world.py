@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from bough.config import Settings
+from bough.engines.shared.pool.arena import Arena
 from bough.engines.torch import TorchEngine
 from tests.scenarios.model_world import ARCHITECTURES, Subject
 from tests.tiny_models import make_model
+
+_POOL_BYTES = 16 << 20
 
 
 @functools.cache
@@ -24,6 +27,29 @@ def make_subject(name: str) -> Subject:
     with tempfile.TemporaryDirectory() as folder:  # no verdict of an earlier run
         engine = TorchEngine(model, Settings(cache_folder=Path(folder), chunk=8))
     return Subject(name, engine, functools.partial(_failing_after, _layers(model)))
+
+
+def make_pooled_subject(name: str) -> Subject:
+    """The same on a pool of slots, which computes one step ahead of the caller. The pool is a new one each time."""
+    engine, layers = _make_pooled(name)
+    engine._pool = None
+    engine.limit_device(_POOL_BYTES)
+    return Subject(name, engine, functools.partial(_failing_after, layers), arena=arena_of(engine))
+
+
+@functools.cache
+def _make_pooled(name: str) -> tuple[TorchEngine, list[Any]]:
+    torch.set_num_threads(1)
+    model = make_model(name, **ARCHITECTURES[name])
+    with tempfile.TemporaryDirectory() as folder:
+        engine = TorchEngine(model, Settings(cache_folder=Path(folder), chunk=8), pools=True)
+    return engine, _layers(model)
+
+
+def arena_of(engine: TorchEngine) -> Arena:
+    """The arena of an engine with a pool."""
+    assert engine._pool is not None, engine.describe()["step"]
+    return engine._pool.memory.arena
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from bough.cache.session import Session
 from bough.cache.tree.state import Group, Kind
 from bough.types import Boundary
 from tests import invariants
+from tests.fake_pool import PooledFakeEngine
 from tests.fakes import FakeEngine
 
 CHUNK = 3
@@ -31,10 +32,18 @@ class Done:
     tokens: list[int]
 
 
+def make_engine(groups: Sequence[Group], page_tokens: int, has_host: bool, is_pooled: bool, arena_bytes: int) -> FakeEngine:
+    """A fake engine whose lanes copy rows, or share them in slots of `page_tokens`."""
+    if is_pooled:
+        return PooledFakeEngine(groups, page_tokens=page_tokens, has_host=has_host, arena_bytes=arena_bytes)
+    return FakeEngine(groups, has_host=has_host)
+
+
 class World:
     """Requests against one cache over an engine, by default the fake one. Every step is followed by all the checks."""
 
     num_visits, num_turns = 200, 50  # of the scenarios that go on for long
+    is_pooled = False  # whether lanes share rows with the tree, if it is not said
     has_wide_window = False  # whether a lane's window buffer keeps more rows than the model needs
 
     def __init__(
@@ -46,6 +55,8 @@ class World:
         budget_bytes: int | None = None,
         chunk: int = CHUNK,
         engine: Any = None,
+        is_pooled: bool | None = None,
+        arena_bytes: int = 1 << 20,
         host_bytes: int = 0,
         disk: Any = None,
         rates: Rates | None = None,
@@ -54,7 +65,8 @@ class World:
         ttl_s: float | None = None,
         point_spacing: int = POINT_SPACING,
     ) -> None:
-        self.engine: Any = engine or FakeEngine(groups, has_host=host_bytes > 0)
+        self.is_pooled = self.is_pooled if is_pooled is None else is_pooled
+        self.engine: Any = engine or make_engine(groups, page_tokens, host_bytes > 0, self.is_pooled, arena_bytes)
         ticks = itertools.count(1)
         self.cache = PrefixCache(
             self.engine,
@@ -72,6 +84,9 @@ class World:
         )
         if disk is not None:
             self.cache.restore()
+        if self.is_pooled:  # a lane keeps whole slots of its window; and what goes on for long was played with copies
+            self.has_wide_window = page_tokens > 2 and all(group.kind is not Kind.RECURRENT for group in groups)
+            self.num_visits = 40
         self.chunk = chunk
         self.sessions: list[Session] = []
 
@@ -84,6 +99,11 @@ class World:
         """Bytes of one token's rows in all groups, and of one recurrent state in all groups."""
         groups = self.engine.groups
         return sum(group.bytes_per_token for group in groups), sum(group.state_bytes for group in groups)
+
+    def chats_bytes(self, num_chats: int, num_tokens: int, num_states: int) -> int:
+        """What so many chats of that length take in the tree, with so many recurrent states of each group."""
+        row, states = self.row_and_state_bytes
+        return num_chats * num_tokens * row + num_states * states
 
     @property
     def is_full_only(self) -> bool:

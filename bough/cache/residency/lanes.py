@@ -1,6 +1,7 @@
 """Lanes: which of them are busy, and what the idle ones still hold.
 
-An idle lane holds only what the tree holds too: it pins nothing, and is cleared first when memory is short.
+An idle lane holds only what the tree holds too: it pins nothing, and is cleared first when memory is short. A lane that
+shares rows with the tree takes nothing for those; then it is cleared when the tree has dropped them.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Lanes:
 
     @property
     def nbytes(self) -> int:
+        """What all lanes take, without the blocks that they share with the tree."""
         return sum(slot.lane.nbytes for slot in self.slots)
 
     @property
@@ -79,9 +81,13 @@ class Lanes:
         for slot in self.idle():
             slot.clear()
 
-    def clear_oldest_idle(self, spare: Slot | None) -> bool:
-        """Clear the idle lane that was used longest ago and holds memory; False if there is none but `spare`."""
-        slot = next((slot for slot in self.idle() if slot is not spare and slot.lane.nbytes), None)
+    def clear_oldest_idle(self, spare: Slot | None = None, *, is_sharing: bool = False) -> bool:
+        """Clear the idle lane that was used longest ago and holds memory; False if there is none but `spare`.
+
+        Only lanes that share rows with the tree, if asked.
+        """
+        slots = (slot for slot in self.idle() if slot is not spare and (slot.lane.shares_rows or not is_sharing))
+        slot = next((slot for slot in slots if slot.lane.nbytes), None)
         if slot is None:
             return False
         slot.clear()

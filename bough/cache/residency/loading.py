@@ -145,6 +145,12 @@ class Loader:
         """Where content goes that is read from disk."""
         return self.memory.tiers.load_tier if self.memory.tiers is not None else Tier.DEVICE
 
+    def loaded_bytes(self, items: Sequence[Needed]) -> int:
+        """What these items will take where they go: on the device perhaps a whole block each."""
+        if self.tier is not Tier.DEVICE:
+            return total_bytes(items)
+        return sum(self.memory.store.device_bytes(each.item) for each in items)
+
     def make_host_room(self, trie: SaltTrie, items: Sequence[Needed]) -> int | None:
         """Make room on the host for what is to be read; returns None, or where the first item starts that has none."""
         if self._evictor.make_host_room(total_bytes(items), trie):
@@ -201,6 +207,7 @@ class Load:
         self._reads = disk.reader.open_list() if disk is not None else None
         self._without: int | None = None  # the offset that could be reached without reading anything
         self._wanted_bytes = 0  # since the last start
+        self._missing_bytes = 0  # what is not there yet of those
         self._arrived_bytes = 0  # up to the last start
         self._started_s = 0.0
         self._before = self._seen = ReadProgress()  # of the reader: at the first start, and when something came last
@@ -216,14 +223,14 @@ class Load:
         self._loader.loads.add(self)
         limit = self._loader.make_host_room(self._trie, items)
         if limit is None:
-            self._reserve(total_bytes(items))
+            self._reserve(self._loader.loaded_bytes(items))
         return limit
 
     def start(self, items: Sequence[Needed], without: int) -> None:
         """Want these items, for which there is room; `without` them a lane can stand at that offset. Reserves the room."""
         self._loader.loads.add(self)
-        self._reserve(total_bytes(items))
-        self._wanted_bytes = total_bytes(items)
+        self._reserve(self._loader.loaded_bytes(items))
+        self._wanted_bytes = self._missing_bytes = total_bytes(items)
         if self._without is None:
             self._without = without
             self._started_s = self._alive_s = self._loader.clock()
@@ -234,10 +241,14 @@ class Load:
         disk = self._loader.memory.disk
         return disk.reader.progress() if disk is not None else ReadProgress()
 
+    def lacks_room(self, items: Sequence[Needed]) -> bool:
+        """Whether these items, which are not there yet, take more than is reserved."""
+        return self._loader.loaded_bytes(items) > self.reserved_bytes
+
     def release_room(self) -> None:
         """Give back what is reserved, before it is planned again."""
-        self._arrived_bytes += self._wanted_bytes - self.reserved_bytes
-        self._wanted_bytes = 0
+        self._arrived_bytes += self._wanted_bytes - self._missing_bytes
+        self._wanted_bytes = self._missing_bytes = 0
         self._reserve(0)
 
     def close(self) -> None:
@@ -271,7 +282,8 @@ class Load:
     def _want(self, items: Sequence[Needed]) -> None:
         if self._reads is None:
             return
-        self._reserve(min(self.reserved_bytes, total_bytes(items)))
+        self._reserve(min(self.reserved_bytes, self._loader.loaded_bytes(items)))
+        self._missing_bytes = min(self._missing_bytes, total_bytes(items))
         files = [saved_file(each.item) for each in items]
         self._reads.want([file for file in files if file is not None])
 
@@ -310,7 +322,8 @@ class Load:
             log.warning("rows %s could not be loaded: %s", each.item.span, error)
             self._loader.counts.failed_loads += 1
             return False
-        self._reserve(max(0, self.reserved_bytes - each.item.content_bytes))
+        self._reserve(max(0, self.reserved_bytes - self._loader.loaded_bytes([each])))
+        self._missing_bytes = max(0, self._missing_bytes - each.item.content_bytes)
         self._trie.replace(each.node, each.item, fresh)
         self._note(each.item.content_bytes)
         return True

@@ -3,6 +3,9 @@
 `Memory` has the totals; each trie has an `Account` in it. An account stands between its trie and the engine's page store:
 the trie cuts, joins and releases through it, so that no byte escapes the count. A page on disk has no content here; it is
 cut without being read, because the halves share the file.
+
+On the device, a page in a block counts by its block: once, however many pages of the trie lie in it. All pages of a block
+belong to one trie, because lanes never take rows from one salt to another. Everything else counts by its own bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bough.cache.disk import Disk
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Point
-from bough.cache.tree.state import Buffer, ContentStore, Group, Item, Kind, Page, PageStore, Range, State, Tier
+from bough.cache.tree.state import Block, Buffer, ContentStore, Group, Item, Kind, Page, PageStore, Range, State, Tier
 from bough.cache.tree.trie import Trie
 from bough.errors import EngineError
 
@@ -112,7 +115,8 @@ class Memory:
     def check(self, items: Sequence[Item]) -> None:
         """Assert that what is counted is what these items hold, tier by tier, and that the budgets hold."""
         for tier in (Tier.DEVICE, Tier.HOST):
-            assert sum(item.nbytes for item in items if item.tier is tier) == self.num_bytes[tier]
+            assert memory_bytes(item for item in items if item.tier is tier) == self.num_bytes[tier]
+        assert not any(isinstance(item, Page) and item.block for item in items if item.tier is not Tier.DEVICE)
         for item in items:
             is_saved = any(low <= item.span[0] and item.span[1] <= high for low, high in item.files.values())
             assert is_saved or item.tier is not Tier.DISK
@@ -121,6 +125,18 @@ class Memory:
         assert sum(file.nbytes for file in files) == self.num_bytes[Tier.DISK]
         assert self.tiers is None or self.used_bytes(Tier.HOST) <= self.tiers.host_bytes
         assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
+
+
+class _Place(NamedTuple):
+    """Where an item lies, and what it takes there."""
+
+    tier: Tier
+    nbytes: int
+    block: Block | None
+
+    @classmethod
+    def of(cls, item: Item) -> _Place:
+        return cls(item.tier, item.nbytes, item.block if isinstance(item, Page) else None)
 
 
 class Account:
@@ -133,10 +149,33 @@ class Account:
         self._memory = memory
         self._store = memory.store
         self._saving: deque[Item] = deque()  # items with a newer file queued, in the order of writing
+        self._pages_in: Counter[Block] = Counter()  # how many pages of this trie lie in each block
 
     def _count(self, tier: Tier, nbytes: int) -> None:
         self.num_bytes[tier] += nbytes
         self._memory.num_bytes[tier] += nbytes
+
+    def _count_in(self, place: _Place) -> None:
+        """Count an item that has come to this trie, or to another tier."""
+        tier, nbytes, block = place
+        if block is not None:
+            nbytes = 0 if self._pages_in[block] else block.nbytes
+            self._pages_in[block] += 1
+        self._count(tier, nbytes)
+
+    def _count_out(self, place: _Place) -> None:
+        """Count an item no longer that was there."""
+        tier, nbytes, block = place
+        if block is not None:
+            self._pages_in[block] -= 1
+            nbytes = 0 if self._pages_in[block] else block.nbytes
+            if nbytes:
+                del self._pages_in[block]
+        self._count(tier, -nbytes)
+
+    def has_pages_in(self, block: Block) -> bool:
+        """Whether a block counts for this trie already."""
+        return block in self._pages_in
 
     def reserve(self, tier: Tier, nbytes: int) -> None:
         """Promise so many bytes more to what is being read for this trie; fewer, if negative."""
@@ -150,16 +189,20 @@ class Account:
     def add(self, item: Held) -> Held:
         """Count a page or state that a lane has just handed to the tree."""
         if item.tier is not Tier.DISK:
-            self._count(item.tier, item.nbytes)
+            self._count_in(_Place.of(item))
         return item
+
+    def device_bytes(self, item: Item) -> int:
+        return self._store.device_bytes(item)
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         self.cancel_writes(page)
         if page.tier is Tier.DISK:
             left, right = _on_disk(page, page.start, at), _on_disk(page, at, page.end)
         else:
+            before = _Place.of(page)
             left, right = self._store.cut(page, at)
-            self._count(page.tier, -page.nbytes)
+            self._count_out(before)
         for half in (left, right):
             self.add(half)
             half.files = {file: _common(held, half.span) for file, held in page.files.items() if _overlap(held, half.span)}
@@ -168,11 +211,16 @@ class Account:
         page.files = {}
         return left, right
 
+    def can_join(self, left: Page, right: Page) -> bool:
+        return self._store.can_join(left, right)
+
     def join(self, left: Page, right: Page) -> Page:
         self.cancel_writes(left)
         self.cancel_writes(right)
+        before = _Place.of(left), _Place.of(right)
         joined = self._store.join(left, right)
-        self._count(left.tier, -left.nbytes - right.nbytes)
+        for place in before:
+            self._count_out(place)
         joined.files = left.files | right.files
         for file in left.files.keys() & right.files.keys():
             joined.files[file] = (left.files[file][0], right.files[file][1])
@@ -189,7 +237,7 @@ class Account:
     def release(self, item: Item) -> None:
         """Release an item: its memory and its files."""
         if item.tier is not Tier.DISK:
-            self._count(item.tier, -item.nbytes)
+            self._count_out(_Place.of(item))
             self._store.release(item)
         self.drop_files(item)
 
@@ -208,23 +256,23 @@ class Account:
         """Move an item from the device to the host; False if the engine has no memory for it there."""
         tiers = self._memory.tiers
         assert tiers is not None and item.tier is Tier.DEVICE
-        before = item.nbytes
+        before = _Place.of(item)
         try:
             tiers.store.to_host(item)
         except (EngineError, MemoryError):
             return False
-        self._count(Tier.DEVICE, -before)
-        self._count(Tier.HOST, item.nbytes)
+        self._count_out(before)
+        self._count_in(_Place.of(item))
         return True
 
     def demote_to_disk(self, item: Item) -> None:
         """Release the memory of an item whose content is in a saved file."""
         assert saved_file(item) is not None and item.tier is not Tier.DISK
-        self._count(item.tier, -item.nbytes)
+        self._count_out(_Place.of(item))
         self._store.release(item)
         item.tier, item.nbytes = Tier.DISK, 0
         if isinstance(item, Page):
-            item.rows = None
+            item.rows = item.block = None
         else:
             item.data = None
 
@@ -284,14 +332,12 @@ class Account:
         if isinstance(item, State):
             state = store.unpack_state(item.group, item.offset, data, tier)
             state.files, item.files = item.files, {}
-            self._count(tier, state.nbytes)
-            return state
+            return self.add(state)
         page = store.unpack_page(item.group, file.address.start, file.address.end, data, tier)
         for at in (item.start, item.end):
             page = self._cut_to(page, at, item)
         page.users, page.files, item.files = item.users, item.files, {}
-        self._count(tier, page.nbytes)
-        return page
+        return self.add(page)
 
     def _cut_to(self, page: Page, at: int, wanted: Page) -> Page:
         """The side of `at` of a fresh page that is wanted; the rest is released, and all of it if cutting fails."""
@@ -305,6 +351,13 @@ class Account:
         kept, rest = halves if wanted.start < at else halves[::-1]
         self._store.release(rest)
         return kept
+
+
+def memory_bytes(items: Iterable[Item]) -> int:
+    """What these items take: blocks once, and everything else by its own bytes."""
+    places = [_Place.of(item) for item in items]
+    blocks = {place.block for place in places if place.block is not None}
+    return sum(block.nbytes for block in blocks) + sum(place.nbytes for place in places if place.block is None)
 
 
 def is_pending(file: DiskFile) -> bool:

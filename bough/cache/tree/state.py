@@ -6,10 +6,10 @@ from the start of the sequence, and all ranges are half-open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bough.cache.tree.address import DiskFile
 
@@ -66,13 +66,24 @@ class Group:
         return (offset - self.first_needed(offset)) * self.bytes_per_token
 
 
+@dataclass(eq=False)
+class Block:
+    """Device memory in which rows lie that follow each other in a sequence, for pages and lanes together.
+
+    Whoever uses it, its bytes count once: for the tree, if a page of the tree lies in it, else for the first of the lanes.
+    """
+
+    nbytes: int
+
+
 @dataclass(eq=False, slots=True)
 class Page:
-    """The rows [start, end) of one group, all its layers, in memory of their own; never across a page border.
+    """The rows [start, end) of one group, all its layers; never across a page border.
 
-    `rows` belongs to the engine, None on disk; `nbytes` is the memory that it takes in its tier. `users` are the
-    restore points and pins that need a window page. `files` are the files on disk that hold rows of it, each with the
-    range for which that is so: a file may hold rows of another branch beyond it.
+    `rows` belongs to the engine, None on disk; `nbytes` is the memory that it takes in its tier. Where lanes and pages
+    share memory, `block` is the one that it lies in on the device, which is counted instead of `nbytes`; else it has memory
+    of its own. `users` are the restore points and pins that need a window page. `files` are the files on disk that hold
+    rows of it, each with the range for which that is so: a file may hold rows of another branch beyond it.
     """
 
     group: Group
@@ -83,6 +94,7 @@ class Page:
     users: set[Any] = field(default_factory=set)
     tier: Tier = Tier.DEVICE
     files: dict[DiskFile, Range] = field(default_factory=dict)
+    block: Block | None = None
 
     @property
     def span(self) -> Range:
@@ -136,6 +148,26 @@ class Source:
     state: State | None = None
 
 
+@dataclass(frozen=True)
+class Incoming:
+    """What a lane is about to adopt: it will stand at `offset`.
+
+    `copied` are the rows of each group that pages below the device hold, in their order: they need memory of the lane's
+    own. All other rows it has already, or takes from pages on the device.
+    """
+
+    offset: int
+    copied: Mapping[Group, Sequence[Range]] = field(default_factory=dict)
+
+
+class Span(NamedTuple):
+    """Rows [start, end) of a lane that can be published as one page, and the block that they lie in, if any."""
+
+    start: int
+    end: int
+    block: Block | None
+
+
 class Lane(Protocol):
     """One live sequence on the device. How it holds its rows is the engine's business.
 
@@ -150,23 +182,49 @@ class Lane(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Device memory that this lane occupies now."""
+        """Device memory that this lane occupies now, or that was reserved for it; without blocks that pages lie in."""
         ...
 
-    def bytes_for(self, num_tokens: int) -> int:
-        """What `nbytes` will be after `reserve(num_tokens)`. Never less than now."""
+    @property
+    def own_bytes(self) -> int:
+        """The part of `nbytes` that lies in no block: what was reserved and is not used yet, and what it never shares."""
         ...
 
-    def bytes_after_clear(self, num_tokens: int) -> int:
-        """What `nbytes` will be after `clear()` and `reserve(num_tokens)`."""
+    @property
+    def shares_rows(self) -> bool:
+        """Whether `adopt` and `publish` pass blocks by reference instead of copying rows.
+
+        Publishing rows of full attention then costs no memory. A block with rows of a window costs its bytes, the first
+        time: the lane needs another one in its place when it goes on.
+        """
         ...
 
-    def peak_for(self, num_tokens: int) -> int:
-        """The most that this lane occupies while `reserve(num_tokens)` runs, its present memory included."""
+    def blocks(self) -> Iterable[Block]:
+        """The blocks that this lane holds rows in; none if it does not share rows."""
         ...
 
-    def reserve(self, num_tokens: int) -> None:
-        """Make room for rows [0, num_tokens), keeping live ones."""
+    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
+        """What `nbytes` will be after `reserve(num_tokens, incoming)`. Never less than now."""
+        ...
+
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
+        """What `nbytes` will be after `clear()` and `reserve(num_tokens, incoming)`."""
+        ...
+
+    def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
+        """The most that this lane occupies while `reserve(num_tokens, incoming)` runs, its present memory included."""
+        ...
+
+    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
+        """Make room for rows [0, num_tokens), keeping live ones.
+
+        `incoming` is what the lane will adopt next; without it, it goes on from where it stands. Lanes that copy rows make
+        room for all of them.
+        """
+        ...
+
+    def drop_reserve(self) -> None:
+        """Give back what was reserved and can be given back without moving a row: the lane is idle from now on."""
         ...
 
     def first_row(self, group: Group) -> int:
@@ -183,8 +241,12 @@ class Lane(Protocol):
         """
         ...
 
+    def spans(self, group: Group, start: int, end: int) -> list[Span]:
+        """Rows [start, end) within a page border, which this lane holds, as they can be published: cut between blocks."""
+        ...
+
     def publish(self, group: Group, start: int, end: int) -> Page:
-        """A new page with rows [start, end), which this lane holds and which lie within one page border."""
+        """A new page with rows [start, end), which this lane holds and which lie within one of its `spans`."""
         ...
 
     def capture(self, group: Group) -> State:
@@ -207,8 +269,16 @@ class PageStore(Protocol):
         """Every group of the model, in a fixed order; a model may have none of a kind."""
         ...
 
+    def device_bytes(self, item: Page | State) -> int:
+        """Device memory that the content of an item would take there: for rows in blocks, a whole block."""
+        ...
+
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
-        """Rows [start, at) and [at, end) as two new pages, each in memory of its own. The given page is consumed."""
+        """Rows [start, at) and [at, end) as two new pages, in one block or each in its own memory. The page is consumed."""
+        ...
+
+    def can_join(self, left: Page, right: Page) -> bool:
+        """Whether neighbours in one tier can become one page: not if they lie in different blocks."""
         ...
 
     def join(self, left: Page, right: Page) -> Page:

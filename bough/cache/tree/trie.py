@@ -16,7 +16,7 @@ Always true between calls (`check` asserts it):
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -27,7 +27,8 @@ from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, St
 from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError
 
-Publish = Callable[[Group, int, int], Page]
+Publish = Callable[[Group, int, int], Iterable[Page]]
+"""Makes the pages that hold these rows, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,13 @@ class NoMemory:
     def forget_point(self, point: Point) -> None:
         pass
 
+    def device_bytes(self, item: Page | State) -> int:
+        raise AssertionError("this trie holds no pages")
+
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
+        raise AssertionError("this trie holds no pages")
+
+    def can_join(self, left: Page, right: Page) -> bool:
         raise AssertionError("this trie holds no pages")
 
     def join(self, left: Page, right: Page) -> Page:
@@ -224,13 +231,17 @@ class Trie(Generic[M]):
         self._join_at(node, page.group, page.start)
 
     def _join_at(self, node: Node, group: Group, border: int) -> None:
-        """Join the two pages that meet at `border` inside a page; they stay apart on disk, and if the memory cannot."""
+        """Join the two pages that meet at `border` inside a page; they stay apart on disk, and if the memory cannot.
+
+        So they do in different blocks.
+        """
         pages = node.pages[group]
         index = bisect_left(pages, border, key=_start)
         if border % self.page_tokens == 0 or not 0 < index < len(pages):
             return
         left, right = pages[index - 1], pages[index]
-        if left.end == right.start == border and left.tier is right.tier is not Tier.DISK:
+        are_neighbours = left.end == right.start == border and left.tier is right.tier is not Tier.DISK
+        if are_neighbours and self.memory.can_join(left, right):
             try:
                 joined = self.memory.join(left, right)
             except (EngineError, MemoryError):
@@ -245,9 +256,9 @@ class Trie(Generic[M]):
         while at.parent is not None and at.end > start:
             if publish is not None:
                 for low, high in list(at.missing_between(group, start, user.offset, self.page_tokens)):
-                    page = publish(group, low, high)
-                    page.users.add(user)
-                    self.add_page(at, page)
+                    for page in publish(group, low, high):
+                        page.users.add(user)
+                        self.add_page(at, page)
             for page in at.pages_between(group, start, user.offset):
                 page.users.add(user)
             at = at.parent

@@ -67,6 +67,7 @@ class Verdict:
     """How to run a model, and what it can do that way.
 
     `whole_step`: a step is one call of our own kernels, not of the model's modules; else `why_no_whole_step` says why.
+    `is_pooled`: lanes and pages share the slots of one pool; else `why_not_pooled` says why not, where that was tried.
     The self-check finds it. Verdicts are kept as JSON files, so the names of these fields must not change.
     """
 
@@ -79,6 +80,8 @@ class Verdict:
     differences: dict[str, float] = field(default_factory=dict)
     whole_step: bool = False
     why_no_whole_step: str = ""
+    is_pooled: bool = False
+    why_not_pooled: str = ""
 
     @property
     def worth(self) -> tuple[bool, bool, bool]:

@@ -70,6 +70,10 @@ class LaneEngine(ABC):
     def max_chunk_tokens(self) -> int:
         return self._sizes.slack if any(group.window for group in self.groups) else _LONGEST_RUN
 
+    def limit_device(self, budget_bytes: int) -> None:
+        """Nothing to do: memory is taken as it is needed, and the cache keeps within the budget."""
+        return
+
     def make_lane(self) -> Lane:
         return self._compute.make_lane()
 
@@ -89,10 +93,28 @@ class LaneEngine(ABC):
 
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> Sequence[Logits]:
         with as_engine_errors("the forward pass"):
-            return self._compute.step(lanes, ids)
+            if self._reuse_limit is None or all(lane.offset < self._reuse_limit for lane in lanes):
+                return self._compute.step(lanes, ids)
+            return self._step_apart(lanes, ids, self._reuse_limit)
+
+    def _step_apart(self, lanes: Sequence[Lane], ids: Sequence[int], limit: int) -> list[Logits]:
+        """Each lane beyond the limit alone: a model looks at the longest of a batch, and computes all for that length."""
+        logits: dict[int, Logits] = {}
+        short = [place for place, lane in enumerate(lanes) if lane.offset < limit]
+        alone = ([place] for place, lane in enumerate(lanes) if lane.offset >= limit)
+        for places in filter(None, [short, *alone]):
+            rows = self._compute.step([lanes[place] for place in places], [ids[place] for place in places])
+            logits.update(zip(places, rows, strict=True))
+        return [logits[place] for place in range(len(lanes))]
+
+    def device_bytes(self, item: Page | State) -> int:
+        return self._pages.device_bytes(item)
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         return self._pages.cut(page, at)
+
+    def can_join(self, left: Page, right: Page) -> bool:
+        return self._pages.can_join(left, right)
 
     def join(self, left: Page, right: Page) -> Page:
         return self._pages.join(left, right)

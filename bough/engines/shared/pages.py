@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, State, Tier
+from bough.cache.tree.state import PAGE_TOKENS, Buffer, Group, Page, Range, State, Tier
 from bough.engines.shared.errors import as_engine_errors
 
 
@@ -36,6 +36,10 @@ class PageAllocator(ABC):
         self.held_bytes -= item.nbytes
         set_content(item, None)
 
+    def device_bytes(self, item: Page | State) -> int:
+        """What the content of an item would take on the device."""
+        return item.content_bytes
+
     @as_engine_errors("cutting a page")
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         """Rows [start, at) and [at, end) as two new pages. The given page is consumed."""
@@ -45,6 +49,10 @@ class PageAllocator(ABC):
         right = self.make_page(page.group, at, page.end, second)
         self.release(page)
         return left, right
+
+    def can_join(self, left: Page, right: Page) -> bool:
+        """Whether these neighbours can become one page: if they lie in one tier."""
+        return left.tier is right.tier
 
     @as_engine_errors("joining pages")
     def join(self, left: Page, right: Page) -> Page:
@@ -70,12 +78,12 @@ class PageAllocator(ABC):
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
         """A new page from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a page of rows [{start}, {end})", data, (end - start) * group.bytes_per_token)
-        return self.make_page(group, start, end, self._from_bytes(group, data, tier))
+        return self.make_page(group, start, end, self._from_bytes(group, (start, end), data, tier))
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
         """A new state from what `pack` gave. Raises ValueError if these are not its bytes."""
         _check_size(f"a state at {offset}", data, group.state_bytes)
-        return self.make_state(group, offset, self._from_bytes(group, data, tier))
+        return self.make_state(group, offset, self._from_bytes(group, (offset, offset), data, tier))
 
     def _tier_of(self, content: Any) -> Tier:
         """Where content lies."""
@@ -94,8 +102,8 @@ class PageAllocator(ABC):
         """Content as read-only bytes."""
 
     @abstractmethod
-    def _from_bytes(self, group: Group, data: Buffer, tier: Tier) -> Any:
-        """Content of a group's page or state from what `_to_bytes` gave."""
+    def _from_bytes(self, group: Group, span: Range, data: Buffer, tier: Tier) -> Any:
+        """Content of a group's page or state, which has this span, from what `_to_bytes` gave."""
 
 
 def content_of(item: Page | State) -> Any:

@@ -6,11 +6,11 @@ Nothing of it can be published or captured. It can only be extended or reset.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
-from bough.cache.tree.state import Group, Page, Source, State
+from bough.cache.tree.state import Block, Group, Incoming, Page, Source, Span, State
 
 Tensor = TypeVar("Tensor")
 _DEPTH = 3  # a cache, its layers, and what a layer is made of
@@ -32,18 +32,32 @@ class PlainLane:
     def nbytes(self) -> int:
         return self._bytes_of(self.cache)
 
-    def bytes_for(self, num_tokens: int) -> int:
+    @property
+    def own_bytes(self) -> int:
+        return self.nbytes
+
+    @property
+    def shares_rows(self) -> bool:
+        return False
+
+    def blocks(self) -> Iterable[Block]:
+        return ()
+
+    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         """What the cache takes now: how it grows is not known."""
         return self.nbytes
 
-    def bytes_after_clear(self, num_tokens: int) -> int:
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def peak_for(self, num_tokens: int) -> int:
+    def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return self.nbytes
 
-    def reserve(self, num_tokens: int) -> None:
+    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
         """Nothing to do: the model's cache makes room as it grows."""
+
+    def drop_reserve(self) -> None:
+        """Nothing to do: nothing was reserved."""
 
     def first_row(self, group: Group) -> NoReturn:
         raise ValueError("a model without groups has no rows")
@@ -53,6 +67,9 @@ class PlainLane:
         if offset == 0:
             self.clear()
         assert offset == self.offset, f"a lane without groups stands at {self.offset}, and cannot move to {offset}"
+
+    def spans(self, group: Group, start: int, end: int) -> list[Span]:
+        raise ValueError("a model without groups has no rows")
 
     def publish(self, group: Group, start: int, end: int) -> Page:
         raise ValueError("a model without groups has no rows")

@@ -58,16 +58,17 @@ def test_a_shortage_is_told_exactly(model: str, host_bytes: int) -> None:
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("salt_share", [1.0, 0.9])
+@pytest.mark.parametrize(("salt_share", "is_pooled"), [(1.0, False), (0.9, False), (0.9, True)])
 def test_a_chunk_that_needs_evictions_does_not_look_at_the_pages_that_it_stands_on(
-    salt_share: float, monkeypatch: pytest.MonkeyPatch
+    salt_share: float, is_pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w = World(MODELS["full"], PAGE, num_lanes=2, budget_bytes=6000, salt_share=salt_share)
+    budget = 3200 if is_pooled else 6000  # where rows are shared, half as much is taken
+    w = World(MODELS["full"], PAGE, num_lanes=2, budget_bytes=budget, salt_share=salt_share, is_pooled=is_pooled)
     for first in range(20):
         w.run([100 + first] * 20)
     session = w.begin(range(200))
-    counted, count = [], room_module._row_bytes
-    monkeypatch.setattr(room_module, "_row_bytes", lambda node, at: counted.append(node) or count(node, at))
+    counted, find = [], room_module._rows
+    monkeypatch.setattr(room_module, "_rows", lambda node, at: counted.append(node) or find(node, at))
     before = w.cache.residency.evictor.counts.tokens
 
     w.prefill(session)

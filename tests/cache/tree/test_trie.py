@@ -116,7 +116,7 @@ class Held:
         self.engine.evaluate(lane, self.tokens[:6])
         point = self.trie.add_point(self.node, 6, Reason.SYSTEM)
         point.states[self.state] = lane.capture(self.state)
-        self.trie.hold_window(self.node, point, self.near, lane.publish)
+        self.trie.hold_window(self.node, point, self.near, lambda *rows: [lane.publish(*rows)])
         self.engine.evaluate(lane, self.tokens[6:])
         for start, end in ((0, 4), (4, 8), (8, 11)):
             self.trie.add_page(self.node, lane.publish(self.rows, start, end))

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from bough.cache.tree.state import Group, Page, Source, State
+from bough.cache.tree.state import Group, Incoming, Page, Source, State
 from bough.engines.mlx.lanes.buffers import RowBuffer, StateBuffer
 from bough.engines.mlx.lanes.layers import LayerTuple, RowLayer
 from bough.engines.mlx.lanes.pages import Pages
@@ -66,9 +66,9 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
         """The arrays of each recurrent group, as they are now."""
         return [state.arrays for state in self._states.values()]
 
-    def reserve(self, num_tokens: int) -> None:
+    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
         self._forget()
-        super().reserve(num_tokens)
+        super().reserve(num_tokens, incoming)
 
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
         self._forget()
@@ -156,10 +156,10 @@ class MlxLane(ContiguousLane[RowBuffer, StateBuffer]):
     def _after_adopt(self) -> None:
         mx.async_eval(self.arrays)
 
-    def _copy_rows_in(self, rows: RowBuffer, page: Page, start: int, end: int) -> None:
+    def _adopt_page(self, rows: RowBuffer, page: Page, start: int, end: int) -> None:
         rows.write(page, page.rows, start, end)
 
-    def _copy_rows_out(self, rows: RowBuffer, start: int, end: int) -> Page:
+    def _rows_out(self, rows: RowBuffer, start: int, end: int) -> Page:
         return self._pages.make_page(rows.group, start, end, rows.read(start, end))
 
     def _copy_state_in(self, target: StateBuffer, state: State) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from bough.cache.tree.state import Buffer, Group, Page, Tier
+from bough.cache.tree.state import Buffer, Group, Page, Range, Tier
 from bough.engines.mlx.layout import Layout
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageAllocator
@@ -34,7 +34,7 @@ class Pages(PageAllocator):
         return memoryview(content).toreadonly()
 
     @as_engine_errors("taking content in")
-    def _from_bytes(self, group: Group, data: Buffer, tier: Tier) -> mx.array:
+    def _from_bytes(self, group: Group, span: Range, data: Buffer, tier: Tier) -> mx.array:
         plain: Any = memoryview(data).cast("B")  # which MLX's types leave out
         return mx.array(plain)
 

@@ -1,0 +1,15 @@
+"""Both kinds of lanes for the scenarios that are played on the fake engine alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scenarios.world import World
+
+
+@pytest.fixture(params=[False, True], ids=["copies", "shares"])
+def lane_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Play a scenario twice: with lanes that copy rows, and with lanes that share them with the tree."""
+    is_pooled = bool(request.param)
+    monkeypatch.setattr(World, "is_pooled", is_pooled)
+    return is_pooled
