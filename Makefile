@@ -5,8 +5,9 @@ BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 PACKAGES = $(VENV)/.packages
 KERNELS = bough/engines/torch/cpu
+INTERPRETER = .venv-kernels
 
-.PHONY: demo serve test lint fix bench docs clean
+.PHONY: demo serve test test-kernels lint fix bench docs clean
 
 demo: $(READY)
 	$(BIN)/bough bench demo
@@ -17,6 +18,9 @@ serve: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q -m "not alone" -n 2 --dist loadscope
 	$(BIN)/python -m pytest -q -m alone
+
+test-kernels: $(INTERPRETER)/.packages
+	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -q tests/engines/torch/pooled/*/test_kernels.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -43,6 +47,12 @@ $(PACKAGES): pyproject.toml
 	BOUGH_NO_KERNELS=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
+$(INTERPRETER)/.packages: pyproject.toml
+	test -x $(INTERPRETER)/bin/python || $(PYTHON) -m venv $(INTERPRETER)
+	BOUGH_NO_KERNELS=1 $(INTERPRETER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' \
+	    'triton>=3.6' 'numpy<2.3' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
+	rm -rf $(VENV) $(INTERPRETER) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
 	    $(KERNELS)/_kernels.*

@@ -236,6 +236,7 @@ def test_of_two_names_of_one_setting_the_new_one_counts(tmp_path):
         ("keep_alive", "5x", "is '5x', and must be a time such as 7d or never"),
         ("queue", "-1", "is -1, and must be at least 0"),
         ("engine", "abacus", "is 'abacus', and must be auto, torch or mlx"),
+        ("graphs", "on", "is 'on', and must be auto, wait or off"),
         ("weights", "q3", "is 'q3', and must be auto, packed, float32, q8_0, q4_0 or int4"),
     ],
 )

@@ -15,6 +15,7 @@ from bough.errors import SettingsError
 
 DEFAULT_MODEL = "smollm2"
 ENGINES = ("torch", "mlx")
+GRAPHS = ("auto", "wait", "off")
 WEIGHTS = ("auto", "packed", "float32", "q8_0", "q4_0", "int4")
 _AT_LEAST_0 = (
     "threads",
@@ -64,6 +65,11 @@ class Settings:
     engine: str = _setting("auto", 'The engine that runs the model: "auto", "torch" or "mlx".')
     device: str = _setting("auto", 'The device: "auto" or "cpu"; with torch "cuda", "cuda:1" or "mps"; with mlx "gpu".')
     dtype: str = _setting("auto", 'The number format of the weights: "auto", "float32", "bfloat16" or "float16".')
+    graphs: str = _setting(
+        "auto",
+        "On CUDA: whether steps are captured as graphs, of compiled layers where that works. "
+        '"auto" does it in the background after the load, "wait" before the first request, "off" not at all.',
+    )
     weights: str = _setting(
         "auto",
         'How the weights lie in memory on a CPU: as in the model\'s file ("packed"), as "float32", or quantized to '
@@ -200,6 +206,8 @@ def find_problem(values: Mapping[str, Any]) -> Problem | None:
         return Problem("verify_cache", f"is {verified}, and must be at least 0 and at most 1")
     if engine not in ("auto", *ENGINES):
         return Problem("engine", f"is {engine!r}, and must be auto, {' or '.join(ENGINES)}")
+    if values["graphs"] not in GRAPHS:
+        return Problem("graphs", f"is {values['graphs']!r}, and must be {', '.join(GRAPHS[:-1])} or {GRAPHS[-1]}")
     if values["weights"] not in WEIGHTS:
         return Problem("weights", f"is {values['weights']!r}, and must be {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}")
     problem = _find_bad_alias(values["aliases"])

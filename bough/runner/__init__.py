@@ -10,6 +10,7 @@ from bough.runner.loading import (
     load_files,
     load_shape,
     make_engine,
+    make_shape,
 )
 from bough.runner.runner import Runner
 
@@ -24,4 +25,5 @@ __all__ = [
     "load_files",
     "load_shape",
     "make_engine",
+    "make_shape",
 ]

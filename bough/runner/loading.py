@@ -152,8 +152,13 @@ def _check_packed(files: ModelFiles, settings: Settings, progress: Progress | No
 def load_shape(config: dict[str, Any], **settings: Any) -> Runner:
     """Make a model with random weights from a transformers configuration, for benchmarks without real weights."""
     chosen = load_settings(settings)
-    engine = _import_engine(chosen).load_shape(config, chosen)
+    engine = make_shape(config, chosen)
     return Runner(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
+
+
+def make_shape(config: dict[str, Any], settings: Settings) -> Engine:
+    """The engine of a model with random weights, as `load_shape` makes it."""
+    return _import_engine(settings).load_shape(config, settings)
 
 
 def _import_engine(settings: Settings) -> EngineMaker:

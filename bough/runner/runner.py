@@ -52,10 +52,17 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}  # at most the vocabulary
         self.eos_ids = tokenizer.eos_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        return b"" if token_id in self._tokenizer.special_ids else self._tokenizer.token_bytes(token_id)
+        known = self._known.get(token_id)
+        return self._find_bytes(token_id) if known is None else known
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        is_special = token_id in self._tokenizer.special_ids
+        known = self._known[token_id] = b"" if is_special else self._tokenizer.token_bytes(token_id)
+        return known
 
 
 class Runner:
@@ -91,6 +98,7 @@ class Runner:
     def _make_cache(self) -> PrefixCache:
         can = self.engine.capabilities
         budget_bytes = self.settings.device_memory or self.engine.default_budget_bytes()
+        self.engine.limit_device(budget_bytes)
         cache = PrefixCache(
             self.engine,
             [self.engine.make_lane() for _ in range(self.settings.lanes or _num_lanes(self.engine, budget_bytes))],

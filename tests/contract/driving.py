@@ -11,6 +11,8 @@ from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, Source,
 from bough.engines.contract import Engine
 
 TOLERANCE = 1e-4
+HALF_TOLERANCE = 0.05
+"""The norm of the difference, relative to that of the logits: bfloat16 moves those of tiny models by up to 0.012."""
 
 
 def make_ids(engine: Engine, length: int, seed: int = 0) -> list[int]:
@@ -38,6 +40,8 @@ def run(engine: Engine, lane: Lane, ids: Sequence[int], sizes: Iterable[int]) ->
 
 
 def is_close(left: Any, right: Any) -> bool:
+    if any(str(getattr(logits, "dtype", "")) in ("torch.bfloat16", "torch.float16") for logits in (left, right)):
+        return float((left.float() - right.float()).norm()) <= HALF_TOLERANCE * float(right.float().norm())
     return max(abs(a - b) for a, b in zip(as_floats(left), as_floats(right), strict=True)) <= TOLERANCE
 
 

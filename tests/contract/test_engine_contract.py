@@ -46,17 +46,19 @@ def test_a_prompt_gives_the_same_logits_in_whatever_runs_it_is_evaluated(tested:
 def test_a_scored_run_tells_how_likely_the_next_token_was_after_each_of_its_own(tested: EngineUnderTest) -> None:
     engine, ids = tested.engine, make_ids(tested.engine, 12)
     lane, other = new_lane(engine, 20), new_lane(engine, 20)
-    rows = [as_floats(engine.evaluate(other, [token_id])) for token_id in ids]
+    logits = [engine.evaluate(other, [token_id]) for token_id in ids]
+    rows = [as_floats(each) for each in logits]
     expected = [reference.score(row, token_id, 2) for row, token_id in zip(rows, ids[1:], strict=False)]
 
     first = engine.evaluate_scored(lane, ids[:5], ids[1:6], 2)
     second = engine.evaluate_scored(lane, ids[5:], ids[6:], 2)
 
-    assert lane.offset == 12 and is_close(second.logits, rows[-1])
+    assert lane.offset == 12 and is_close(second.logits, logits[-1])
     for found, wanted in zip([*first.scores, *second.scores], expected, strict=True):
         assert found.token_id == wanted.token_id
-        assert found.logprob == pytest.approx(wanted.logprob, abs=1e-4)
-        assert [each.logprob for each in found.top] == pytest.approx([each.logprob for each in wanted.top], abs=1e-4)
+        near = [each.logprob for each in wanted.top]
+        assert found.logprob == pytest.approx(wanted.logprob, abs=tested.rounding)
+        assert [each.logprob for each in found.top] == pytest.approx(near, abs=tested.rounding)
     (sampled,) = engine.sample([second.logits], [Draw(SamplingParams())])
     assert is_close(engine.step([lane], [sampled.token_id])[0], answer(engine, [*ids, sampled.token_id]))
 
@@ -298,7 +300,11 @@ def test_states_and_pages_have_the_size_that_their_group_tells(tested: EngineUnd
     kept = keep(tested.engine, lane)
 
     for group, source in kept.items():
-        assert sum(item.nbytes for item in items({group: source})) == group.needed_bytes(LENGTH)
+        if group.kind is Kind.RECURRENT and lane.shares_rows:  # a state has a slot, which may be larger
+            (state,) = items({group: source})
+            assert state.nbytes == tested.engine.device_bytes(state) >= group.needed_bytes(LENGTH)
+        else:
+            assert sum(item.nbytes for item in items({group: source})) == group.needed_bytes(LENGTH)
     give_back(tested.engine, kept)
 
 

@@ -54,7 +54,7 @@ class SelfCheck:
 
     def __init__(self, is_out_of_memory: Callable[[BaseException], bool]) -> None:
         self._is_out_of_memory = is_out_of_memory
-        self._why_no_lanes = "steps after a prompt come out differently"
+        self.why_no_lanes = "steps after a prompt come out differently"
 
     def check_lanes(self, attention: str, candidates: Sequence[Candidate], can_batch: bool) -> Verdict | None:
         """What our own lanes can do, or None if they cannot even continue a prompt. `can_batch`: also try batches."""
@@ -70,7 +70,7 @@ class SelfCheck:
 
         `unknown` says what the probe did not recognise, if there was anything. Raises UnsupportedModel if neither is right.
         """
-        why = unknown or f"its state cannot be kept in lanes: {self._why_no_lanes}"
+        why = unknown or f"its state cannot be kept in lanes: {self.why_no_lanes}"
         found = self._run_checks(library, real.reference)
         if max(found["one-shot"], found["stepped"]) <= real.tolerance:
             can_chunk = found["chunked"] <= real.tolerance and not real.is_coarse
@@ -118,7 +118,7 @@ class SelfCheck:
         except Exception as error:  # a model may fail in any way when it is used as its authors did not
             if self._is_out_of_memory(error):
                 raise ModelError(f"too little memory is free to check what this model can do: {error}") from error
-            self._why_no_lanes = f"{type(error).__name__}: {error}"
+            self.why_no_lanes = f"{type(error).__name__}: {error}"
             return float("inf")
 
 

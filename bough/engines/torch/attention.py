@@ -101,6 +101,19 @@ def attention(
     return output.transpose(1, 2).contiguous(), None
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    window: int = 0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Queries over straight keys and values, which end with their own: causal, aligned to the last row."""
+    return _attend(query, key, value, _AttentionOptions(scaling, window, softcap, sinks))
+
+
 def _attend_lanes(query: Tensor, heads: int, lanes: LaneRows, options: _AttentionOptions) -> Tensor:
     """Each batch entry over the rows of its own lane, with as few kernel launches as possible: lanes may be many."""
     is_plain = options.is_plain and query.shape[2] == 1

@@ -13,13 +13,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from bough.cache.tree.state import Page, State
+from bough.cache.tree.state import Lane, Page, State
 from bough.config import Settings
 from bough.engines.contract import EngineInfo, ReportProgress, ScoredRun
 from bough.engines.self_check.verdicts import find_verdict
 from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
 from bough.engines.shared.engine import LaneEngine
+from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch import attention
 from bough.engines.torch.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
@@ -30,6 +31,11 @@ from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
 from bough.engines.torch.loading import choose_weights_here, load_model, make_random_model, prepare
+from bough.engines.torch.pooled.attention import operator
+from bough.engines.torch.pooled.lanes.memory import can_pool
+from bough.engines.torch.pooled.passes.compiling import prepare_experts
+from bough.engines.torch.pooled.passes.wiring import Wiring
+from bough.engines.torch.pooled.pool import Pool, prepare_model
 from bough.engines.torch.sampling import sample, score
 from bough.engines.torch.self_check.check import self_check, verdict_key
 from bough.engines.torch.self_check.layouts import find_layout
@@ -44,22 +50,30 @@ _BY_LENGTH = {"dynamic", "longrope"}  # rotary scalings
 class TorchEngine(LaneEngine):
     """One loaded model. `load` makes it from a folder; tests make it from a model object."""
 
+    _layout: Layout
+
     def __init__(
         self,
         model: Any,
         settings: Settings,
         progress: ReportProgress | None = None,
         weights: WeightsChoice = IN_TORCH,
+        pools: bool | None = None,
     ) -> None:
+        """`pools` says whether to try a pool of slots; usually that is done on CUDA in half precision."""
         attention.register()
+        operator.register()
         self._weights = weights
         self._forward = Forward(prepare(model))
-        key = verdict_key(model, settings.attention, weights)
+        pools = can_pool(self._forward.device, dtype_of(model)) if pools is None else pools
+        if pools and settings.graphs != "off" and dtype_of(model) == torch.bfloat16:
+            prepare_experts(model)  # before the check, which then tries what will run
+        key = verdict_key(model, settings.attention, weights, pools=pools)
         layout = find_layout(settings, key, self._forward)
         verdict = find_verdict(
             settings,
             key,
-            lambda: self_check(self._forward, layout, settings.attention, weights),
+            lambda: self_check(self._forward, layout, settings.attention, weights, pools=pools),
             progress,
         )
         model.set_attn_implementation(verdict.attention)
@@ -67,6 +81,8 @@ class TorchEngine(LaneEngine):
         if verdict.way is not Way.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text.vocab_size)
         self._pages: Pages = Pages(layout, self._forward.device)
+        self._pool: Pool | None = None
+        self._graphs, self._cache_folder, self._num_lanes = settings.graphs, settings.cache_folder, settings.lanes or 32
         bound = getattr(text, "max_position_embeddings", None) or 0
         slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
         sizes = LaneSizes(choose_context(bound, settings), slack)
@@ -92,6 +108,26 @@ class TorchEngine(LaneEngine):
         made = make_random_model(config, settings)
         return cls(made.model, settings, weights=made.weights)
 
+    def limit_device(self, budget_bytes: int) -> None:
+        """Take the memory of the pool, if there is one, in one piece. Else the cache keeps within the budget by itself."""
+        if self._verdict.is_pooled and self._pool is None:
+            warms_up = self._graphs != "off" and self._forward.device.type == "cuda" and self._reuse_limit is None
+            if warms_up:
+                prepare_model(self._forward.model)
+            wiring = Wiring(self._forward, self._layout)
+            goes_ahead = self._reuse_limit is None  # else lanes of some lengths must not be computed together
+            self._pool = Pool(self._forward, self._layout, wiring, self._sizes, budget_bytes, goes_ahead=goes_ahead)
+            self._pool.pages.transfers = self._pages.transfers  # whose host memory may be limited already
+            self._pages, self._compute = self._pool.pages, self._pool.compute
+            if warms_up:
+                self._pool.warm_up(self._cache_folder, self._num_lanes)
+            if self._graphs == "wait":
+                self._pool.wait_until_ready()
+
+    def make_lane(self) -> Lane:
+        self.limit_device(self.default_budget_bytes())
+        return super().make_lane()
+
     def describe(self) -> dict[str, str]:
         model = self._forward.model
         return {
@@ -108,9 +144,14 @@ class TorchEngine(LaneEngine):
         }
 
     def default_budget_bytes(self) -> int:
+        if self._pool is not None:  # whose memory is taken
+            return self._pool.budget_bytes
         return default_budget_bytes(self._forward.device)
 
     def sample(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Sampled]:
+        if self._pool is not None:
+            with as_engine_errors("sampling, or the step after it,"):
+                return self._pool.compute.sample(logits, draws)
         return sample(list(logits), draws)
 
     def _score(self, rows: Tensor, following: Sequence[int], num_top: int) -> ScoredRun:
@@ -137,6 +178,10 @@ class TorchEngine(LaneEngine):
     def host_seconds_per_byte(self) -> float | None:
         return self._pages.transfers.speed.seconds_per_byte() if self._pages.transfers else None
 
+    def wait_until_ready(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that makes steps faster is ready; False if it is not yet. Answers come meanwhile, too."""
+        return self._pool is None or self._pool.wait_until_ready(timeout_s)
+
     def synchronize(self) -> None:
         if self._forward.device.type == "cuda":
             torch.cuda.synchronize(self._forward.device)
@@ -146,9 +191,13 @@ class TorchEngine(LaneEngine):
     def close(self) -> None:
         """Release the model's memory; the engine cannot be used afterwards."""
         is_cuda = self._forward.device.type == "cuda"
+        if self._pool is not None:
+            self.synchronize()
+            self._pool.close()
         if self._pages.transfers is not None:
             self.synchronize()
             self._pages.transfers.close()
+        self._pool = None
         del self._compute, self._forward
         if is_cuda:
             torch.cuda.empty_cache()
@@ -165,8 +214,12 @@ class TorchEngine(LaneEngine):
     def _describe_step(self) -> str:
         """What computes, for people, and why not something faster."""
         verdict, route = self._verdict, self._weights.route
+        if verdict.is_pooled:
+            why_not = "; no graphs, because its rotary scaling depends on the length" if self._reuse_limit else ""
+            return f"transformers' modules over a pool: {self._pool.describe() if self._pool else 'not begun'}{why_not}"
         if route is None:
-            return "transformers' modules in torch"
+            why_not = f"; no pool, because {verdict.why_not_pooled}" if verdict.why_not_pooled else ""
+            return f"transformers' modules in torch{why_not}"
         if verdict.whole_step:
             return f"whole, in one call ({route.title} kernels)"
         by = f"products by {route.title} kernels" if packed_weights(self._forward.model) else "products in torch"

@@ -49,6 +49,12 @@ class Forward:
         logits = output.logits[0].float() if keeps_all else self._last(output.logits)
         return logits, getattr(output, self._cache_name, None)
 
+    def logits(self, ids: Tensor, positions: Tensor, cache: Any, keep: int) -> Tensor:
+        """Logits [batch, keep or more, vocabulary] in the model's own type after the last tokens of `ids` [batch, run]."""
+        kept = {"logits_to_keep": keep} if self._takes_keep else {}
+        logits: Tensor = self.call(ids, positions, cache, use_cache=cache is not None, **kept).logits
+        return logits
+
     def call(self, ids: Tensor, positions: Tensor, cache: Any, **kwargs: Any) -> Any:
         """The model's own output."""
         if self._takes_positions:

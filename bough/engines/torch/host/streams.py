@@ -50,6 +50,10 @@ class Streams(Protocol):
         """An event after all that was computed so far."""
         ...
 
+    def hold_compute(self, events: Sequence[DeviceEvent]) -> None:
+        """Let what is computed from now on wait for these events."""
+        ...
+
     def read(self, source: Tensor) -> Tensor:
         """A copy in plain host memory, complete on return. Any thread may call this."""
         ...
@@ -107,6 +111,9 @@ class CudaStreams:
 
     def record_compute(self) -> DeviceEvent:
         return self._record(self._compute)
+
+    def hold_compute(self, events: Sequence[DeviceEvent]) -> None:
+        _wait(self._compute, events)
 
     def read(self, source: Tensor) -> Tensor:
         with self._staging_lock:

@@ -7,7 +7,7 @@ where the lane wants them, the next ones are on their way. The ring is taken whe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -91,6 +91,10 @@ class Transfers:
     def copy_to(self, piece: Piece, target: Tensor) -> None:
         """Copy a piece to memory of the device, before all that is computed from now on."""
         self._copy_to(piece, target, None)
+
+    def wait_for(self, copies: Sequence[DeviceEvent]) -> None:
+        """Let the device write to memory from now on only after these copies out of it."""
+        self._streams.hold_compute(copies)
 
     @contextmanager
     def staged(self, piece: Piece) -> Iterator[Tensor]:

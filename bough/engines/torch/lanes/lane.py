@@ -52,11 +52,11 @@ class TorchLane(ContiguousLane[RowBuffer, StateBuffer]):
         """The tensors of all recurrent states, in the order of the layout's parts."""
         return [view for state in self._states.values() for view in state.views()]
 
-    def _copy_rows_in(self, rows: RowBuffer, page: Page, start: int, end: int) -> None:
+    def _adopt_page(self, rows: RowBuffer, page: Page, start: int, end: int) -> None:
         with self._pages.on_device(page) as content:
             rows.write(page, content, start, end)
 
-    def _copy_rows_out(self, rows: RowBuffer, start: int, end: int) -> Page:
+    def _rows_out(self, rows: RowBuffer, start: int, end: int) -> Page:
         return self._pages.make_page(rows.group, start, end, rows.read(start, end))
 
     def _copy_state_in(self, target: StateBuffer, state: State) -> None:

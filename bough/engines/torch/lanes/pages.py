@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from bough.cache.tree.state import Buffer, Group, Page, State, Tier
+from bough.cache.tree.state import Buffer, Group, Page, Range, State, Tier
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageAllocator, content_of, set_content
 from bough.engines.torch.host.pool import Piece
@@ -105,9 +105,9 @@ class Pages(PageAllocator):
         return content.cpu().view(torch.uint8)
 
     @as_engine_errors("taking content in")
-    def _from_bytes(self, group: Group, data: Buffer, tier: Tier) -> Content:
+    def _from_bytes(self, group: Group, span: Range, data: Buffer, tier: Tier) -> Content:
         assert tier is not Tier.DISK, "an engine has no disk"
-        content = _tensor(data)
+        content = as_tensor(data)
         if tier is Tier.HOST and self.transfers is not None:
             return self.transfers.copy_from_cpu(content)
         return content.view(self._dtype(group)).to(self._device)
@@ -135,7 +135,7 @@ class Pages(PageAllocator):
         return self._layout.rows[group].dtype if group in self._layout.rows else torch.uint8
 
 
-def _tensor(data: Buffer) -> Tensor:
+def as_tensor(data: Buffer) -> Tensor:
     """The bytes of `data` without a copy, unless they are read-only or not aligned."""
     tensor = torch.frombuffer(bytearray(data) if memoryview(data).readonly else data, dtype=torch.uint8)
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()

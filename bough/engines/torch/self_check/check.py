@@ -11,9 +11,10 @@ Packed weights are unpacked, and torch computes with them, for the reference.
 Tolerances. In float32 the largest logit difference may be 1e-4, or 1e-4 times the spread of the logits where that is more
 than one; on the copy always 1e-4 spreads. In half precision rounding alone moves logits: between "sdpa" and "eager" by 0.36
 spreads on a random model of 8 billion weights, and by 0.2 between one run and several with stock attention. So real weights
-need only stay within twice the former, or half a spread, which catches another prefix's state and little else. The float32
-copy shows finer mistakes. A copy in half precision shows those of kernels: it may be three times as far from the float32
-copy as one stock forward pass is. Where no copy can be built, chunks and reuse that need a fine check are not allowed.
+need only stay within twice the former, or half a spread (a whole one with experts, of which rounding may choose others),
+which catches another prefix's state and little else. The float32 copy shows finer mistakes. A copy in half precision shows
+those of kernels: it may be three times as far from the float32 copy as one stock forward pass is. Where no copy can be
+built, chunks and reuse that need a fine check are not allowed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 import transformers
 
+from bough.cache.tree.state import PAGE_TOKENS
 from bough.engines.self_check.check import (
     COPY_TOKENS,
     Candidate,
@@ -50,17 +52,25 @@ from bough.engines.torch.device import device_of, dtype_of, is_out_of_memory
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
+from bough.engines.torch.pooled.attention import operator
+from bough.engines.torch.pooled.compute import PooledCompute
+from bough.engines.torch.pooled.lanes.memory import why_not_pooled
+from bough.engines.torch.pooled.passes.wiring import Wiring
+from bough.engines.torch.pooled.pool import Pool
 from bough.engines.torch.self_check.probe import probe
 from bough.engines.torch.self_check.small_copy import make_small_copy
 from bough.errors import UnsupportedModel
 
 _REFERENCE = "eager"
-_FORMAT = 6  # raise it when the check itself changes
+_FORMAT = 9  # raise it when the check itself changes
 _FAR_TOKENS = 12
+_CHECK_LANES = 4
+_SPREADS, _SPREADS_WITH_EXPERTS = 0.5, 1.0  # of the logits, that rounding in half precision may move them
+_LONGEST_SHORT = 24  # tokens: of the runs of a check some are long ones on a pool, and some are not
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
-def verdict_key(model: Any, wanted_attention: str, choice: WeightsChoice = IN_TORCH) -> str:
+def verdict_key(model: Any, wanted_attention: str, choice: WeightsChoice = IN_TORCH, *, pools: bool = False) -> str:
     """A hash of all that a verdict depends on; the name in the configuration does not count."""
     kernels = choice.route.products.kernels if choice.route is not None else None
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
@@ -78,18 +88,28 @@ def verdict_key(model: Any, wanted_attention: str, choice: WeightsChoice = IN_TO
         [kernels.isa, kernels.code_hash] if kernels is not None else [],
         sorted({each.matrix.type for each in packed_weights(model)}),
         choice.quantization,
+        pools,
     ]
     return hash_features(features)
 
 
-def self_check(forward: Forward, layout: Layout, wanted: str, choice: WeightsChoice = IN_TORCH) -> Verdict:
-    """Try every way of running the model, the best first. `wanted` is an attention's name or "auto"."""
+def self_check(
+    forward: Forward, layout: Layout, wanted: str, choice: WeightsChoice = IN_TORCH, *, pools: bool = False
+) -> Verdict:
+    """Try every way of running the model, the best first. `wanted` is an attention's name or "auto".
+
+    With `pools` a pool of slots is tried before lanes with buffers of their own.
+    """
     with torch.backends.cudnn.flags(allow_tf32=False):  # rounding to ten bits would hide the differences
         candidates, check = _candidates(forward, layout, choice), SelfCheck(is_out_of_memory)
         whole, why_not = _try_whole_step(check, candidates, layout, wanted, choice)
         if whole is not None:
             return whole
-        return replace(_try_modules(check, candidates, layout, wanted), why_no_whole_step=why_not)
+        stock = forward.model.config._attn_implementation
+        pooled, why_not_pooled = _try_pool(check, candidates, layout, wanted) if pools else (None, "")
+        _set_attention(forward.model, stock)
+        verdict = pooled or _try_modules(check, candidates, layout, wanted)
+        return replace(verdict, why_no_whole_step=why_not, why_not_pooled=why_not_pooled)
 
 
 def _try_whole_step(
@@ -147,6 +167,51 @@ def _far_difference(candidate: Candidate, step: WholeStep) -> float:
     return float((step.evaluate_at(lane, ids, first) - wanted).abs().max())
 
 
+def _try_pool(check: SelfCheck, candidates: list[Candidate], layout: Layout, wanted: str) -> tuple[Verdict | None, str]:
+    """The verdict for a pool if that allows everything, or else why it is not used."""
+    if wanted not in ("auto", operator.NAME):
+        return None, f"the setting attention is {wanted}"
+    if why_not := why_not_pooled(layout, is_test=candidates[0].forward.device.type == "cpu"):
+        return None, why_not
+    if not all(_set_attention(each.forward.model, operator.NAME) for each in candidates):
+        return None, "transformers does not take its attention"
+    try:
+        wirings = [Wiring(each.forward, _layout_of(each)) for each in candidates]
+    except Exception as error:  # a model may fail in any way when it is used as its authors did not
+        return None, str(error)
+    pools: list[Pool] = []
+    try:
+        pooled = [_on_pool(each, wiring, pools) for each, wiring in zip(candidates, wirings, strict=True)]
+        verdict = check.check_lanes(operator.NAME, pooled, can_batch=True)
+    finally:
+        for pool in pools:
+            pool.close()
+    if verdict is None or not (verdict.can_reuse and verdict.can_batch):
+        return None, (verdict.reason if verdict else check.why_no_lanes) or "steps of several lanes come out differently"
+    verdict = drop_unproven(verdict, candidates)
+    return (replace(verdict, is_pooled=True), "") if verdict.can_reuse else (None, verdict.reason)
+
+
+def _on_pool(candidate: Candidate, wiring: Wiring, pools: list[Pool]) -> Candidate:
+    """The same candidate on a small pool, which is added to `pools`: the few lanes of a check, of one sequence each."""
+    layout, sizes = _layout_of(candidate), LaneSizes(len(candidate.reference.ids), COPY_TOKENS)
+    slots = _CHECK_LANES * (len(candidate.reference.ids) // PAGE_TOKENS + 4)
+    budget_bytes = slots * sum(PAGE_TOKENS * rows.row_bytes for rows in layout.rows.values())
+    budget_bytes += 4 * slots * sum(state.nbytes for state in layout.states.values())
+    made: list[Pool] = []
+
+    def compute(can_batch: bool) -> PooledCompute:
+        if not made:
+            pool = Pool(
+                candidate.forward, layout, wiring, sizes, budget_bytes, goes_ahead=False, longest_short=_LONGEST_SHORT
+            )
+            made.append(pool)
+            pools.append(pool)
+        return made[0].compute
+
+    return replace(candidate, compute=compute)
+
+
 def _try_modules(check: SelfCheck, candidates: list[Candidate], layout: Layout, wanted: str) -> Verdict:
     stock = candidates[0].forward.model.config._attn_implementation
     names = list(dict.fromkeys([attention.NAME, stock, "eager"])) if wanted == "auto" else [wanted]
@@ -197,8 +262,14 @@ def _make_candidates(forward: Forward, layout: Layout, rounds_activations: bool)
     _set_attention(model, stock)
     tolerance = 1e-4 * max(1.0, reference.scale)
     if is_half:
-        tolerance = max(2 * reference.noise(_reference_logits(forward)), 0.5 * reference.scale)
+        spreads = _SPREADS_WITH_EXPERTS if _has_experts(model) else _SPREADS
+        tolerance = max(2 * reference.noise(_reference_logits(forward)), spreads * reference.scale)
     return [_candidate(forward, layout, reference, tolerance, is_coarse=is_half), *copies]
+
+
+def _has_experts(model: Any) -> bool:
+    text = model.config.get_text_config(decoder=True)
+    return any((getattr(text, name, None) or 0) > 1 for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def _copy_candidates(small: Any, dtype: torch.dtype) -> list[Candidate]:

@@ -1,0 +1,1 @@
+"""The memory of a pool, and the lanes and pages in it."""

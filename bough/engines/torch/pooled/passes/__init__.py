@@ -1,0 +1,1 @@
+"""Forward passes over static buffers: steps and runs, compiled layers, CUDA graphs."""

@@ -1,0 +1,1 @@
+"""Choosing tokens on the device, without the host in the way."""
