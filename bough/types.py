@@ -210,7 +210,7 @@ class TokenCounts:
             self.ids[place], self.counts[place] = last_id, last_count
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and freezing takes twice as long
 class Draw:
     """Everything that the choice of one token depends on besides the logits.
 
@@ -233,7 +233,7 @@ class Alternative:
     logprob: float
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and freezing takes twice as long
 class Sampled:
     """The chosen token. `logprob` and `top` are of the raw distribution, and only set if they were asked for."""
 
@@ -297,7 +297,7 @@ class TokenLogprob:
     top: tuple[Alternative, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and freezing takes twice as long
 class Chunk:
     """A piece of a streamed answer: whole characters only, possibly none yet for the tokens it carries.
 

@@ -15,8 +15,8 @@ from bough.cache.tree.state import Lane
 from bough.engines.contract import Engine, Logits
 from bough.errors import PromptTooLong
 from bough.generate.constraints import Constraint
-from bough.generate.loops import find_cycle
-from bough.generate.request import Request, default_max_tokens, uniform
+from bough.generate.loops import CHECK_EVERY, find_cycle
+from bough.generate.request import Request, Uniforms, default_max_tokens
 from bough.generate.scoring import PromptScorer
 from bough.generate.text import AnswerText, Vocabulary
 from bough.types import (
@@ -53,6 +53,7 @@ class ChunkSize:
         self._first = min(first, largest)
         self._largest = largest
         self._rate: float | None = None  # tokens a second
+        self._waited_rate: float | None = None
 
     def choose(self, *, beside_others: bool = False) -> int:
         """How many tokens the next chunk may have; fewer on a slow device while other requests decode."""
@@ -61,15 +62,27 @@ class ChunkSize:
         smallest = MIN_CHUNK_BESIDE_OTHERS if beside_others else MIN_CHUNK
         if self._rate is None:
             return min(self._first, MIN_CHUNK) if beside_others else self._first
-        wanted = int(self._rate * (CHUNK_BESIDE_OTHERS_S if beside_others else CHUNK_S))
+        rate = self._rate if self._waited_rate is None else min(self._rate, self._waited_rate)
+        wanted = int(rate * (CHUNK_BESIDE_OTHERS_S if beside_others else CHUNK_S))
         return min(self._largest, max(smallest, 1 << max(0, wanted.bit_length() - 1)))  # a power of two
 
     def measure(self, num_tokens: int, seconds: float) -> None:
         """Update the rate by the time that a chunk took. Very small chunks are ignored."""
-        if num_tokens < MIN_CHUNK_BESIDE_OTHERS or seconds <= 0:
-            return
-        rate = num_tokens / seconds
-        self._rate = rate if self._rate is None else _RATE_WEIGHT * rate + (1 - _RATE_WEIGHT) * self._rate
+        self._rate = _updated(self._rate, num_tokens, seconds)
+
+    def measure_waited(self, num_tokens: int, seconds: float) -> None:
+        """Update the rate by the time until what came after a chunk was there, less that of a step.
+
+        On a device that computes beside the host, only this tells how long a chunk takes.
+        """
+        self._waited_rate = _updated(self._waited_rate, num_tokens, seconds)
+
+
+def _updated(rate: float | None, num_tokens: int, seconds: float) -> float | None:
+    if num_tokens < MIN_CHUNK_BESIDE_OTHERS or seconds <= 0:
+        return rate
+    newest = num_tokens / seconds
+    return newest if rate is None else _RATE_WEIGHT * newest + (1 - _RATE_WEIGHT) * rate
 
 
 class Generation:
@@ -94,13 +107,16 @@ class Generation:
         self._text = AnswerText(vocabulary, request.params.stop, strip_leading_space=request.strip_leading_space)
         self._token_ids: list[int] = []
         self._seen = _count_penalised(request)
+        self._uniforms = Uniforms(request.seed, request.choice) if request.params.temperature else None
+        self._greedy_draw = Draw(request.params, seen=self._seen)  # the same for every token: `_seen` changes in place
         self._logprobs: list[TokenLogprob] = []
         self._scorer = PromptScorer(engine, request, self._text.logprob) if request.scores_prompt else None
         self._looks_for_loops = request.params.loop_guard and not request.params.ignore_eos
         self._cycle_tokens = 0
         self._session: ReuseSession | None = None
         self.is_loading = False  # whether the lane still waits for what is being read from disk
-        self._is_prefilled = False
+        self.is_prefilled = False  # whether the whole prompt has been evaluated
+        self._has_first_token = False  # and its time is noted
         self._timings = Timings()
         self._decode_s = 0.0  # apart from the timings, because every token adds to it
         self._started_s = 0.0
@@ -166,11 +182,6 @@ class Generation:
         return self.session.loaded_tokens if self.is_loading else self.lane.offset
 
     @property
-    def is_prefilled(self) -> bool:
-        """Whether the whole prompt has been evaluated."""
-        return self._is_prefilled
-
-    @property
     def is_done(self) -> bool:
         return self.finish_reason is not None
 
@@ -188,7 +199,7 @@ class Generation:
         with self.session.feeding(chunk):
             self.logits = (self._scorer or self._engine).evaluate(self.lane, chunk)
         self.session.publish()
-        self._is_prefilled = self.lane.offset >= len(self.request.ids)
+        self.is_prefilled = self.lane.offset >= len(self.request.ids)
         seconds = self.clock() - started_s
         if self._scorer is None:  # otherwise it takes longer than usual
             size.measure(len(chunk), seconds)
@@ -220,13 +231,11 @@ class Generation:
 
     def draw(self) -> Draw:
         """Everything that the choice of the next token depends on besides the logits."""
-        params = self.request.params
-        return Draw(
-            params,
-            uniform=uniform(self.request.seed, self.request.choice, len(self._token_ids)) if params.temperature else 0.0,
-            seen=self._seen,
-            allowed=self._constraint.allowed() if self._constraint else None,
-        )
+        if self._uniforms is None and self._constraint is None:
+            return self._greedy_draw
+        uniform = self._uniforms.at(len(self._token_ids)) if self._uniforms else 0.0
+        allowed = self._constraint.allowed() if self._constraint else None
+        return Draw(self.request.params, uniform, self._seen, allowed)
 
     def accept(self, sampled: Sampled) -> Chunk | None:
         """Append the chosen token; returns the text that may be delivered now, if any.
@@ -248,16 +257,17 @@ class Generation:
             self._logprobs += logprobs
         text = self._text.add(token_id)
         self.finish_reason = self._reason_to_stop()
-        if self.is_done:
+        if self.finish_reason is not None:
             return self._last_chunk(text, (token_id,), logprobs)
         self.next_id = token_id
         return Chunk(text, (token_id,), logprobs)
 
     def note_step(self, seconds: float) -> None:
         """Add the time of the decode step that gave the last accepted token."""
-        if self._timings.first_token_s:
+        if self._has_first_token:
             self._decode_s += seconds
         else:
+            self._has_first_token = True
             so_far = self._timings.begin_s + self._timings.prefill_s
             self._timings = replace(self._timings, first_token_s=so_far + seconds)
             if self._scorer is None:
@@ -267,18 +277,16 @@ class Generation:
     def _reason_to_stop(self) -> FinishReason | None:
         if self._text.stop is not None or (self._constraint and self._constraint.is_done):
             return "stop"
-        if len(self._token_ids) >= self._max_tokens or not self._has_room():
+        num_tokens = len(self._token_ids)
+        if num_tokens >= self._max_tokens or (num_tokens >= self._room and not self._reserve_more(num_tokens)):
             return "length"
-        if self._looks_for_loops and (cycle_tokens := find_cycle(self._token_ids)):
+        if self._looks_for_loops and num_tokens % CHECK_EVERY == 0 and (cycle_tokens := find_cycle(self._token_ids)):
             self._cycle_tokens = cycle_tokens
             return "loop"
         return "cancelled" if self.request.is_cancelled() else None
 
-    def _has_room(self) -> bool:
-        """Whether one more token fits into the lane. Long answers reserve more as they grow; if memory is short, less."""
-        done = len(self._token_ids)
-        if done < self._room:
-            return True
+    def _reserve_more(self, done: int) -> bool:
+        """Reserve the lane for more tokens, of a long answer as it grows; if memory is short, for fewer, possibly none."""
         ahead = min(RESERVE_TOKENS, self._max_tokens - done)
         while ahead > 0 and not self.session.reserve(len(self.request.ids) + done + ahead):
             ahead //= 2

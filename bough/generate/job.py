@@ -100,15 +100,17 @@ class Job:
     @property
     def is_loading(self) -> bool:
         """Whether the request has a lane, and parts of its prefix are still being read from disk."""
-        return not self.generation.is_done and self.generation.is_loading
+        return self.generation.is_loading and self.generation.finish_reason is None
 
     @property
     def is_prefilling(self) -> bool:
-        return not self.generation.is_done and not self.generation.is_loading and not self.generation.is_prefilled
+        generation = self.generation
+        return not (generation.is_prefilled or generation.is_loading or generation.is_done)
 
     @property
     def is_decoding(self) -> bool:
-        return not self.generation.is_done and self.generation.is_prefilled
+        generation = self.generation
+        return generation.is_prefilled and generation.finish_reason is None
 
     @property
     def is_cancelled(self) -> bool:
@@ -127,8 +129,12 @@ class Job:
 
     def deliver(self, chunk: Chunk) -> None:
         with self._ending:
-            if not self.is_over:
-                self._tell(self.listener.on_chunk, chunk)
+            if self.is_over:
+                return
+            try:
+                self.listener.on_chunk(chunk)
+            except Exception as error:
+                self._end_by(error)
 
     def end(self, completion: Completion) -> None:
         if self._end_once():
@@ -144,11 +150,15 @@ class Job:
         try:
             tell(*news)
         except Exception as error:
-            log.exception("the listener of a request failed by a mistake of ours")
-            if not self.is_over:
-                self.is_over = True
-                failure = EngineError(f"{type(error).__name__}: {error}")
-                self._tell(self.listener.on_error, failure)
+            self._end_by(error)
+
+    def _end_by(self, error: Exception) -> None:
+        """Log what the listener has raised, and end the request."""
+        log.exception("the listener of a request failed by a mistake of ours")
+        if not self.is_over:
+            self.is_over = True
+            failure = EngineError(f"{type(error).__name__}: {error}")
+            self._tell(self.listener.on_error, failure)
 
     def refuse(self, error: BoughError) -> bool:
         """Refuse a request that waits, from any thread; returns False if it has started or ended."""

@@ -58,11 +58,17 @@ def default_max_tokens(context_tokens: int) -> int:
     return max(_LEAST_TOKENS, min(_MOST_TOKENS, context_tokens // 4))
 
 
-def uniform(seed: int, choice: int, index: int) -> float:
-    """The number in [0, 1) that draws the token at `index` of the `choice`-th answer to a request with this seed."""
-    key = f"{seed},{choice},{index}".encode()
-    digest = blake2b(key, digest_size=8, person=b"bough uniform").digest()
-    return (int.from_bytes(digest, "big") >> (64 - _BITS)) / (1 << _BITS)
+class Uniforms:
+    """The numbers in [0, 1) that draw the tokens of the `choice`-th answer to a request with this seed."""
+
+    def __init__(self, seed: int, choice: int) -> None:
+        self._start = blake2b(f"{seed},{choice},".encode(), digest_size=8, person=b"bough uniform")
+
+    def at(self, index: int) -> float:
+        """The number for the token at `index`: a hash of "seed,choice,index", whose start is hashed only once."""
+        hashed = self._start.copy()
+        hashed.update(b"%d" % index)
+        return (int.from_bytes(hashed.digest(), "big") >> (64 - _BITS)) / (1 << _BITS)
 
 
 def choose_seed(seed: int | None, random_bits: Callable[[int], int]) -> int:

@@ -10,6 +10,7 @@ for any reason, it continues from what was kept, the oldest first.
 
 Always true between turns:
 - a request waits, or it runs and has a lane of its own;
+- a request that runs and has tokens of its prompt to load or to evaluate is one of those that start;
 - a request that is over is in neither list, and its lane is idle.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.loading import TAKE_S
@@ -40,6 +42,14 @@ SPREAD_S = 0.03
 """When copying state to lanes took so long, the tokens of other requests are not held up by a prefill chunk as well."""
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """A prefill chunk: how many tokens, and when it was begun."""
+
+    num_tokens: int
+    started_s: float
+
+
 class Scheduler:
     """Waiting and running requests. Only one thread calls it; others may read the two lists."""
 
@@ -58,8 +68,11 @@ class Scheduler:
         self._verifier = verifier
         self._next_loading = 0
         self._has_spread = False  # whether the last turn had no prefill
+        self._chunk: _Chunk | None = None  # the last one, until its time is known
+        self._step_s = 0.0  # what the last decode step without a chunk before it took
         self.waiting: list[Job] = []
         self.running: list[Job] = []
+        self._starting: list[Job] = []  # those of the running that load or prefill
         self._num_ended = 0  # requests that were dropped so far
 
     @property
@@ -84,11 +97,13 @@ class Scheduler:
         self._sweep()
         started_s = self._clock()
         self._admit()
-        self._load()
-        if not self._must_spread(self._clock() - started_s):
-            self._prefill()
+        if self._starting:
+            self._load()
+            if not self._must_spread(self._clock() - started_s):
+                self._prefill()
+            self._starting = [job for job in self._starting if not job.generation.is_prefilled]
         self._decode()
-        for job in [job for job in self.running if job.generation.is_done]:
+        for job in [job for job in self.running if job.generation.finish_reason is not None]:
             self._finish(job)
 
     def _must_spread(self, adopting_s: float) -> bool:
@@ -114,12 +129,12 @@ class Scheduler:
     def _sweep(self) -> None:
         """End requests that are past their deadline, over, or cancelled while they wait."""
         now = self._clock()
-        for job in [*self.waiting, *self.running]:
+        for job in [job for job in (*self.waiting, *self.running) if job.is_over or now > job.deadline_s]:
             if now > job.deadline_s:
                 self._fail(
                     job, TimedOut(f"the request took longer than the {job.deadline_s - job.submitted_s:.0f} s it may")
                 )
-            elif job.is_over:
+            else:
                 self._drop(job)
         for job in [job for job in self.waiting if job.is_cancelled]:
             self._cancel(job)
@@ -130,15 +145,18 @@ class Scheduler:
         """Give lanes to waiting requests, the one with the least to compute first; without requests, to a check."""
         if self.waiting:
             self.postpone_check()
+            self._admit_waiting()
+        if self._verifier and not self.waiting and not self.running:
+            check = self._verifier.next_check()
+            if check is not None:
+                self._begin(check)
+
+    def _admit_waiting(self) -> None:
         tried: set[Job] = set()
         while self.num_free_lanes and (job := self._choose(tried)) is not None:
             tried.add(job)
             if not self._begin(job) and job.passed >= MAX_PASSED:
                 break  # it waits for memory, and must not be passed over again
-        if self._verifier and not self.waiting and not self.running:
-            check = self._verifier.next_check()
-            if check is not None:
-                self._begin(check)
 
     def _choose(self, tried: set[Job]) -> Job | None:
         """The next request for a lane, of those that do not wait for a shared prefix; older ones are passed over.
@@ -180,7 +198,7 @@ class Scheduler:
         """The running request that computes a prefix of this one, if waiting was worth it when that was first seen."""
         if not job.reuses:
             return None
-        leaders = [other for other in self.running if not other.is_decoding and self._can_lead(other, job)]
+        leaders = [other for other in self._starting if not other.is_decoding and self._can_lead(other, job)]
         job.leader = next((other for other in leaders if self._leads(other, job)), None)
         return job.leader
 
@@ -225,6 +243,7 @@ class Scheduler:
             if job in self.waiting:
                 self.waiting.remove(job)
             self.running.append(job)
+            self._starting.append(job)
             job.passed = 0
             job.start(self._clock() - job.submitted_s)
         return True
@@ -249,7 +268,7 @@ class Scheduler:
 
     def _load(self) -> None:
         """Take what has been read from disk for the requests that wait for it, for a limited time, in turn."""
-        loading = [job for job in self.running if job.is_loading]
+        loading = [job for job in self._starting if job.is_loading]
         until_s = self._clock() + TAKE_S
         for number in range(len(loading)):
             job = loading[(self._next_loading + number) % len(loading)]
@@ -271,18 +290,20 @@ class Scheduler:
 
     def _prefill(self) -> None:
         """Evaluate one chunk of the request with the fewest tokens left."""
-        jobs = [job for job in self.running if job.is_prefilling]
+        jobs = [job for job in self._starting if job.is_prefilling]
         if not jobs:
             return
         chosen = next((job for job in jobs if job.passed >= MAX_PASSED), None) or min(jobs, key=lambda job: job.remaining)
         for job in jobs:
             job.passed = 0 if job is chosen else job.passed + 1
+        started_s, remaining = self._clock(), chosen.remaining
         try:
             others = any(job.is_decoding for job in self.running)
             scored = chosen.generation.prefill_chunk(self._size, beside_others=others)
         except (BoughError, MemoryError) as error:
             self._fail(chosen, _translated(error))
             return
+        self._chunk = _Chunk(remaining - chosen.remaining, started_s)
         if scored is not None:
             chosen.deliver(scored)
         if chosen.is_decoding and self._verifier:
@@ -299,13 +320,23 @@ class Scheduler:
         self._feed([job for job in jobs if job.generation.next_id is not None])
         for job, sampled in self._sample([job for job in jobs if not job.is_over]):
             self._accept(job, sampled)
-        seconds = self._clock() - started_s
+        ended_s = self._clock()
+        self._measure(started_s, ended_s)
         for job in jobs:
             if not job.is_over:
-                job.generation.note_step(seconds)
+                job.generation.note_step(ended_s - started_s)
+
+    def _measure(self, started_s: float, ended_s: float) -> None:
+        """Learn how long a step takes, or a chunk before it: the device has done with both."""
+        if self._chunk is None:
+            self._step_s = ended_s - started_s
+        else:
+            self._size.measure_waited(self._chunk.num_tokens, ended_s - self._chunk.started_s - self._step_s)
+            self._chunk = None
 
     def _feed(self, jobs: Sequence[Job]) -> None:
-        ready = [job for job in jobs if self._cross_limit(job)]
+        has_limit = self._engine.capabilities.reuse_limit is not None
+        ready = [job for job in jobs if self._cross_limit(job)] if has_limit else jobs
         if not ready:
             return
         sessions = [job.generation.session for job in ready]
@@ -373,7 +404,7 @@ class Scheduler:
 
     def _drop(self, job: Job) -> None:
         """Record what a request has computed, and make its lane idle."""
-        for jobs in (self.waiting, self.running):
+        for jobs in (self.waiting, self.running, self._starting):
             if job in jobs:
                 jobs.remove(job)
         self._num_ended += 1

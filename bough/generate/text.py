@@ -38,6 +38,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TokenBytes, *, strip_leading_space: bool = False) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds_bytes = False  # whether the last token has ended within a character
         self._must_strip = strip_leading_space
 
     def add(self, token_id: int) -> str:
@@ -46,7 +47,14 @@ class Detokenizer:
         if self._must_strip and data:
             data = data.removeprefix(b" ")
             self._must_strip = False
-        return self._decoder.decode(data)
+        if not self._holds_bytes:
+            try:
+                return data.decode()  # nearly all tokens are whole characters, and this is the fastest way to read those
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._holds_bytes = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """The text that was held back. Incomplete bytes become U+FFFD."""
@@ -60,6 +68,7 @@ class AnswerText:
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, strip_leading_space=strip_leading_space)
         self._stops = StopFinder(stops)
+        self._has_stops = bool(stops)
         self._pieces: list[str] = []
 
     @property
@@ -73,7 +82,8 @@ class AnswerText:
 
     def add(self, token_id: int) -> str:
         """The text that is safe to emit now."""
-        return self._emit(self._stops.add(self._detokenizer.add(token_id)))
+        text = self._detokenizer.add(token_id)
+        return self._emit(self._stops.add(text) if self._has_stops else text)
 
     def flush(self) -> str:
         """The text that was held back. Call it after the last token."""

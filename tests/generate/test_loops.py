@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.cache.tree.state import Group
 from bough.generate.loops import CHECK_EVERY, MAX_CYCLE, MIN_REPEATS, MIN_TOKENS, find_cycle
-from tests.fakes import FakeLane
 from tests.generate.test_pipeline import PROMPT, Bench
 
 TOKENS = st.lists(st.integers(0, 5), max_size=120)
@@ -36,8 +36,9 @@ def is_loop(ids: list[int]) -> bool:
 def repeat(bench: Bench, cycle: list[int]) -> None:
     """Make the model of a bench answer with this cycle for ever."""
 
-    def score(lane: FakeLane) -> tuple[float, ...]:
-        wanted = cycle[(lane.offset - len(PROMPT)) % len(cycle)]
+    def score(held: dict[Group, tuple[int, list[int]]]) -> tuple[float, ...]:
+        first, tokens = next(iter(held.values()))
+        wanted = cycle[(first + len(tokens) - len(PROMPT)) % len(cycle)]
         return tuple(float(token == wanted) for token in range(bench.engine.vocab_size))
 
     bench.engine._logits = score  # type: ignore[method-assign]

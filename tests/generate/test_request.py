@@ -5,9 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.generate.request import SEED_BITS, choose_seed, uniform
+from bough.generate.request import SEED_BITS, Uniforms, choose_seed
 
 INTEGERS = st.integers(-(2**70), 2**70)
+
+
+def uniform(seed: int, choice: int, index: int) -> float:
+    return Uniforms(seed, choice).at(index)
 
 
 @given(INTEGERS, INTEGERS, INTEGERS)

@@ -27,8 +27,13 @@ class ScriptedAnswer:
         self._failure = failure
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        async for events in self.batches():
+            for event in events:
+                yield event
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
         for event in self._events:
-            yield event
+            yield [event]
         if self._failure is not None:
             raise self._failure
 

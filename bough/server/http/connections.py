@@ -32,6 +32,7 @@ _HEADER_S = 60.0
 _LINGER_S = 2.0  # a refused client may still be sending, and would not read the answer if we disconnected at once
 _STALL_S = 300.0
 _MAX_CONNECTIONS = 8192
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _OTHER_FILES = 512  # for pages, the index, weights and downloads
 
 
@@ -40,11 +41,22 @@ class RequestReader(h11.Connection):
 
     H11 itself bounds only incomplete heads, and uvicorn hands it all bytes that have arrived. `refusal` says what was wrong
     with the last request, if anything.
+
+    The pieces of a stream are written here, as h11 writes them but in half of the time: there is one for every token.
     """
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, HEADER_BYTES)
         self.refusal: h11.RemoteProtocolError | None = None
+        self._is_chunked = False  # whether the answer that is being sent has no length, and goes in chunks
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # without the overloads of h11
+        if self._is_chunked and isinstance(event, h11.Data) and event.data and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        output = super().send(event)
+        if isinstance(event, h11.Response):
+            self._is_chunked = _CHUNKED in (output or b"").lower()
+        return output
 
     def next_event(self) -> Any:
         try:

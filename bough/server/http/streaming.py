@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from json.encoder import encode_basestring as _quote  # a text as JSON, as an encoder without `ensure_ascii` writes it
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -22,9 +23,35 @@ NDJSON = "application/x-ndjson"
 EVENT_STREAM = "text/event-stream"
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # `json.dumps` would make one for every value
+_HOLES = ("\ue000bough\ue000", "\ue001bough\ue001")  # stand for texts; they are of Unicode's private use
+
+
 def to_json(value: Any) -> str:
     """Compact JSON, one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
+
+
+class EventFrame:
+    """An event that is written again and again with other texts at one or two places: everything else is written once.
+
+    `write` writes the event for given texts, and must put each into it once, as JSON.
+    """
+
+    def __init__(self, write: Callable[..., str], num_texts: int = 1) -> None:
+        holes = _HOLES[:num_texts]
+        self._parts: list[str] = []
+        rest = write(*holes)
+        for hole in holes:
+            before, found, rest = rest.partition(to_json(hole))
+            assert found and to_json(hole) not in rest, "each text must be written once, in the order of the arguments"
+            self._parts.append(before)
+        self._end = rest
+
+    def fill(self, *texts: str) -> str:
+        """The event with these texts."""
+        written = "".join([before + _quote(text) for before, text in zip(self._parts, texts, strict=True)])
+        return written + self._end
 
 
 def json_line(value: Any) -> str:

@@ -6,15 +6,14 @@ and gives them out as events.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from bough.errors import BoughError
-from bough.server.serving.ask import Ask, Event, Progress, Started
-from bough.server.serving.inbox import Inbox
+from bough.server.serving.ask import Ask, Delta, Event, Progress, Started
+from bough.server.serving.inbox import Inbox, Mailbox
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.parsing.answer_parser import AnswerParser
@@ -39,11 +38,11 @@ ChoiceMessage = tuple[int, _Message]
 
 
 class AnswerListener:
-    """The listener of one choice. The engine's thread calls it; the inbox puts each message into the answer's queue."""
+    """The listener of one choice. The engine's thread calls it; the inbox puts each message into the answer's mailbox."""
 
-    def __init__(self, choice: int, queue: asyncio.Queue[ChoiceMessage], inbox: Inbox[ChoiceMessage]) -> None:
+    def __init__(self, choice: int, mailbox: Mailbox[ChoiceMessage], inbox: Inbox[ChoiceMessage]) -> None:
         self._choice = choice
-        self._queue = queue
+        self._mailbox = mailbox
         self._inbox = inbox
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
@@ -56,7 +55,7 @@ class AnswerListener:
         self._put(Progress(done_tokens, total_tokens))
 
     def on_chunk(self, chunk: Chunk) -> None:
-        self._put(chunk)
+        self._inbox.put(self._mailbox, (self._choice, chunk))
 
     def on_end(self, completion: Completion) -> None:
         self._put(completion)
@@ -65,7 +64,7 @@ class AnswerListener:
         self._put(error)
 
     def _put(self, message: _Message) -> None:
-        self._inbox.put(self._queue, (self._choice, message))
+        self._inbox.put(self._mailbox, (self._choice, message))
 
 
 class Answer:
@@ -87,8 +86,9 @@ class Answer:
         self.ask = ask
         self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.runner.prefix_cache.is_enabled)
         self.cancelled = threading.Event()
-        self._queue: asyncio.Queue[ChoiceMessage] = asyncio.Queue()
-        self.listeners = [AnswerListener(choice, self._queue, inbox) for choice in range(ask.num_choices)]
+        self._mailbox: Mailbox[ChoiceMessage] = Mailbox()
+        self._unread: list[ChoiceMessage] = []  # what came together with the message that began the answer
+        self.listeners = [AnswerListener(choice, self._mailbox, inbox) for choice in range(ask.num_choices)]
         self._loaded = loaded
         self._models = models
         self._metrics = metrics
@@ -112,41 +112,61 @@ class Answer:
     async def start(self) -> None:
         """Wait until the first choice has a lane. Raises the error if the request fails before."""
         while True:
-            _, message = await self._queue.get()
-            if isinstance(message, BoughError):
-                self._error = str(message)
-                raise message
-            if isinstance(message, Progress):
-                self._done_tokens = message.done_tokens
-            elif isinstance(message, _Begin):
-                self.started = replace(self.started, usage=message.usage)
-                self._waited_s = message.waited_s
-                return
+            messages = await self._mailbox.take()
+            for number, (_, message) in enumerate(messages):
+                if isinstance(message, BoughError):
+                    self._error = str(message)
+                    raise message
+                if isinstance(message, Progress):
+                    self._done_tokens = message.done_tokens
+                elif isinstance(message, _Begin):
+                    self.started = replace(self.started, usage=message.usage)
+                    self._waited_s = message.waited_s
+                    self._unread = messages[number + 1 :]
+                    return
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        missing = len(self._parsers)
-        while missing:
-            choice, message = await self._queue.get()
-            if isinstance(message, BoughError):
-                self._error = str(message)
-                raise message
-            if isinstance(message, Progress):
-                self._done_tokens = message.done_tokens
-                yield message
-            elif isinstance(message, _Loaded) and choice == 0:
-                self.started = replace(self.started, usage=message.usage)
-            elif isinstance(message, Chunk):
-                if not message.prompt_logprobs:
-                    self._first_s = self._first_s or self._clock() - self._opened_s
-                self._num_generated += len(message.token_ids)
-                yield self._parsers[choice].add(message)
-            elif isinstance(message, Completion):
-                missing -= 1
-                self._completions[choice] = message
-                last, finished = self._parsers[choice].finish(message)
-                if last.text or last.thinking or last.tool_calls:
-                    yield last
-                yield finished
+        async for events in self.batches():
+            for event in events:
+                yield event
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """The events as they come, those that have come together as one list. Raises the error if the request fails."""
+        while len(self._completions) < len(self._parsers):
+            messages, self._unread = self._unread or await self._mailbox.take(), []
+            events: list[Event] = []
+            for choice, message in messages:
+                if isinstance(message, Chunk):
+                    events.append(self._read_chunk(choice, message))
+                elif isinstance(message, BoughError):
+                    if events:  # they came before it
+                        yield events
+                    self._error = str(message)
+                    raise message
+                else:
+                    events += self._read(choice, message)
+            if events:
+                yield events
+
+    def _read_chunk(self, choice: int, chunk: Chunk) -> Delta:
+        if not self._first_s and not chunk.prompt_logprobs:
+            self._first_s = self._clock() - self._opened_s
+        self._num_generated += len(chunk.token_ids)
+        return self._parsers[choice].add(chunk)
+
+    def _read(self, choice: int, message: _Begin | _Loaded | Progress | Completion) -> Iterator[Event]:
+        """The events of a message that is neither a chunk nor an error."""
+        if isinstance(message, Progress):
+            self._done_tokens = message.done_tokens
+            yield message
+        elif isinstance(message, _Loaded) and choice == 0:
+            self.started = replace(self.started, usage=message.usage)
+        elif isinstance(message, Completion):
+            self._completions[choice] = message
+            last, finished = self._parsers[choice].finish(message)
+            if last.text or last.thinking or last.tool_calls:
+                yield last
+            yield finished
 
     def close(self) -> None:
         """End the answer, count it and release its model. Computed state is kept. A second call does nothing."""

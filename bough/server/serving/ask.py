@@ -132,7 +132,7 @@ class Progress:
     total_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every token
 class Delta:
     """A piece of one choice: whole characters, and whole tool calls. The prompt's log-probabilities come with the first
     choice, before its text."""

@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import h11
 import pytest
 import uvicorn
 
-from bough.server.http.connections import Connection, WaitingConnections, connections_within
+from bough.server.http.connections import Connection, RequestReader, WaitingConnections, connections_within
 from tests.server.http.test_listening import Place, read_body, signal_self
 
 PIECE = b"x" * 2**15
@@ -184,3 +185,21 @@ class Ticking(uvicorn.Server):
 def test_a_client_that_takes_nothing_is_disconnected(num_bytes: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "stall_s", 0.2)
     asyncio.run(leave_unread(Talkative(num_bytes)))
+
+
+@pytest.mark.parametrize("headers", [[], [("Content-Length", "11")]], ids=["without a length", "with its length"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_answer_is_written_as_h11_writes_it(method: str, headers: list[tuple[str, str]]) -> None:
+    pieces = [b"data: 1", b"", b"\n\n"] if headers else [b"data: 1\n\n", b"", b"x" * 5000, "Grüße\n\n".encode()]
+    events: list[h11.Event] = [
+        h11.Response(status_code=200, headers=headers),
+        *(h11.Data(data=b"" if method == "HEAD" else piece) for piece in pieces),
+    ]
+    if not headers or method == "HEAD":
+        events.append(h11.EndOfMessage())
+    ours, plain = RequestReader(), h11.Connection(h11.SERVER)
+    for connection in (ours, plain):
+        connection.receive_data(f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        connection.next_event()
+
+    assert [ours.send(event) for event in events] == [plain.send(event) for event in events]

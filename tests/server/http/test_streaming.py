@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bough.server.http.streaming import ClientDisconnected, cancel_on_disconnect
+from bough.server.http.streaming import ClientDisconnected, EventFrame, cancel_on_disconnect, json_line, sse
 from bough.server.serving.answer import Answer
 
 
@@ -93,3 +95,15 @@ def test_an_answer_that_was_taken_stays_open() -> None:
         assert not answer.was_closed
 
     play(scene())
+
+
+@given(st.text(), st.text())
+def test_a_frame_writes_the_same_bytes_as_the_whole_event(first: str, second: str) -> None:
+    def write_one(text: str) -> str:
+        return sse({"id": 7, "choices": [{"delta": {"content": text}, "logprobs": None}]})
+
+    def write_two(time: str, text: str) -> str:
+        return json_line({"model": 'a "model"', "at": time, "message": {"content": text}, "done": False})
+
+    assert EventFrame(write_one).fill(first) == write_one(first)
+    assert EventFrame(write_two, num_texts=2).fill(first, second) == write_two(first, second)

@@ -161,3 +161,32 @@ def test_tokens_with_probabilities_come_as_their_bytes_piece_by_piece_and_whole(
         assert isinstance(finished, Finished) and finished.logprobs == scores
 
     listen(scene)
+
+
+def test_what_has_come_together_is_read_together_and_an_error_after_it() -> None:
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        for text in ("one ", "two ", "three"):
+            listener.on_chunk(Chunk(text, (1,)))
+        listener.on_error(EngineError("no more"))
+        batches = answer.batches()
+        assert len(await anext(batches)) == 3
+        with pytest.raises(EngineError):
+            await anext(batches)
+
+    (record,) = listen(scene)
+
+    assert (record.completion_tokens, record.error) == (3, "no more")
+
+
+def test_what_comes_with_the_start_of_an_answer_is_not_lost() -> None:
+    async def scene(answer: Answer, listener: AnswerListener) -> None:
+        listener.on_start(STARTED, 0.5)
+        listener.on_chunk(Chunk("Hi", (1,)))
+        await answer.start()
+        async for events in answer.batches():
+            assert isinstance(events[0], Delta)
+            break
+
+    (record,) = listen(scene)
+
+    assert record.completion_tokens == 1

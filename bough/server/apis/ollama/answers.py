@@ -21,10 +21,10 @@ from fastapi.responses import JSONResponse, Response
 from bough.errors import RequestError
 from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.streaming import NDJSON, AnswerStream, cancel_on_disconnect, json_line
+from bough.server.http.streaming import NDJSON, AnswerStream, EventFrame, cancel_on_disconnect, json_line
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, Started, ToolCall
+from bough.server.serving.ask import Ask, Delta, Event, Finished, ScoredToken, Started, ToolCall
 from bough.server.serving.service import Service
 from bough.types import Message
 
@@ -95,19 +95,25 @@ async def _answer(body: AnswerRequest, ask: Ask, writer: LineWriter, request: Re
 
 async def write_lines(answer: Answer, writer: LineWriter) -> AsyncIterator[str]:
     """The lines of a stream. An error on the way is the last line."""
+    frame = EventFrame(lambda time, text: json_line({**writer.write(text, at=time), "done": False}), num_texts=2)
     try:
-        async for event in answer:
-            if isinstance(event, Delta) and _is_worth_a_line(event):
-                said = writer.write(event.text, event.thinking, event.tool_calls, event.logprobs)
-                yield json_line({**said, "done": False})
-            elif isinstance(event, Finished):
-                yield json_line({**writer.write(), **writer.end(event, answer.started)})
+        async for events in answer.batches():
+            if piece := "".join([_write_event(event, writer, frame, answer.started) for event in events]):
+                yield piece
     except Exception as error:
         yield json_line(format_plain_error(to_http_error(error)))
 
 
-def _is_worth_a_line(delta: Delta) -> bool:
-    return bool(delta.text or delta.thinking or delta.tool_calls or delta.logprobs)
+def _write_event(event: Event, writer: LineWriter, frame: EventFrame, started: Started) -> str:
+    """The line of an event; "" if it has none. The frame is that of lines that are nothing but text."""
+    if isinstance(event, Finished):
+        return json_line({**writer.write(), **writer.end(event, started)})
+    if not isinstance(event, Delta):
+        return ""
+    if event.thinking or event.tool_calls or event.logprobs:
+        said = writer.write(event.text, event.thinking, event.tool_calls, event.logprobs)
+        return json_line({**said, "done": False})
+    return frame.fill(write_time(datetime.now(UTC)), event.text) if event.text else ""
 
 
 @dataclass(frozen=True)
@@ -125,14 +131,15 @@ class LineWriter:
         thinking: str = "",
         tool_calls: Sequence[ToolCall] = (),
         logprobs: Sequence[ScoredToken] = (),
+        at: str = "",
     ) -> dict[str, Any]:
-        """An object with a piece of the answer, or with all of it."""
+        """An object with a piece of the answer, or with all of it, that was written at this time; "" means now."""
         said: dict[str, Any] = {"content": text}
         if thinking:
             said["thinking"] = thinking
         if tool_calls:
             said["tool_calls"] = [_write_call(number, call) for number, call in enumerate(tool_calls)]
-        written = {"model": self.model, "created_at": write_time(datetime.now(UTC)), **self.wrap(said)}
+        written = {"model": self.model, "created_at": at or write_time(datetime.now(UTC)), **self.wrap(said)}
         if logprobs:
             written["logprobs"] = [_write_logprob(each) for each in logprobs]
         return written

@@ -42,7 +42,7 @@ from bough.server.http.bounds import (
     at_most,
     check_length,
 )
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse, to_json
+from bough.server.http.streaming import EVENT_STREAM, AnswerStream, EventFrame, cancel_on_disconnect, sse, to_json
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken, ToolCall
@@ -212,8 +212,8 @@ async def write_events(answer: Answer, body: ChatRequest) -> AsyncIterator[str]:
     for number in range(answer.ask.num_choices):
         yield stream.chunk(number, {"role": "assistant", "content": ""})
     try:
-        async for event in answer:
-            if piece := stream.write(event):
+        async for events in answer.batches():
+            if piece := "".join([stream.write(event) for event in events]):
                 yield piece
     except Exception as error:  # the status is sent already: the error becomes an event
         yield error_event(error)
@@ -232,12 +232,20 @@ class ChatStream:
         self._usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
         self._finished: list[Finished] = []
         self._num_calls = [0] * answer.ask.num_choices
+        self._frames: dict[int, EventFrame] = {}  # of chunks that are nothing but text, by choice
 
     def write(self, event: Event) -> str:
         """What an event adds to the stream; may be empty."""
-        if isinstance(event, Progress):
-            return progress_comment(event)
-        return self.finish(event) if isinstance(event, Finished) else self.add(event)
+        if isinstance(event, Delta):
+            is_text = event.text and not (event.thinking or event.tool_calls or event.logprobs)
+            return self._add_text(event) if is_text else self.add(event)
+        return progress_comment(event) if isinstance(event, Progress) else self.finish(event)
+
+    def _add_text(self, delta: Delta) -> str:
+        frame = self._frames.get(delta.choice)
+        if frame is None:
+            frame = self._frames[delta.choice] = EventFrame(lambda text: self.chunk(delta.choice, {"content": text}))
+        return frame.fill(delta.text)
 
     def add(self, delta: Delta) -> str:
         """The chunk for a piece of a choice; empty if it has nothing to show."""

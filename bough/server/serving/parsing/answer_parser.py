@@ -20,6 +20,7 @@ class AnswerParser:
         self._counts_thinking = ask.counts_thinking
         self._thoughts = ThinkingParser(prepared.starts_thinking) if prepared.splits_thinking else None
         self._calls = ToolCallParser(prepared.tools.keys(), is_forced=prepared.is_forced, schemas=prepared.tools)
+        self._is_plain = self._thoughts is None and not prepared.tools  # all of it is text
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._found: list[ToolCall] = []
@@ -28,6 +29,9 @@ class AnswerParser:
 
     def add(self, chunk: Chunk) -> Delta:
         """What the next piece adds to the choice."""
+        if self._is_plain and not chunk.logprobs and not chunk.prompt_logprobs:
+            self._text.append(chunk.text)
+            return Delta(self._choice, chunk.text, num_tokens=len(chunk.token_ids))
         thinking, text = "", chunk.text
         if self._thoughts is not None:
             thought = self._thoughts.add(chunk.text)

@@ -26,11 +26,11 @@ class ScriptedAnswer:
     def __init__(self, *events: Event | Exception) -> None:
         self._events = events
 
-    async def __aiter__(self) -> Any:
+    async def batches(self) -> Any:
         for event in self._events:
             if isinstance(event, Exception):
                 raise event
-            yield event
+            yield [event]
 
 
 def lines_of(answer: Any, writer: LineWriter) -> list[dict[str, Any]]:
