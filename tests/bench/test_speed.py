@@ -15,10 +15,11 @@ from bough.bench.speed.prefill import PrefillSetup, measure_prefill
 from bough.bench.speed.prompts import PROMPTS
 from bough.bench.speed.quality import add_up, compare, continue_greedily, kl_divergence, measure_quality
 from bough.bench.speed.variants import PreparedLane, Variant, find_equal_variants
+from bough.cache.tree.state import Group
 from bough.errors import RequestError
 from bough.runner import Runner
 from tests.cli.conftest import make_runner
-from tests.fakes import MODELS, FakeEngine, FakeLane
+from tests.fakes import MODELS, FakeEngine
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -26,9 +27,10 @@ PROMPT = [3, 1, 4, 1, 5]
 class ShiftedEngine(FakeEngine):
     """Logits that are a little off, and prefer another token at every tenth position."""
 
-    def _logits(self, lane: FakeLane) -> tuple[float, ...]:
-        best, *rest = super()._logits(lane)
-        return (100.0 if lane.offset % 10 == 0 else best, *(each + 1e-3 for each in rest))
+    def _logits(self, held: dict[Group, tuple[int, list[int]]]) -> tuple[float, ...]:
+        best, *rest = super()._logits(held)
+        first, tokens = next(iter(held.values()))
+        return (100.0 if (first + len(tokens)) % 10 == 0 else best, *(each + 1e-3 for each in rest))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bough.cache.tree.state import Buffer, Group, Kind, Lane, Page, Source, State, Tier
+from bough.cache.tree.state import Block, Buffer, Group, Incoming, Kind, Lane, Page, Source, Span, State, Tier
 from bough.engines.contract import Capabilities, EngineInfo, ScoredRun
 from bough.types import Draw, Sampled
 
@@ -18,21 +18,28 @@ GROUP = Group(0, Kind.FULL, bytes_per_token=1)
 class NullLane:
     """A lane that has only an offset."""
 
-    nbytes = 0
+    nbytes = own_bytes = 0
+    shares_rows = False
 
     def __init__(self) -> None:
         self.offset = 0
 
-    def bytes_for(self, num_tokens: int) -> int:
+    def blocks(self) -> tuple[Block, ...]:
+        return ()
+
+    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def bytes_after_clear(self, num_tokens: int) -> int:
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def peak_for(self, num_tokens: int) -> int:
+    def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def reserve(self, num_tokens: int) -> None:
+    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
+        pass
+
+    def drop_reserve(self) -> None:
         pass
 
     def first_row(self, group: Group) -> int:
@@ -40,6 +47,9 @@ class NullLane:
 
     def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
         self.offset = offset
+
+    def spans(self, group: Group, start: int, end: int) -> list[Span]:
+        return [Span(start, end, None)]
 
     def publish(self, group: Group, start: int, end: int) -> Page:
         return _make_page(start, end)
@@ -91,8 +101,14 @@ class NullEngine:
         start = self._num_sampled = self._num_sampled + len(draws)
         return [Sampled(7 * number % VOCAB_SIZE) for number in range(start, start + len(draws))]
 
+    def device_bytes(self, item: Page | State) -> int:
+        return item.content_bytes
+
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         return _make_page(page.start, at), _make_page(at, page.end)
+
+    def can_join(self, left: Page, right: Page) -> bool:
+        return True
 
     def join(self, left: Page, right: Page) -> Page:
         return _make_page(left.start, right.end)
@@ -120,6 +136,9 @@ class NullEngine:
 
     def host_bytes(self) -> int:
         return 0
+
+    def limit_device(self, budget_bytes: int) -> None:
+        pass
 
     def limit_host(self, budget_bytes: int) -> None:
         pass

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bough.bench.core.chunk_cost import measure_chunk_us
-from bough.bench.core.step_cost import measure_step_s
+from bough.bench.core.step_cost import SAMPLING, measure_step_s
 from bough.cache.admin.stats import stats
 from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX, Changes, Index
@@ -41,8 +41,14 @@ class CountingStore:
     def page(self, start: int, end: int) -> Page:
         return Page(GROUP, start, end, None, end - start)
 
+    def device_bytes(self, item: Page | State) -> int:
+        return item.content_bytes
+
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         return self.page(page.start, at), self.page(at, page.end)
+
+    def can_join(self, left: Page, right: Page) -> bool:
+        return True
 
     def join(self, left: Page, right: Page) -> Page:
         return self.page(left.start, right.end)
@@ -56,14 +62,14 @@ class CoreFigures:
     """Medians: `match_ms` for each number of edges on the matched path, `evict_us` for each number of nodes.
 
     `start_ms`, for each number of pages in the index on disk, is the time to open the index and to build the tree.
-    `step_ms`, for each number of lanes, is the processor time of the host for one decode step.
+    `step_ms`, for each way to sample and each number of lanes, is the processor time of the host for one decode step.
     `chunk_us` is the host cost of a chunk: of publishing it, with a disk or without, at each depth of a conversation.
     """
 
     match_ms: dict[int, float]
     evict_us: dict[int, float]
     start_ms: dict[int, float]
-    step_ms: dict[int, float]
+    step_ms: dict[str, dict[int, float]]
     chunk_us: dict[str, dict[int, float]]
 
 
@@ -73,7 +79,7 @@ def measure_core() -> CoreFigures:
         match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in (1, 10, 100, 1000, 10_000)},
         evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
         start_ms={pages: 1e3 * _start_s(pages) for pages in (10_000, 100_000)},
-        step_ms={lanes: 1e3 * measure_step_s(lanes) for lanes in (1, 16, 64)},
+        step_ms={name: {lanes: 1e3 * measure_step_s(lanes, name) for lanes in (1, 16, 64)} for name in SAMPLING},
         chunk_us=measure_chunk_us(),
     )
 

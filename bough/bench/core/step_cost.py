@@ -1,31 +1,62 @@
 """The host cost of a decode step: what the scheduler and everything above the engine take for one token of every lane.
 
-The engine computes nothing. Every request samples with all penalties, half of them over the whole context and half over the
-last 64 tokens. It looks for several stop strings and, once in a batch of steps, for loops, and streams to a listener that
-puts each piece into a queue.
+The engine computes nothing, and the time that it takes for that is subtracted. Requests are greedy, or sample, or sample
+with all penalties, half of them over the whole context and half over the last 64 tokens, and look for several stop strings.
+All look for loops once in a batch of steps, and stream to a listener that puts each piece into a queue.
+
+Between two steps the host is idle for some milliseconds, as it is while a device computes: then a step costs twice to
+three times as much as one that follows the last at once, because the processor has forgotten what it needs.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 from bough.bench.core.null_engine import VOCAB_SIZE, NullEngine, NullVocabulary
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.tree.state import Lane
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize, Generation
 from bough.generate.job import Job
 from bough.generate.loops import CHECK_EVERY, MIN_TOKENS
 from bough.generate.request import Request
 from bough.generate.scheduler import Scheduler
-from bough.types import Chunk, Completion, SamplingParams, Usage
+from bough.types import Chunk, Completion, Draw, Sampled, SamplingParams, Usage
 
 PROMPT_TOKENS = 2000
-BATCHES = 20
+BATCHES = 3
 BATCH_STEPS = CHECK_EVERY
+IDLE_S = 0.003
 STOPS = ("\nUser:", "\nAssistant:", "<|end|>", "the end.")
+_PENALTIES: dict[str, Any] = {"repeat_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2, "stop": STOPS}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.7, "top_p": 0.9},
+    "penalties and stops": {"temperature": 0.7, **_PENALTIES},
+}
+"""How the requests of a measurement choose their tokens, by name."""
+
+
+class _TimedEngine(NullEngine):
+    """Notes the processor time of its own steps and samples."""
+
+    cpu_s = 0.0
+
+    def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[int]:
+        started_s = time.thread_time()
+        logits = super().step(lanes, ids)
+        self.cpu_s += time.thread_time() - started_s
+        return logits
+
+    def sample(self, logits: Sequence[int], draws: Sequence[Draw]) -> list[Sampled]:
+        started_s = time.thread_time()
+        sampled = super().sample(logits, draws)
+        self.cpu_s += time.thread_time() - started_s
+        return sampled
 
 
 class _QueueListener:
@@ -51,48 +82,54 @@ class _QueueListener:
         raise error
 
 
-def measure_step_s(num_lanes: int) -> float:
+def measure_step_s(num_lanes: int, sampling: str = "greedy", idle_s: float = IDLE_S) -> float:
     """Processor seconds for one step of all lanes: the mean of a batch of steps, and the lowest of several batches.
 
     Whatever else the machine does only adds to it.
     """
-    scheduler = Scheduler(engine := NullEngine(), _open_cache(engine, num_lanes), ChunkSize(PROMPT_TOKENS), time.monotonic)
+    engine = _TimedEngine()
+    scheduler = Scheduler(engine, _open_cache(engine, num_lanes), ChunkSize(PROMPT_TOKENS), time.monotonic)
     pieces: SimpleQueue[tuple[int, Chunk]] = SimpleQueue()
-    for number, generation in enumerate(_prepare(engine, num_lanes)):
+    for number, generation in enumerate(_prepare(engine, num_lanes, SAMPLING[sampling])):
         scheduler.add(Job(generation, _QueueListener(number, pieces)))
     while len(scheduler.running) < num_lanes or not all(job.is_decoding for job in scheduler.running):
         scheduler.turn()
     for _ in range(MIN_TOKENS):  # shorter answers are not looked at for loops
         scheduler.turn()
-    return min(_time_batch(scheduler, pieces, num_lanes) for _ in range(BATCHES))
+    _empty(pieces)
+    batches = []
+    for _ in range(BATCHES):
+        engine.cpu_s = 0.0
+        batches.append(_time_batch(scheduler, idle_s) - engine.cpu_s)
+        assert pieces.qsize() == BATCH_STEPS * num_lanes, "a request has ended"
+        _empty(pieces)
+    return min(batches) / BATCH_STEPS
 
 
 def _open_cache(engine: NullEngine, num_lanes: int) -> PrefixCache:
     return PrefixCache(engine, [engine.make_lane() for _ in range(num_lanes)])
 
 
-def _prepare(engine: NullEngine, num_lanes: int) -> Iterator[Generation]:
+def _prepare(engine: NullEngine, num_lanes: int, sampling: dict[str, Any]) -> Iterator[Generation]:
     """Requests whose prompts share nothing."""
     chance, vocabulary = random.Random(4), NullVocabulary()
     for number in range(num_lanes):
-        params = SamplingParams(
-            temperature=0.7,
-            repeat_penalty=1.1,
-            repeat_last_n=-1 if number % 2 else 64,
-            presence_penalty=0.2,
-            frequency_penalty=0.2,
-            stop=STOPS,
-        )
+        params = SamplingParams(repeat_last_n=-1 if number % 2 else 64, **sampling)
         ids = [number, *(chance.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS - 1))]
         yield Generation(engine, Request(ids, params, seed=number), vocabulary, None, time.monotonic)
 
 
-def _time_batch(scheduler: Scheduler, pieces: SimpleQueue[tuple[int, Chunk]], num_lanes: int) -> float:
+def _time_batch(scheduler: Scheduler, idle_s: float) -> float:
+    """Processor seconds for a batch of steps, those of the engine included."""
+    seconds = 0.0
+    for _ in range(BATCH_STEPS):
+        time.sleep(idle_s)
+        started_s = time.thread_time()
+        scheduler.turn()
+        seconds += time.thread_time() - started_s
+    return seconds
+
+
+def _empty(pieces: SimpleQueue[tuple[int, Chunk]]) -> None:
     for _ in range(pieces.qsize()):
         pieces.get()
-    started_s = time.process_time()
-    for _ in range(BATCH_STEPS):
-        scheduler.turn()
-    seconds = time.process_time() - started_s
-    assert pieces.qsize() == BATCH_STEPS * num_lanes, "a request has ended"
-    return seconds / BATCH_STEPS

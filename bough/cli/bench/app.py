@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import typer
 
+from bough.cli.bench.gpu import gpu
 from bough.cli.bench.reuse import core, demo, paging, restart, restore, switch
-from bough.cli.bench.servers import gaps, hostile, http, peers
+from bough.cli.bench.servers import gaps, hostile, http, peers, streams
 from bough.cli.bench.speed import decode, lanes, prefill, quality
 
 app = typer.Typer(help="Measure Bough on this machine, next to simpler ways and other servers.", no_args_is_help=True)
 
-for command in (switch, core, restore, restart, paging, lanes, decode, prefill, quality, http, peers, hostile, gaps, demo):
+COMMANDS = (
+    switch,
+    core,
+    restore,
+    restart,
+    paging,
+    lanes,
+    decode,
+    prefill,
+    quality,
+    gpu,
+    http,
+    streams,
+    peers,
+    hostile,
+    gaps,
+    demo,
+)
+
+for command in COMMANDS:
     app.command()(command)

@@ -92,7 +92,11 @@ def core(as_json: Json = False) -> None:
         *(("match 100,000 tokens", f"{edges:,} edges", f"{ms:.3f} ms") for edges, ms in figures.match_ms.items()),
         *(("evict one page", f"{nodes:,} nodes", f"{us:.1f} µs") for nodes, us in figures.evict_us.items()),
         *(("start with a tree on disk", f"{pages:,} pages", f"{ms:,.0f} ms") for pages, ms in figures.start_ms.items()),
-        *(("host cost of a step", f"{lanes:,} lanes", f"{ms:.3f} ms") for lanes, ms in figures.step_ms.items()),
+        *(
+            (f"host cost of a step, {name}", f"{lanes:,} lanes", f"{ms:.3f} ms")
+            for name, counts in figures.step_ms.items()
+            for lanes, ms in counts.items()
+        ),
         *(
             (f"host cost of a chunk, {name}", f"{depth:,} tokens deep", f"{us:.1f} µs")
             for name, depths in figures.chunk_us.items()

@@ -6,7 +6,7 @@ import json
 import secrets
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,10 +20,13 @@ from bough.bench.peers.run import PeerReport, count_steps, measure_peers
 from bough.bench.peers.workloads import PeerSetup
 from bough.bench.plot import require_matplotlib
 from bough.bench.workload import SwitchSetup
-from bough.cli.bench.flags import Json, Model, Png, read_numbers
+from bough.cli.bench.flags import Json, Model, Png, Shape, read_numbers, read_shape
 from bough.cli.bench.tables import make_table, warn_if_busy
 from bough.cli.terminal.progress import make_counter
 from bough.config import load_settings
+
+if TYPE_CHECKING:
+    from bough.bench.streams.run import StreamFigures
 
 
 def http(
@@ -66,6 +69,46 @@ def _http_row(label: str, figures: dict[str, float]) -> tuple[str, ...]:
         f"{figures['later_cached_share']:.1%}",
         f"{figures['total_s']:.1f} s",
     )
+
+
+def streams(
+    shape: Shape = None,
+    clients: Annotated[int, typer.Option(min=1)] = 64,
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of an answer.")] = 600,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens that all prompts begin with.")] = 512,
+    step_ms: Annotated[float, typer.Option(min=0, help="How long a step takes without a shape.")] = 6.5,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """Many clients stream from one server, against the same requests in process; without a shape nothing is computed."""
+    from bough.bench.streams.clients import PATHS, ClientSetup
+    from bough.bench.streams.model import PacedEngine
+    from bough.bench.streams.run import measure_streams
+    from bough.config import Settings
+    from bough.engines.contract import Engine
+    from bough.runner import make_shape
+
+    def make_engine(settings: Settings) -> Engine:
+        return make_shape(read_shape(shape), settings) if shape else PacedEngine(step_ms / 1000)
+
+    console = Console(stderr=as_json)
+    warn_if_busy(console)
+    setup = ClientSetup(num_clients=clients, num_tokens=tokens, prompt_bytes=prompt, temperature=temperature, top_p=top_p)
+    with console.status("streaming"):
+        report = measure_streams(make_engine, setup, list(PATHS))
+    ways = {"in process": report.in_process, **report.http}
+    rows = [(name, *_stream_row(each, report.in_process)) for name, each in ways.items()]
+    columns = ("way", "tokens/s", "share", "processor time for a token, µs", "reads", "bytes")
+    console.print(make_table(f"{clients} streams at once", columns, rows))
+    if as_json:
+        print(json.dumps(asdict(report) | {"share": report.share, "setup": asdict(setup)}))
+
+
+def _stream_row(figures: StreamFigures, in_process: StreamFigures) -> tuple[str, ...]:
+    costs = ", ".join(f"{part} {us:.1f}" for part, us in figures.cpu_us.items())
+    share = f"{figures.tokens_per_s / in_process.tokens_per_s:.1%}"
+    return f"{figures.tokens_per_s:,.0f}", share, costs, f"{figures.reads_per_token:.2f}", f"{figures.bytes_per_token:.0f}"
 
 
 def hostile(

@@ -1,0 +1,158 @@
+"""A run of `bough bench gpu`: its parts one after the other, each on its own. One that fails leaves the others to go on."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bough.bench.gpu.decode import measure_decode
+from bough.bench.gpu.driver import Driver
+from bough.bench.gpu.first_token import measure_first
+from bough.bench.gpu.made_model import load_made_model
+from bough.bench.gpu.memory import measure_memory
+from bough.bench.gpu.page_in import measure_page_in
+from bough.bench.gpu.setup import IN_PROCESS, Figure, GpuSetup
+from bough.bench.gpu.start import READY_S, measure_start, wait_until_ready
+from bough.bench.gpu.streams import measure_reference, measure_streams
+from bough.bench.machine import read_load, read_machine
+from bough.errors import BoughError, EngineError
+from bough.runner import Runner
+
+log = logging.getLogger(__name__)
+
+_LAST_FRAMES = 6
+
+Measure = Callable[[Driver, GpuSetup], Iterator[Figure]]
+
+_MEASURES: dict[str, Measure] = {
+    "decode": measure_decode,
+    "first": measure_first,
+    "restore": measure_page_in,
+    "memory": measure_memory,
+}
+
+
+@dataclass
+class GpuReport:
+    """What a run has found so far: figures and errors by part, what the engine says of itself, and the machine."""
+
+    setup: GpuSetup
+    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, str] = field(default_factory=dict)
+    is_ready: bool = True
+    in_process_tokens_per_s: float | None = None
+    newest: Figure | None = None
+
+    @property
+    def num_figures(self) -> int:
+        return sum(map(len, self.figures.values()))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "benchmark": "gpu",
+            "setup": self.setup.as_dict(),
+            "machine": read_machine().as_dict(),
+            "load": read_load(),
+            "engine": self.engine,
+            "is_ready": self.is_ready,
+            "figures": {part: [each.as_dict() for each in found] for part, found in self.figures.items()},
+            "errors": self.errors,
+        }
+
+
+def run_parts(setup: GpuSetup, parts: Sequence[str]) -> Iterator[GpuReport]:
+    """Measure these parts; yields the report, which grows, after every figure and every error."""
+    report = GpuReport(setup)
+    here = [part for part in IN_PROCESS if part in parts]
+    if here or "http" in parts:
+        yield from _run_here(report, here, needs_reference="http" in parts)
+    if "start" in parts:
+        yield from _collect(report, "start", measure_start(setup))
+    if "http" in parts:
+        yield from _collect(report, "http", _measure_http(report))
+
+
+def _run_here(report: GpuReport, parts: Sequence[str], *, needs_reference: bool) -> Iterator[GpuReport]:
+    """The parts that share one model. Its memory is given back at the end: the children need it."""
+    runner = _load(report)
+    if runner is not None:
+        with runner:
+            driver = Driver(runner)
+            for part in parts:
+                yield from _collect(report, part, _MEASURES[part](driver, report.setup))
+                _end_requests(driver)
+            if needs_reference:
+                yield from _collect(report, "http", _measure_reference(report, driver))
+            report.engine = runner.engine.describe()
+        del driver
+    del runner
+    _give_back_memory()
+    yield report
+
+
+def _give_back_memory() -> None:
+    """Return what a closed engine has left to the device."""
+    gc.unfreeze()
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _load(report: GpuReport) -> Runner | None:
+    """The model with its fast path ready; None, and an error in the report, if it cannot be loaded."""
+    setup = report.setup
+    try:
+        runner = load_made_model(setup.shape, {**setup.settings, "lanes": setup.num_lanes})
+    except Exception as error:
+        report.errors["load"] = _describe(error)
+        return None
+    report.is_ready = wait_until_ready(runner.engine, READY_S)
+    report.engine = runner.engine.describe()
+    gc.collect()
+    gc.freeze()  # as the server does: objects made so far stay
+    return runner
+
+
+def _end_requests(driver: Driver) -> None:
+    """End what a part that failed has left behind."""
+    try:
+        driver.finish()
+    except Exception as error:
+        log.warning("requests of a part that failed could not be ended: %s", error)
+
+
+def _measure_reference(report: GpuReport, driver: Driver) -> Iterator[Figure]:
+    report.in_process_tokens_per_s = measure_reference(driver, report.setup)
+    yield Figure(f"{max(report.setup.lanes)} lanes in process", report.in_process_tokens_per_s, "tokens/s")
+
+
+def _measure_http(report: GpuReport) -> Iterator[Figure]:
+    if report.in_process_tokens_per_s is None:
+        raise EngineError("the rate in process was not measured: there is nothing to compare with")
+    yield from measure_streams(report.setup, report.in_process_tokens_per_s)
+
+
+def _collect(report: GpuReport, part: str, figures: Iterator[Figure]) -> Iterator[GpuReport]:
+    """Add figures to the report as they come. An error ends the part, and is kept with what was measured before."""
+    found = report.figures.setdefault(part, [])
+    try:
+        for each in figures:
+            found.append(each)
+            report.newest = each
+            yield report
+    except Exception as error:
+        report.errors[part] = _describe(error)
+        yield report
+
+
+def _describe(error: Exception) -> str:
+    """What went wrong; a mistake of ours with where it was made."""
+    text = str(error) if isinstance(error, BoughError) else "".join(traceback.format_exception(error)[-_LAST_FRAMES:])
+    return "\n".join([text, *getattr(error, "__notes__", [])])

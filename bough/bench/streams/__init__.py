@@ -1,0 +1,1 @@
+"""`bough bench streams`: many clients that stream from one server, against the same requests inside the process."""

@@ -1,0 +1,49 @@
+"""The benchmark of streams: what it counts, and the words that its tokens have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bough.bench.streams.clients import ClientSetup
+from bough.bench.streams.model import NUM_BYTES, PacedEngine, write_word_model
+from bough.bench.streams.run import measure_in_process
+from bough.bench.streams.window import Window
+from bough.config import load_settings
+from bough.models.tokenizer import load_tokenizer
+from bough.runner import Runner
+from bough.server.serving.loaded import StartedModel
+
+
+def test_only_what_arrives_while_all_streams_run_is_counted() -> None:
+    window = Window(2)
+    window.add(0, 5)  # the other has not begun
+    window.add(1, 1)
+    window.add(0, 2)
+    window.add(1, 3)
+    window.end()
+    window.add(1, 7)  # the first has ended
+
+    assert window.num_pieces == 5
+    assert window.seconds > 0
+
+
+def test_a_window_that_never_opened_has_no_length() -> None:
+    window = Window(2)
+    window.add(0, 5)
+    window.end()
+
+    assert (window.num_pieces, window.seconds) == (0, 0.0)
+
+
+def test_requests_in_process_stream_words_from_an_engine_that_computes_nothing(tmp_path: Path) -> None:
+    engine = PacedEngine(step_s=0.002)
+    files = write_word_model(tmp_path / "model", engine.vocab_size)
+    settings = load_settings({"cache_folder": tmp_path, "data_folder": tmp_path, "disk": 0, "lanes": 2})
+    with Runner(engine, load_tokenizer(files), settings, files) as runner:
+        figures = measure_in_process(
+            StartedModel(runner, runner.start_worker()), ClientSetup(num_clients=2, num_tokens=200, prompt_bytes=64)
+        )
+        words = {runner.tokenizer.decode([token_id]) for token_id in range(NUM_BYTES, NUM_BYTES + 100)}
+
+    assert figures.tokens_per_s > 0  # it raises if a request fails, or they do not run together
+    assert len(words) == 100 and all(word.startswith(" ") and len(word) == 6 for word in words)
