@@ -42,7 +42,7 @@ def make_engine(groups: Sequence[Group], page_tokens: int, has_host: bool, is_po
 class World:
     """Requests against one cache over an engine, by default the fake one. Every step is followed by all the checks."""
 
-    num_visits, num_turns = 200, 50  # of the scenarios that go on for long
+    num_visits, num_turns = 100, 50  # of the scenarios that go on for long
     is_pooled = False  # whether lanes share rows with the tree, if it is not said
     has_wide_window = False  # whether a lane's window buffer keeps more rows than the model needs
 

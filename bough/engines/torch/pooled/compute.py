@@ -9,6 +9,7 @@ dropped: its row lies beyond the lane's offset, and its state in the lane's othe
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ class PooledCompute:
         self._longest_short = longest_short
         self._sampler: DeviceSampler | None = None
         self._lanes: WeakSet[PooledTorchLane] = WeakSet()
+        self._lost: deque[list[PooledRows | StatePair]] = deque()  # what lanes held that were dropped
         self._ahead: _Ahead | None = None
         self._batch: tuple[Tensor, list[Tensor]] | None = None  # the logits of the last step, whole and by row
 
@@ -109,14 +111,24 @@ class PooledCompute:
     def close(self) -> None:
         """Clear all lanes; nothing can be computed afterwards."""
         self._ahead = self._batch = self._sampler = None
+        self._give_back_lost()
         for lane in list(self._lanes):
             lane.clear()
 
     def make_lane(self) -> PooledTorchLane:
+        self._give_back_lost()
         lane = PooledTorchLane(self.layout, self.pages, self._sizes)
         self._lanes.add(lane)
-        finalize(lane, _give_back, [*lane.row_groups(), *lane.states])
+        finalize(lane, self._lost.append, [*lane.row_groups(), *lane.states])
         return lane
+
+    def _give_back_lost(self) -> None:
+        """Lanes that nobody refers to any more give their slots back: here, because the collector of garbage may run
+        anywhere, even while a slot is being taken.
+        """
+        while self._lost:
+            for each in self._lost.popleft():
+                each.free()
 
     @_on_device
     def evaluate(self, lane: PooledTorchLane, ids: Sequence[int]) -> Tensor:
@@ -241,9 +253,3 @@ class PooledCompute:
             logits = self._forward.logits(self._forward.tensor_of(ids), positions, lane.cache, keep)[0, -keep:].clone()
         lane.end_long_run(len(ids))
         return logits
-
-
-def _give_back(held: Sequence[PooledRows | StatePair]) -> None:
-    """A lane that nobody refers to any more gives its slots back."""
-    for each in held:
-        each.free()
