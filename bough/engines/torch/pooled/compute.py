@@ -49,13 +49,15 @@ class _Ahead:
     places: list[int]  # of the lanes among what was sampled
     token_ids: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._place_of = {lane: place for place, lane in enumerate(self.lanes)}
+
     def find(self, lane: PooledTorchLane, token_id: int) -> Tensor | None:
         """The logits after this token, if that was fed to the lane and the lane has not changed since."""
-        for place, each in enumerate(self.lanes):
-            if each is lane:
-                is_it = self.epochs[place] == lane.epoch and self.token_ids[place] == token_id
-                return self.rows[place] if is_it else None
-        return None
+        place = self._place_of.get(lane)
+        if place is None or self.epochs[place] != lane.epoch or self.token_ids[place] != token_id:
+            return None
+        return self.rows[place]
 
 
 Args = ParamSpec("Args")

@@ -9,7 +9,7 @@ import torch
 
 from bough.cache.tree.state import Source
 from bough.engines.torch.pooled.lanes.lane import PooledTorchLane
-from bough.engines.torch.pooled.passes import entries, passes
+from bough.engines.torch.pooled.passes import passes, static_batch
 from bough.errors import EngineError
 from tests.engines.torch.pooled.parts import GREEDY, Parts, failing, items_of, make_ids, make_parts, watching
 
@@ -341,7 +341,7 @@ def scatter(parts: Parts, ids: list[int], size: int) -> list[PooledTorchLane]:
 def test_a_lane_in_more_pieces_than_a_plan_takes_gives_the_same_logits(
     name: str, max_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entries, "_MAX_PARTS", max_parts)
+    monkeypatch.setattr(static_batch, "_MAX_PARTS", max_parts)
     parts = make_parts(name, budget_bytes=32 << 20)  # twelve lanes: for a window, each reserves four slots
     ids, other = make_ids(30), make_ids(12, seed=12)
     chain = scatter(parts, ids, size=3)

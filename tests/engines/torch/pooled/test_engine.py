@@ -12,8 +12,8 @@ import torch
 
 from bough.config import Settings
 from bough.engines.torch import TorchEngine
-from bough.engines.torch.pooled.passes.entries import Entries
 from bough.engines.torch.pooled.passes.long_run import LongRun
+from bough.engines.torch.pooled.passes.static_batch import StaticBatch
 from bough.errors import EngineError
 from tests.contract.driving import answer, is_close, items, keep, make_ids, new_lane
 from tests.contract.lagging import make_lagging_transfers
@@ -86,7 +86,7 @@ def test_an_engine_on_a_cpu_does_not_try_a_pool_unless_told_so(tmp_path: Path) -
     assert engine.describe()["step"] == "transformers' modules in torch"
 
 
-@pytest.mark.parametrize("wrong", [LongRun, Entries])
+@pytest.mark.parametrize("wrong", [LongRun, StaticBatch])
 def test_the_self_check_notices_that_runs_of_either_kind_are_wrong(wrong: type, tmp_path: Path) -> None:
     def attend(self: Any, group: int, query: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.zeros_like(query.transpose(1, 2))

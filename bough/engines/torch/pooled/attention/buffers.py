@@ -14,6 +14,7 @@ from torch import Tensor
 from bough.engines.shared.pool.plan import Plan, PlanShape
 from bough.engines.torch.pooled.attention import reference
 from bough.engines.torch.pooled.attention.bucket import HALF_TYPES, Bucket, ItemAttention, PlanTensors, Scores
+from bough.engines.torch.pooled.attention.staging import HostNumbers
 
 
 class PlanBuffers:
@@ -26,7 +27,7 @@ class PlanBuffers:
             bucket.heads, bucket.lanes_of_item, bucket.max_parts, bucket.max_items, self.attention.programs
         )
         self.plan = PlanTensors.empty(bucket, self.shape)
-        self._staging = _Staging(self.plan.packed)
+        self._staging = HostNumbers(self.plan.packed)
 
     def put(self, plan: Plan, places: Sequence[int] = ()) -> None:
         """Send a plan to the device, in the order of the current stream; the caller does not wait for it.
@@ -37,7 +38,7 @@ class PlanBuffers:
         numbers = array("i", places)
         numbers.extend([-1] * (self.plan.places.numel() - len(places)))
         numbers.extend(plan.pack(self.bucket.entries))
-        self._staging.send(numbers)
+        self._staging.put(numbers)
 
     def attend(
         self,
@@ -89,27 +90,6 @@ def gather_rows(rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
         return launches.gather_rows(rows, places)
     return reference.gather_rows(rows, places)
-
-
-class _Staging:
-    """Two pinned copies of a device's buffer, used in turn: the one that is written now was sent two plans ago."""
-
-    def __init__(self, target: Tensor) -> None:
-        self._target = target
-        is_cuda = target.is_cuda
-        self._buffers = [torch.zeros(target.shape, dtype=target.dtype, pin_memory=is_cuda) for _ in range(2)]
-        self._sent = [torch.cuda.Event() for _ in range(2)] if is_cuda else []  # type: ignore[no-untyped-call]
-        self._turn = 0
-
-    def send(self, numbers: array[int]) -> None:
-        self._turn = 1 - self._turn
-        if self._sent:
-            self._sent[self._turn].synchronize()  # of the plan before the last: done long ago
-        buffer = self._buffers[self._turn][: len(numbers)]
-        buffer.copy_(torch.frombuffer(numbers, dtype=torch.int32))
-        self._target[: len(numbers)].copy_(buffer, non_blocking=True)
-        if self._sent:
-            self._sent[self._turn].record()
 
 
 def _choose_attention(bucket: Bucket) -> ItemAttention:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from bough.engines.torch.forward import Forward
 from bough.engines.torch.pooled.passes.compiling import CompiledLayers, compile_layers, why_not
-from bough.engines.torch.pooled.passes.entries import Entries
 from bough.engines.torch.pooled.passes.long_run import run_nowhere
+from bough.engines.torch.pooled.passes.static_batch import StaticBatch
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ class Size:
 
 
 @dataclass(eq=False)
-class Captured:
+class CapturedGraph:
     """A pass over these entries as a graph, which leaves its logits always in the same place."""
 
-    entries: Entries
+    batch: StaticBatch
     graph: Any
     logits: Tensor
     is_compiled: bool
@@ -74,13 +74,17 @@ class Readiness:
 class Graphs:
     """The graphs of one model. Only `ready` and `compiled` are read by other threads than the one that makes them."""
 
-    def __init__(self, forward: Forward, make_entries: Callable[[Size], Entries], num_lanes: int) -> None:
-        self.ready: dict[Size, Captured] = {}
+    def __init__(
+        self, forward: Forward, make_batch: Callable[[Size], StaticBatch], num_lanes: int, *, is_recurrent: bool
+    ) -> None:
+        """Runs of tokens are no entries of a step where a state has to follow them one by one."""
+        self.ready: dict[Size, CapturedGraph] = {}
         self.compiled: CompiledLayers | None = None  # once long runs may use it
         self.readiness = Readiness()
         self._forward = forward
-        self._make_entries = make_entries
+        self._make_batch = make_batch
         self._num_lanes = num_lanes
+        self._is_recurrent = is_recurrent
         self._layers: CompiledLayers | None = None
         self._pool: Any = None
         self._capturing: Any = None
@@ -108,7 +112,7 @@ class Graphs:
             self._layers.remove()
         self.compiled = self._layers = self._pool = None
 
-    def find(self, num: int, *, is_run: bool, has_shared: bool) -> Captured | None:
+    def find(self, num: int, *, is_run: bool, has_shared: bool) -> CapturedGraph | None:
         """The smallest graph for so many entries that is ready."""
         fitting = [
             (size.entries, size.has_shared, graph)
@@ -170,10 +174,6 @@ class Graphs:
             for tokens in _RUNS:
                 yield Size(tokens, is_run=True)
 
-    @property
-    def _is_recurrent(self) -> bool:
-        return self._make_entries(Size(1)).has_states
-
     def _compile(self) -> None:
         """Compile what long runs need, and steps along with it."""
         if problem := why_not(self._forward.model):
@@ -189,13 +189,13 @@ class Graphs:
         self._layers = self.compiled = layers
 
     def _add(self, size: Size) -> None:
-        entries = self._make_entries(size)
-        entries.set_probe()
-        expected = entries.compute().float().clone()
+        batch = self._make_batch(size)
+        batch.set_probe()
+        expected = batch.compute().float().clone()
         for layers in [self._layers, None] if self._layers is not None else [None]:
             try:
-                captured = self._capture(entries, layers)
-                difference = _difference(self._try_out(captured), expected, entries.num_probed)
+                captured = self._capture(batch, layers)
+                difference = _difference(self._try_out(captured), expected, batch.num_probed)
                 if not difference <= _MOST_DIFFERENT:
                     raise ArithmeticError(f"its logits differ from the eager ones by {difference:.2g} of their norm")
             except Exception:
@@ -207,7 +207,7 @@ class Graphs:
             self.ready[size] = captured
             return
 
-    def _try_out(self, captured: Captured) -> Tensor:
+    def _try_out(self, captured: CapturedGraph) -> Tensor:
         """The logits of a graph. Graphs share scratch memory, so it is replayed in one row with those that are in use."""
         device = self._forward.device
         with _cuda.stream(_cuda.default_stream(device)):
@@ -215,16 +215,16 @@ class Graphs:
         _cuda.synchronize()
         return logits
 
-    def _capture(self, entries: Entries, layers: CompiledLayers | None) -> Captured:
+    def _capture(self, batch: StaticBatch, layers: CompiledLayers | None) -> CapturedGraph:
         with layers.use() if layers is not None else nullcontext():
             for _ in range(2):  # what is made at first use must be there before
-                entries.compute()
+                batch.compute()
             _cuda.synchronize()
             graph = _cuda.CUDAGraph()
             with _cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
-                logits = entries.compute()
+                logits = batch.compute()
         self._pool = self._pool or graph.pool()
-        return Captured(entries, graph, logits, layers is not None)
+        return CapturedGraph(batch, graph, logits, layers is not None)
 
 
 def _difference(found: Tensor, expected: Tensor, num: int) -> float:

@@ -12,8 +12,8 @@ from bough.engines.torch.forward import Forward
 from bough.engines.torch.layout import Layout
 from bough.engines.torch.pooled.lanes.lane import PooledTorchLane
 from bough.engines.torch.pooled.lanes.memory import PoolMemory
-from bough.engines.torch.pooled.passes.entries import Entries
-from bough.engines.torch.pooled.passes.graphs import Captured, Graphs, Size
+from bough.engines.torch.pooled.passes.graphs import Graphs, Size
+from bough.engines.torch.pooled.passes.static_batch import StaticBatch
 from bough.engines.torch.pooled.passes.wiring import Wiring
 
 LARGEST_STEP = 64
@@ -28,13 +28,13 @@ class Passes:
         self._layout = layout
         self._memory = memory
         self._wiring = wiring
-        self._eager: dict[Size, Entries] = {}
+        self._eager: dict[Size, StaticBatch] = {}
 
     def warm_up(self, num_lanes: int, before: Callable[[], None]) -> None:
         """Make graphs for so many lanes, on a thread of its own. Slots for that are taken here, by the arena's thread."""
         for group in self._wiring.shapes:
             self._memory.probe_slots(group)
-        self.graphs = Graphs(self._forward, self._make_entries, num_lanes)
+        self.graphs = Graphs(self._forward, self._make_batch, num_lanes, is_recurrent=bool(self._layout.states))
         self.graphs.start(before)
 
     def close(self) -> None:
@@ -48,41 +48,34 @@ class Passes:
         if len(lanes) > LARGEST_STEP:
             first, rest = self.step(lanes[:LARGEST_STEP], ids[:LARGEST_STEP]), lanes[LARGEST_STEP:]
             return torch.cat([first, self.step(rest, ids[LARGEST_STEP:])])
-        graph = self._find(len(lanes), is_run=False, has_shared=_share_slots(lanes))
-        if graph is not None:
-            self._eager.clear()  # their buffers are large
-            graph.entries.set_lanes(lanes, ids)
-            return graph.replay()[: len(lanes)].clone()
-        entries = self._entries_for(len(lanes), is_run=False)
-        entries.set_lanes(lanes, ids)
-        return entries.compute()[: len(lanes)].clone()
+        batch, compute = self._choose(len(lanes), is_run=False, has_shared=_share_slots(lanes))
+        batch.set_lanes(lanes, ids)
+        return compute()[: len(lanes)].clone()
 
     def run(self, lane: PooledTorchLane, ids: Sequence[int]) -> Tensor:
         """The logits [run, vocabulary] after each token of a short run."""
-        graph = self._find(len(ids), is_run=True, has_shared=True)
-        if graph is not None:
-            graph.entries.set_run(lane, ids)
-            return graph.replay()[: len(ids)].clone()
-        entries = self._entries_for(len(ids), is_run=True)
-        entries.set_run(lane, ids)
-        return entries.compute()[: len(ids)].clone()
+        batch, compute = self._choose(len(ids), is_run=True, has_shared=True)
+        batch.set_run(lane, ids)
+        return compute()[: len(ids)].clone()
 
     def long_run(self) -> AbstractContextManager[None]:
         """The way in which modules compute a long run: compiled, once that is ready."""
         layers = self.graphs.compiled if self.graphs is not None else None
         return nullcontext() if layers is None else layers.use()
 
-    def _find(self, num: int, *, is_run: bool, has_shared: bool) -> Captured | None:
-        return None if self.graphs is None else self.graphs.find(num, is_run=is_run, has_shared=has_shared)
-
-    def _entries_for(self, num: int, *, is_run: bool) -> Entries:
+    def _choose(self, num: int, *, is_run: bool, has_shared: bool) -> tuple[StaticBatch, Callable[[], Tensor]]:
+        """The entries to fill, and what computes over them: a graph, if one is ready."""
         size = Size(1 << (num - 1).bit_length(), is_run)
+        graph = self.graphs.find(num, is_run=is_run, has_shared=has_shared) if self.graphs is not None else None
+        if graph is not None:
+            self._eager.pop(size, None)  # its buffers are large
+            return graph.batch, graph.replay
         if size not in self._eager:
-            self._eager[size] = self._make_entries(size)
-        return self._eager[size]
+            self._eager[size] = self._make_batch(size)
+        return self._eager[size], self._eager[size].compute
 
-    def _make_entries(self, size: Size) -> Entries:
-        return Entries(
+    def _make_batch(self, size: Size) -> StaticBatch:
+        return StaticBatch(
             self._forward,
             self._layout,
             self._memory,

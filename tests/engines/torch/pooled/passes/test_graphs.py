@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from bough.engines.torch.pooled.passes.entries import Entries
-from bough.engines.torch.pooled.passes.graphs import Captured, Graphs, Size
+from bough.engines.torch.pooled.passes.graphs import CapturedGraph, Graphs, Size
 from bough.engines.torch.pooled.passes.passes import Passes
+from bough.engines.torch.pooled.passes.static_batch import StaticBatch
 from tests.engines.torch.pooled.parts import Parts, make_ids, make_parts, watching
 
 
 class Eager:
     """Stands for a captured graph: replaying it computes the pass over the same buffers, into the same logits."""
 
-    def __init__(self, entries: Entries, logits: torch.Tensor) -> None:
-        self._entries, self._logits = entries, logits
+    def __init__(self, batch: StaticBatch, logits: torch.Tensor) -> None:
+        self._batch, self._logits = batch, logits
 
     def replay(self) -> None:
-        self._logits.copy_(self._entries.compute())
+        self._logits.copy_(self._batch.compute())
 
 
-def make_entries(parts: Parts, size: Size) -> Entries:
-    return Entries(
+def make_batch(parts: Parts, size: Size) -> StaticBatch:
+    return StaticBatch(
         parts.forward,
         parts.layout,
         parts.memory,
@@ -39,10 +39,10 @@ def make_entries(parts: Parts, size: Size) -> Entries:
 
 def make_graphs(parts: Parts, *sizes: Size, is_compiled: bool = False, num_lanes: int = 32) -> Graphs:
     """Graphs of these sizes, as if they had been captured."""
-    graphs = Graphs(parts.forward, lambda size: make_entries(parts, size), num_lanes)
+    graphs = Graphs(parts.forward, lambda size: make_batch(parts, size), num_lanes, is_recurrent=bool(parts.layout.states))
     for size in sizes:
-        entries, logits = make_entries(parts, size), torch.zeros(size.entries, 97)
-        graphs.ready[size] = Captured(entries, Eager(entries, logits), logits, is_compiled)
+        entries, logits = make_batch(parts, size), torch.zeros(size.entries, 97)
+        graphs.ready[size] = CapturedGraph(entries, Eager(entries, logits), logits, is_compiled)
     return graphs
 
 

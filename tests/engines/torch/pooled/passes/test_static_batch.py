@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bough.engines.torch.pooled.attention.staging import HostNumbers
 from bough.engines.torch.pooled.lanes.lane import PooledTorchLane
-from bough.engines.torch.pooled.passes import entries as module
-from bough.engines.torch.pooled.passes.entries import Entries, HostNumbers
+from bough.engines.torch.pooled.passes import static_batch as module
+from bough.engines.torch.pooled.passes.static_batch import StaticBatch
 from tests.engines.torch.pooled.parts import Parts, make_ids, make_parts
 
 NAMES = ("llama", "gemma3_text", "gpt_oss", "qwen3_next")
@@ -29,29 +30,29 @@ def parts(made: Parts) -> Iterator[Parts]:
         yield parts
 
 
-def make_entries(parts: Parts, size: int, *, is_run: bool = False, has_shared: bool = True) -> Entries:
-    return Entries(parts.forward, parts.layout, parts.memory, parts.wiring, size, is_run=is_run, has_shared=has_shared)
+def make_batch(parts: Parts, size: int, *, is_run: bool = False, has_shared: bool = True) -> StaticBatch:
+    return StaticBatch(parts.forward, parts.layout, parts.memory, parts.wiring, size, is_run=is_run, has_shared=has_shared)
 
 
-def step(entries: Entries, lanes: list[PooledTorchLane], ids: list[int] | Tensor) -> Tensor:
+def step(batch: StaticBatch, lanes: list[PooledTorchLane], ids: list[int] | Tensor) -> Tensor:
     """One step as an engine computes it."""
     for lane in lanes:
         lane.begin_run(1)
-    entries.set_lanes(lanes, ids)
-    logits = entries.compute()
+    batch.set_lanes(lanes, ids)
+    logits = batch.compute()
     for lane in lanes:
         lane.end_step()
     return logits
 
 
 def test_buffers_serve_any_lanes_one_after_the_other(parts: Parts) -> None:
-    entries = make_entries(parts, 8)
+    batch = make_batch(parts, 8)
     texts = [make_ids(length, seed=length) for length in (3, 254, 30, 12, 9)]
     lanes = [parts.lane(300, ids) for ids in texts]
 
     for chosen in ([0, 1, 2, 3, 4], [1], [4, 1, 0], [4, 1, 0], [2, 3]):
         tokens = [20 + number for number in chosen]
-        logits = step(entries, [lanes[number] for number in chosen], tokens)
+        logits = step(batch, [lanes[number] for number in chosen], tokens)
         assert logits.shape == (8, 97)
         for place, number in enumerate(chosen):
             texts[number].append(tokens[place])
@@ -60,19 +61,19 @@ def test_buffers_serve_any_lanes_one_after_the_other(parts: Parts) -> None:
 
 def test_padding_stands_at_the_first_position_whatever_was_there_before(parts: Parts) -> None:
     """Some models compute a whole batch for its largest position."""
-    entries = make_entries(parts, 4)
+    batch = make_batch(parts, 4)
     lanes = [parts.lane(300, make_ids(length)) for length in (30, 20, 10, 5)]
-    step(entries, lanes, [5, 6, 7, 8])
+    step(batch, lanes, [5, 6, 7, 8])
 
-    step(entries, lanes[3:], [9])
+    step(batch, lanes[3:], [9])
 
-    assert entries.positions[:, 0].tolist() == [6, 0, 0, 0]
+    assert batch.positions[:, 0].tolist() == [6, 0, 0, 0]
 
 
 def test_tokens_may_lie_on_the_device(parts: Parts) -> None:
     lanes = [parts.lane(300, make_ids(5)), parts.lane(300, make_ids(7))]
 
-    logits = step(make_entries(parts, 4), lanes, torch.tensor([8, 9]))
+    logits = step(make_batch(parts, 4), lanes, torch.tensor([8, 9]))
 
     assert parts.is_answer(logits[0], [*make_ids(5), 8])
     assert parts.is_answer(logits[1], [*make_ids(7), 9])
@@ -83,7 +84,7 @@ def test_distinct_lanes_come_out_the_same_with_and_without_room_for_shared_rows(
     texts = [make_ids(length, seed=length) for length in (3, 280, 30)]
     lanes = [parts.lane(300, ids) for ids in texts]
 
-    logits = step(make_entries(parts, 4, has_shared=has_shared), lanes, [4, 5, 6])
+    logits = step(make_batch(parts, 4, has_shared=has_shared), lanes, [4, 5, 6])
 
     for row, ids, token_id in zip(logits, texts, (4, 5, 6), strict=False):
         assert parts.is_answer(row, [*ids, token_id])
@@ -94,11 +95,11 @@ def test_a_run_as_entries_gives_the_logits_after_each_token(name: str) -> None:
     parts = make_parts(name)
     ids, more = make_ids(250), make_ids(11, seed=2)
     lane = parts.lane(300, ids)
-    entries = make_entries(parts, 16, is_run=True)
+    batch = make_batch(parts, 16, is_run=True)
     lane.begin_run(len(more))
 
-    entries.set_run(lane, more)
-    logits = entries.compute()
+    batch.set_run(lane, more)
+    logits = batch.compute()
     lane.end_short_run(len(more))
 
     for number, row in enumerate(logits[: len(more)], start=1):
@@ -116,11 +117,11 @@ def test_a_plan_is_made_again_only_when_a_lane_needs_another_slot(monkeypatch: p
         return make_plan(lanes, offsets, shape)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "make_plan", noting)
-    entries, lanes = make_entries(parts, 2), [parts.lane(300, make_ids(250)), parts.lane(300, make_ids(9))]
+    batch, lanes = make_batch(parts, 2), [parts.lane(300, make_ids(250)), parts.lane(300, make_ids(9))]
 
     for _ in range(10):
-        step(entries, lanes, [5, 6])
-    step(entries, lanes[::-1], [5, 6])
+        step(batch, lanes, [5, 6])
+    step(batch, lanes[::-1], [5, 6])
 
     assert made_at == [[250, 9], [256, 15], [19, 260]]
 
@@ -132,17 +133,16 @@ def test_a_pass_is_tried_out_without_touching_any_lane(parts: Parts, size: int, 
     ids = make_ids(20)
     lane, used = parts.lane(300, ids), parts.arena.used_bytes
     kept = parts.keep(lane)
-    entries = make_entries(parts, size, is_run=is_run)
+    batch = make_batch(parts, size, is_run=is_run)
 
-    entries.set_probe()
-    first = entries.compute().clone()
-    again = entries.compute()
+    batch.set_probe()
+    first = batch.compute().clone()
+    again = batch.compute()
 
-    assert entries.has_states == bool(parts.layout.states)
-    assert entries.num_probed == min(size, 3)
-    assert bool(first[: entries.num_probed].isfinite().all())
-    assert torch.equal(first[: entries.num_probed], again[: entries.num_probed])
-    assert parts.is_answer(step(make_entries(parts, 1), [lane], [5])[0], [*ids, 5])
+    assert batch.num_probed == min(size, 3)
+    assert bool(first[: batch.num_probed].isfinite().all())
+    assert torch.equal(first[: batch.num_probed], again[: batch.num_probed])
+    assert parts.is_answer(step(make_batch(parts, 1), [lane], [5])[0], [*ids, 5])
     parts.release(kept)
     assert parts.arena.used_bytes == used
 
@@ -151,11 +151,11 @@ def test_a_probe_without_room_for_shared_rows_is_one_of_distinct_lanes() -> None
     parts = make_parts("llama")
     for group in parts.row_groups:
         parts.memory.probe_slots(group)
-    entries = make_entries(parts, 16, has_shared=False)
+    batch = make_batch(parts, 16, has_shared=False)
 
-    entries.set_probe()
+    batch.set_probe()
 
-    assert bool(entries.compute()[: entries.num_probed].isfinite().all())
+    assert bool(batch.compute()[: batch.num_probed].isfinite().all())
 
 
 def test_numbers_reach_their_tensor_in_turns_and_leave_the_rest() -> None:

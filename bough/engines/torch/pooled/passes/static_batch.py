@@ -22,6 +22,7 @@ from bough.engines.torch.layout import Layout, StatePart
 from bough.engines.torch.pooled.attention.bucket import Bucket, Scores
 from bough.engines.torch.pooled.attention.buffers import PlanBuffers
 from bough.engines.torch.pooled.attention.operator import attending
+from bough.engines.torch.pooled.attention.staging import HostNumbers
 from bough.engines.torch.pooled.lanes.lane import PooledTorchLane, make_layers
 from bough.engines.torch.pooled.lanes.memory import PoolMemory
 from bough.engines.torch.pooled.passes.wiring import GroupShape, Wiring
@@ -31,29 +32,6 @@ _MAX_PARTS_OF_MANY = 72
 _FEW_ENTRIES = 16
 PROBED = 3
 _PROBE_ROWS = 40
-_STAGED = 3  # host buffers that take turns: a copy of the turn before the last is done when its buffer is filled again
-
-
-class HostNumbers:
-    """Whole numbers on their way to a tensor on the device. Nobody waits for the copy."""
-
-    def __init__(self, target: Tensor) -> None:
-        self._target = target
-        is_cuda = target.device.type == "cuda"
-        self._staged = [torch.zeros(target.numel(), dtype=target.dtype, pin_memory=is_cuda) for _ in range(_STAGED)]
-        self._copied = [torch.cuda.Event() for _ in range(_STAGED)] if is_cuda else []  # type: ignore[no-untyped-call]
-        self._turn = 0
-
-    def put(self, numbers: Sequence[int]) -> None:
-        """Set the first of the target's numbers."""
-        self._turn = (self._turn + 1) % _STAGED
-        if self._copied:
-            self._copied[self._turn].synchronize()
-        staged = self._staged[self._turn][: len(numbers)]
-        staged.numpy()[:] = numbers
-        self._target.view(-1)[: len(numbers)].copy_(staged, non_blocking=True)
-        if self._copied:
-            self._copied[self._turn].record()
 
 
 class _Started:
@@ -99,7 +77,7 @@ class StepStates:
             everywhere.index_copy_(0, self._indices[group][1], left)
 
 
-class Entries:
+class StaticBatch:
     """The buffers of a step for so many entries, and the pass over them."""
 
     def __init__(
@@ -177,10 +155,6 @@ class Entries:
             buffers = self._buffers[group.index]
             buffers.put(make_plan([_pieces(lane.rows_of(group)) for lane in lanes], offsets, buffers.shape))
         self._planned = wanted
-
-    @property
-    def has_states(self) -> bool:
-        return self._states is not None
 
     def set_probe(self) -> None:
         """Fill some entries so that a pass can be tried out: over numbers in slots that belong to no lane."""
