@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType
@@ -21,6 +21,9 @@ TO_THE_END = -1
 
 FinishReason = Literal["stop", "length", "loop", "cancelled"]
 Message = dict[str, Any]
+Tool = Mapping[str, Any]
+"""A function that a model may call, as OpenAI's API describes it."""
+
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -311,12 +314,23 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A tool call in an answer. `arguments` is a JSON object."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Completion:
     """A finished answer. `token_ids` are all generated tokens, without the end-of-sequence token.
 
     `stop` is the stop string that ended the answer, if any. `text` ends before it, but `token_ids` include its tokens.
     `prompt_logprobs`, if they were asked for, are those of the prompt's tokens from the second on.
     `cycle_tokens` is how many tokens an answer that ended by "loop" was repeating; otherwise it is 0.
+    `tool_calls` are the calls in the text of an answer to a request of the library with tools.
+    `embedding`, if it was asked for, is the last hidden state after the prompt.
     """
 
     text: str
@@ -328,6 +342,8 @@ class Completion:
     stop: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     cycle_tokens: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
+    embedding: tuple[float, ...] = ()
 
 
 class Progress(Protocol):

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from bough.errors import PromptTooLong, RequestCancelled
+from bough.errors import PromptTooLong, RequestCancelled, RequestError
 
 PART_CHARS = 2**15
 
@@ -22,6 +22,7 @@ _LONGEST_STRETCH_BYTES = 256
 """The most bytes of text that one token is assumed to stand for, where the vocabulary does not tell."""
 
 _NEVER = re.compile("(?!)")
+_CUT_FACTOR = 2  # how a text ends changes the tokens before its end: so more is encoded than is kept
 _COUNT_FACTOR = 4  # a prompt is encoded up to so many times its limit, so that the error can say how long it is
 
 
@@ -112,16 +113,26 @@ class Encoder:
         """The ids of a raw prompt, with a start token if the tokenizer adds one. Raises as `encode` does."""
         self.require_fits(_num_bytes(text), limit)
         limit.check_cancelled()
-        (encoding,) = self._backend.encode_batch_fast([text])
+        encoding = _encode_one(self._backend.encode_batch_fast, text)
         limit.check(len(encoding))
         return list(encoding.ids)
+
+    def encode_cut(self, text: str, max_tokens: int) -> list[int]:
+        """As `encode_whole`; a text with more tokens is cut as the tokenizer itself does it: its special tokens stay.
+
+        What lies far behind the cut is not looked at.
+        """
+        begin = text[: _CUT_FACTOR * max_tokens * self.token_bytes]
+        encoding = _encode_one(self._backend.encode_batch_fast, begin, add_special_tokens=False)
+        encoding.truncate(max(0, max_tokens - self._backend.num_special_tokens_to_add(False)))
+        return list(self._backend.post_process(encoding).ids)
 
     def find_starts(self, text: str) -> list[int]:
         """Where in a raw prompt each token of `encode_whole` begins. Every token of one character begins where that does.
 
         A tokenizer may count the space before a word to no token, or to the token of the word: here it is the latter.
         """
-        (encoding,) = self._backend.encode_batch([text])
+        encoding = _encode_one(self._backend.encode_batch, text)
         starts: list[int] = []
         end = 0
         for token_start, token_end in encoding.offsets:
@@ -134,7 +145,7 @@ class Encoder:
         self.require_fits(_num_bytes(text), limit)
         for start, end in self._parts(text):
             limit.check_cancelled()
-            yield start, encode([text[start:end]], add_special_tokens=False)[0]
+            yield start, _encode_one(encode, text[start:end], add_special_tokens=False)
 
     def _parts(self, text: str) -> Iterator[tuple[int, int]]:
         """Ranges of a text that can be encoded separately. Each but the first begins with a special token."""
@@ -170,6 +181,14 @@ class Encoder:
     def _is_byte_level(self) -> bool:
         decoder = self._backend.decoder
         return decoder is not None and b"ByteLevel" in bytes(decoder.__getstate__())
+
+
+def _encode_one(encode: Callable[..., list[Any]], text: str, **options: bool) -> Any:
+    """The encoding of one text, by a function for many. Raises RequestError if the text is not valid Unicode."""
+    try:
+        return encode([text], **options)[0]
+    except TypeError as error:  # what `tokenizers` raises for surrogates
+        raise RequestError(f"a text of {len(text):,} characters has surrogates: it must be valid Unicode") from error
 
 
 def _num_bytes(text: str) -> int:

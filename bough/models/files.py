@@ -27,7 +27,7 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 GGUF_FILE = "model.gguf"
 _LONGEST_LINE = 300
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ _SMALL_FILES = (
     "*_chat_templates/*",  # additional ones
     "*.safetensors.index.json",
     "adapter_config.json",
+    "modules.json",  # of sentence-transformers, with the files below
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]*_*/*",
     "*.py",
 )
 

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from bough.models.defaults import read_defaults
+from bough.models.encoders.files import read_embedder, read_reranker
+from bough.models.encoders.kinds import ModelKind, find_kind
 from bough.models.files import ModelFiles, hash_file
-from bough.models.tokenizer import load_tokenizer
+from bough.models.tokenizer import Tokenizer, load_tokenizer
 from bough.models.weights import check_weights, read_gguf_header, read_shapes
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+_ENCODER_CAPABILITIES: Mapping[ModelKind, tuple[str, ...]] = {
+    ModelKind.EMBEDDER: ("embedding",),
+    ModelKind.RERANKER: ("rerank",),
+}
 
 
 @dataclass(frozen=True)
@@ -44,21 +51,20 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
     config = files.config | (files.config.get("text_config") or {})
     tokenizer = load_tokenizer(files)
     template = tokenizer.template if tokenizer.has_text else None
-    has_template = template is not None and template.is_present
-    insert = ("insert",) if tokenizer.infill is not None else ()
+    limits = [next((int(config[key]) for key in _CONTEXT_KEYS if config.get(key)), 0), _read_limit(files)]
     return ModelInfo(
         name=files.name,
         architecture=str((files.config.get("architectures") or [config.get("model_type", "")])[0]),
         num_parameters=files.num_parameters or count_parameters(files),
-        context_tokens=next((int(config[key]) for key in _CONTEXT_KEYS if config.get(key)), 0),
+        context_tokens=min(filter(None, limits), default=0),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         quantization=files.quantization or describe_quantization(files),
         source=files.source,
         size_bytes=files.size_bytes,
         digest=digest(files, hashes),
         has_tokenizer=files.has_tokenizer,
-        has_chat_template=has_template,
-        capabilities=(_capabilities(template) if has_template else ("completion",)) + insert,
+        has_chat_template=template is not None and template.is_present,
+        capabilities=_ENCODER_CAPABILITIES.get(find_kind(files)) or _capabilities(tokenizer),
         sampling=dict(read_defaults(files).values),
     )
 
@@ -105,7 +111,20 @@ def digest(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> str:
     return "sha256:" + (found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest())
 
 
-def _capabilities(template: Any) -> tuple[str, ...]:
+def _read_limit(files: ModelFiles) -> int:
+    """The most tokens of one text that the files of an encoder allow; 0 if they do not say. Raises UnsupportedModel."""
+    kind = find_kind(files)
+    if kind is ModelKind.GENERATOR:
+        return 0
+    return (read_embedder(files) if kind is ModelKind.EMBEDDER else read_reranker(files)).text.max_tokens or 0
+
+
+def _capabilities(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What a model that generates text can do."""
+    insert = ("insert",) if tokenizer.infill is not None else ()
+    template = tokenizer.template if tokenizer.has_text else None
+    if template is None or not template.is_present:
+        return ("completion", *insert)
     tools = ("tools",) if template.supports_tools else ()
     thinking = ("thinking",) if template.supports_thinking else ()
-    return ("completion", "chat", *tools, *thinking)
+    return ("completion", "chat", *tools, *thinking, *insert)

@@ -9,9 +9,14 @@ from typing import Any
 
 from bough.errors import RequestError
 from bough.models.chat.boundaries import common_length
+from bough.models.chat.messages import check_messages
+from bough.models.chat.tools import prepare_messages, read_calls
 from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.tokenizer import Tokenizer
 from bough.types import Boundary, Prompt
+
+_THINK = "<think>"
+_TAG_TOKENS = 8  # the tag has no more tokens, with the blanks behind it
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,19 @@ class Encoded:
 class Prompts:
     """Encodes prompts for one model, with its tokenizer and the size of its vocabulary."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, writes_tools: bool = False) -> None:
+        """With `writes_tools`, tools become plain text where the chat template does not know them."""
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._writes_tools = writes_tools
 
     def with_template(self, source: str) -> Prompts:
         """The same with another chat template, in Jinja."""
         return Prompts(self.tokenizer.with_template(source), self._vocab_size)
+
+    def writing_tools(self) -> Prompts:
+        """The same, for messages and tools as a user of the library gives them."""
+        return Prompts(self.tokenizer, self._vocab_size, writes_tools=True)
 
     def encode(
         self,
@@ -60,10 +71,15 @@ class Prompts:
             prompt = _listed(prompt)
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             messages: Any = prompt
+            if self._writes_tools:
+                knows_tools = self.tokenizer.template.supports_tools
+                messages = read_calls(check_messages(messages))
+                given = prepare_messages(messages, tools or (), template_knows_tools=knows_tools)
+                messages, tools = given.messages, given.tools
             rendered = self.tokenizer.render(messages, tools=tools, limit=limit, **template_kwargs)
             return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
         limit.check(len(prompt))
-        return Encoded(self._checked_ids(prompt))
+        return Encoded(self.check_ids(prompt))
 
     def encode_infill(self, prefix: str, suffix: str, limit: PromptLimit = UNLIMITED) -> Encoded:
         """The prompt for the text between two others. Raises RequestError if the model was not trained for that."""
@@ -95,7 +111,12 @@ class Prompts:
         """The text of ids, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
+    def starts_thinking(self, encoded: Encoded) -> bool:
+        """Whether an answer begins with thinking because its prompt ends with the tag that opens it."""
+        return self.decode(encoded.ids[-_TAG_TOKENS:]).rstrip().endswith(_THINK)
+
+    def check_ids(self, prompt: Sequence[Any]) -> list[int]:
+        """Token ids as they are. Raises RequestError if one of them is none of the vocabulary."""
         try:
             ids = [operator.index(each) for each in prompt]
         except TypeError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
 from bough.errors import PromptTooLong, RequestCancelled
 from bough.models import encoder as module
@@ -107,6 +107,32 @@ def test_a_text_never_has_fewer_tokens_than_its_bytes_tell(kind: str, text: str)
     encoder, limit = Encoder(BACKENDS[kind]), len(BACKENDS[kind].encode(text, add_special_tokens=False).ids)
 
     encoder.require_fits(len(text.encode()), PromptLimit(limit))  # does not refuse what fits
+
+
+STARTS_AND_ENDS = processors.TemplateProcessing(
+    single="<|endoftext|> $A <|im_end|>", special_tokens=[("<|endoftext|>", 0), ("<|im_end|>", 2)]
+)
+
+
+@pytest.mark.parametrize("processor", [None, processors.ByteLevel(trim_offsets=False), STARTS_AND_ENDS])
+@pytest.mark.parametrize("text", ["", "Hello there, how are you?", "1 2 3 你好 <|im_start|> " * 40])
+def test_a_text_that_is_too_long_is_cut_as_transformers_does_it(processor: Any, text: str) -> None:
+    ours, theirs = byte_level(), byte_level()  # which keeps what it was told last
+    for each in (ours, theirs):
+        each.backend_tokenizer.post_processor = processor
+
+    for most in (4, 30, 1000):
+        found = Encoder(ours.backend_tokenizer).encode_cut(text, most)
+        assert found == theirs(text, truncation=True, max_length=most)["input_ids"]
+
+
+def test_the_end_of_a_text_that_is_cut_is_not_encoded(watched: Watched) -> None:
+    encoder = Encoder(watched)
+
+    ids = encoder.encode_cut("Hello there" * 100_000, 10)
+
+    assert ids == encoder.encode_cut("Hello there" * 10, 10)
+    assert max(map(len, watched.encoded)) <= 2 * 10 * encoder.token_bytes
 
 
 def test_a_text_is_cut_before_special_tokens_only(watched: Watched, small_parts: None) -> None:

@@ -105,6 +105,25 @@ def test_a_file_that_comes_or_goes_changes_it(model, settings):
     assert len(found) == 3
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "modules.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+        "1_Pooling/config.json",
+        "2_Dense/w",
+    ],
+)
+def test_how_an_encoder_makes_its_vectors_changes_it(model, settings, name):
+    before = print_of(model, settings)
+
+    (model.folder / name).parent.mkdir(exist_ok=True)
+    (model.folder / name).write_text("{}")
+
+    assert print_of(model, settings) != before
+
+
 def test_two_files_of_weights_that_swap_their_content_change_it(model, settings):
     before = print_of(model, settings)
 

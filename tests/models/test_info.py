@@ -13,6 +13,7 @@ from bough.models.sources import resolve
 from tests.models.packed_model import write_packed_model
 from tests.models.tiny_gguf import FOR_TORCH
 from tests.models.tiny_tokenizer import THINKS, byte_level
+from tests.tiny_encoders import make_encoder, make_reranker, pooling, write_json, write_modules
 from tests.tiny_models import make_folder, make_model
 
 
@@ -76,3 +77,21 @@ def test_a_vocabulary_with_tokens_for_infill_can_insert(tmp_path):
     info = describe(resolve(folder, Settings(data_folder=tmp_path), FOR_TORCH))
 
     assert info.capabilities == ("completion", "insert")
+
+
+def test_an_encoder_makes_embeddings_of_texts_as_long_as_its_files_allow(tmp_path):
+    folder = write_modules(make_encoder(tmp_path / "embeds"), pooling())
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 48})
+
+    info = describe(ModelFiles("embeds", folder))
+
+    assert info.capabilities == ("embedding",)
+    assert info.context_tokens == 48
+    assert info.has_tokenizer
+
+
+def test_a_classifier_of_pairs_can_rerank(tmp_path):
+    info = describe(ModelFiles("ranks", make_reranker(tmp_path / "ranks")))
+
+    assert info.capabilities == ("rerank",)
+    assert info.context_tokens == 64

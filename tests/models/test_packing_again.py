@@ -20,7 +20,7 @@ from bough.models import ModelFiles, Store, check_packed, convert_if_needed, pul
 from bough.models.fetching import registry
 from bough.models.fingerprint import fingerprint
 from bough.models.weights import read_packed
-from bough.runner import make_engine
+from bough.runtime import make_engine
 from tests.models.tiny_gguf import FOR_MLX, FOR_TORCH, write_gguf
 from tests.models.web_server import Recorder, Site, serving
 

@@ -7,6 +7,7 @@ reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Its errors are translated here.
 from __future__ import annotations
 
 import glob
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ WANTED_FILES = (
     "merges.txt",
     "vocab.txt",
 )
+_MODULE_FILE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of a step of sentence-transformers
 _UNWANTED_FILES = ("*/*", "consolidated*.safetensors", "adapter_*")
 
 
@@ -64,7 +66,7 @@ class HubModel:
 
     @property
     def has_safetensors(self) -> bool:
-        return any(file.name.endswith(".safetensors") for file in self.files)
+        return any(file.name.endswith(".safetensors") and not _MODULE_FILE.fullmatch(file.name) for file in self.files)
 
     @property
     def has_gguf(self) -> bool:
@@ -72,10 +74,8 @@ class HubModel:
 
     @property
     def wanted_files(self) -> tuple[HubFile, ...]:
-        """The files of a model with safetensors."""
-        return tuple(
-            file for file in self.files if _matches(file.name, WANTED_FILES) and not _matches(file.name, _UNWANTED_FILES)
-        )
+        """The files of a model with safetensors. The steps of an encoder have folders of their own."""
+        return tuple(file for file in self.files if _is_wanted(file.name))
 
 
 def look_up(model_id: str) -> HubModel:
@@ -122,6 +122,11 @@ def fetch(model: HubModel, folder: Path, progress: Progress, files: Sequence[Hub
             if file.sha256:
                 _verify(folder / file.name, file.sha256, model.model_id)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's records about the files
+
+
+def _is_wanted(name: str) -> bool:
+    is_own = _matches(name, WANTED_FILES) and not _matches(name, _UNWANTED_FILES)
+    return is_own or _MODULE_FILE.fullmatch(name) is not None
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -24,6 +24,18 @@ _STRING, _ARRAY = 8, 9
 _KEPT_KEYS = ("general.architecture", "general.type")
 _MODEL_KEYS = ("block_count", "embedding_length")
 _TOKENIZER_KEYS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
+_ENCODERS = (
+    "bert",
+    "eurobert",
+    "gemma-embedding",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "modern-bert",
+    "neo-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "t5encoder",
+)
 _ALIGNMENT_KEY = "general.alignment"
 _LEAST_BYTES = {"keys": 13, "weights": 24}  # of one entry
 _SHOWN = 60
@@ -56,10 +68,15 @@ def read_gguf_header(file: Path) -> GgufHeader:
 
 
 def require_model_keys(file: Path, header: GgufHeader) -> None:
-    """Raise UnsupportedModel if the file is no language model, or lacks a key that every one has."""
+    """Raise UnsupportedModel if the file is no language model or an encoder, or lacks a key that every one has."""
     kind = header.texts.get("general.type", "model")
     if kind != "model":
         raise UnsupportedModel(f"{file} holds no model: its general.type is {kind!r}")
+    if header.architecture in _ENCODERS:
+        raise UnsupportedModel(
+            f"{file} holds an encoder of the architecture {header.architecture!r}: encoders run from folders with "
+            "safetensors, and not from GGUF files"
+        )
     own = [f"{header.architecture}.{name}" for name in _MODEL_KEYS] if header.architecture else ["general.architecture"]
     missing = [key for key in (*own, *_TOKENIZER_KEYS) if key not in header.keys]
     if missing:

@@ -36,6 +36,14 @@ FILES = {
     "pytorch_model.bin": b"a pickle",
     "onnx/model.safetensors": b"another",
     "tiktoken.model": b"a vocabulary",
+    "modules.json": b"[]",
+    "sentence_bert_config.json": b"{}",
+    "config_sentence_transformers.json": b"{}",
+    "1_Pooling/config.json": b'{"pooling_mode": "cls"}',
+    "2_Dense/config.json": b"{}",
+    "2_Dense/model.safetensors": weights(10, b"\3"),
+    "2_Dense/pytorch_model.bin": b"another pickle",
+    "openvino/config.json": b"{}",
     "model-00001-of-00002.safetensors": weights(100, b"\1"),
     "model-00002-of-00002.safetensors": weights(100, b"\2"),
 }
@@ -46,6 +54,12 @@ SHARDS = ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-000
 @pytest.fixture
 def settings(tmp_path):
     return Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache")
+
+
+ENCODER = (
+    *USUAL,
+    *(name for name in FILES if name.startswith(("modules", "sentence_", "config_s", "1_", "2_", "openvino"))),
+)
 
 
 def make_hub(names=USUAL, commit=COMMIT, repository="org/small") -> Site:
@@ -98,6 +112,26 @@ def test_a_hub_model_is_fetched_without_pickles_and_found_by_its_name(settings, 
     assert label == "org/small"
     assert progress.totals == [None, size]
     assert progress.done == [0, size]
+
+
+def test_an_encoder_is_fetched_with_the_steps_behind_it(settings, use_hub):
+    with serving(make_hub(ENCODER)) as site:
+        use_hub(site.url)
+        files = pull("org/small", settings, FOR_TORCH)
+
+    fetched = {file.relative_to(files.folder).as_posix() for file in files.folder.rglob("*") if file.is_file()}
+    usual = {"bough.json", "config.json", "model.safetensors", "tokenizer.json"}
+    small = {"modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"}
+    assert fetched == usual | small | {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    assert (files.folder / "2_Dense" / "model.safetensors").read_bytes() == FILES["2_Dense/model.safetensors"]
+
+
+def test_a_model_whose_steps_alone_have_safetensors_is_refused(settings, use_hub):
+    names = ("config.json", "pytorch_model.bin", "modules.json", "2_Dense/model.safetensors")
+    with serving(make_hub(names)) as site:
+        use_hub(site.url)
+        with pytest.raises(ModelNotFound, match="no safetensors weights among its 4 files"):
+            pull("org/small", settings, FOR_TORCH)
 
 
 def test_a_hub_model_that_is_current_is_not_fetched_again(settings, use_hub):

@@ -13,7 +13,7 @@ import pytest
 from bough.config import Settings
 from bough.errors import UnsupportedModel
 from bough.models import ModelFiles, check_weights, describe
-from bough.runner import make_engine
+from bough.runtime import make_engine
 from tests.tiny_models import make_folder
 
 FIRST = "model.layers.0.self_attn.q_proj.weight"

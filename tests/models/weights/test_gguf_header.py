@@ -129,3 +129,12 @@ def test_without_the_package_gguf_the_error_says_what_to_install(tmp_path, whole
     monkeypatch.setitem(sys.modules, "gguf", None)
 
     assert refusal(tmp_path, whole).startswith("GGUF files need the package gguf: pip install gguf")
+
+
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert-moe", "gemma-embedding"])
+def test_an_encoder_is_refused_by_its_architecture(tmp_path, architecture):
+    write_gguf(tmp_path / "encoder.gguf", gguf.GGMLQuantizationType.F32, architecture=architecture)
+
+    told = refusal(tmp_path, (tmp_path / "encoder.gguf").read_bytes())
+
+    assert told.startswith(f"FILE holds an encoder of the architecture {architecture!r}: encoders run from folders")
