@@ -176,6 +176,7 @@ class FakeEngine:
         self.groups = tuple(groups)
         self.vocab_size = vocab_size
         self.context_tokens = context_tokens
+        self.state_size = 8
         self.capabilities = Capabilities()
         self.info = EngineInfo("fake", "tokens", "unknown", "tokens")
         self.max_chunk_tokens = 8192
@@ -234,6 +235,9 @@ class FakeEngine:
             before = held[: len(held) - len(ids) + number + 1]
             scores.append(score(self._logits_after(before if is_whole else before[-WINDOW:]), token_id, num_top))
         return ScoredRun(logits, scores)
+
+    def evaluate_state(self, lane: Lane, ids: Sequence[int]) -> list[float]:
+        return list(self.evaluate(lane, ids)[: self.state_size])
 
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[tuple[float, ...]]:
         return [self.evaluate(lane, [token]) for lane, token in zip(lanes, ids, strict=True)]

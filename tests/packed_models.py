@@ -75,6 +75,19 @@ def make_reference(folder: Path, weights: str = "auto") -> Callable[[list[int]],
     return compute
 
 
+def make_state_reference(folder: Path, weights: str = "auto") -> Callable[[list[int]], Tensor]:
+    """As `make_reference`, for the hidden states that the head reads."""
+    model = unpack_model(load_model(folder, make_settings(folder, weights)).model)
+    model.set_attn_implementation("eager")
+
+    @torch.inference_mode()
+    def compute(ids: list[int]) -> Tensor:
+        hidden: Tensor = model.base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        return hidden
+
+    return compute
+
+
 def unpack_model(model: Any) -> Any:
     """The same model with plain parameters in the place of packed weights."""
     for module in model.modules():

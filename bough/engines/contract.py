@@ -77,6 +77,11 @@ class Engine(ContentStore, Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def state_size(self) -> int:
+        """How many numbers `evaluate_state` returns; 0 if the model has no head that is known, and so no such state."""
+        ...
+
+    @property
     def context_tokens(self) -> int:
         """The most tokens one sequence may have."""
         ...
@@ -120,6 +125,13 @@ class Engine(ContentStore, Protocol):
         """
         ...
 
+    def evaluate_state(self, lane: Lane, ids: Sequence[int]) -> list[float]:
+        """As `evaluate`; returns the last hidden state after the last of `ids`, in float32, instead of logits.
+
+        This is what the model's head reads: the output of the final norm. The model must have a `state_size`.
+        """
+        ...
+
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> Sequence[Logits]:
         """Append one id to each lane; the result of each lane does not depend on the others."""
         ...
@@ -142,6 +154,64 @@ class Engine(ContentStore, Protocol):
 
     def close(self) -> None:
         """Release the model's memory. Lanes and pages of this engine cannot be used afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class EncoderInput:
+    """The token ids of one text, or of a pair, special tokens included.
+
+    `type_ids` tell the texts of a pair apart, one for each token; empty: all 0. The first `num_prompt` tokens are the
+    model's own prompt.
+    """
+
+    ids: Sequence[int]
+    type_ids: Sequence[int] = ()
+    num_prompt: int = 0
+
+
+class EncoderEngine(Protocol):
+    """A loaded model that turns each text into one vector, or each pair of texts into one score. It keeps no state."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def describe(self) -> dict[str, str]:
+        """Name, device, dtype, pooling and versions, for people: no code decides by these texts."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens one text may have, special tokens included."""
+        ...
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers `encode` gives for each text: 1 is a score."""
+        ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The most tokens of one batch, padding included. A longer text is a batch of its own; 0: every text is."""
+        ...
+
+    @property
+    def has_host(self) -> bool:
+        """Whether the device's memory is apart from the host's."""
+        ...
+
+    def encode(self, batch: Sequence[EncoderInput]) -> list[list[float]]:
+        """The numbers of each text; those of one do not depend on the others, but for rounding.
+
+        Raises EngineError if the forward pass fails, or gives numbers that are not finite.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the model's memory."""
         ...
 
 

@@ -21,7 +21,7 @@ from bough.config import Settings
 from bough.engines.contract import Capabilities, Engine
 from bough.engines.torch import TorchEngine
 from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
-from tests.packed_models import load_packed, make_reference, make_wide_model, save_model
+from tests.packed_models import load_packed, make_reference, make_state_reference, make_wide_model, save_model
 from tests.tiny_models import CONFIGS, ON_MLX, make_model
 
 LENGTH = 120  # five windows of the tiny models, and two chunks of the recurrent ones
@@ -30,7 +30,10 @@ AT = 70
 
 @dataclass(frozen=True)
 class Row:
-    """One architecture: what the self-check says, and the largest difference of each way."""
+    """One architecture: what the self-check says, and the largest difference of each way.
+
+    `state_difference` is that of the last hidden state, as a share of its norm.
+    """
 
     name: str
     kinds: str
@@ -38,34 +41,53 @@ class Row:
     step: str
     capabilities: Capabilities
     differences: dict[str, float]
+    state_difference: float
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An engine, and what the same model says after some tokens without any cache."""
+    """An engine, and what the same model says after some tokens without any cache: logits, and the last hidden state."""
 
     engine: Any
     reference: Callable[[list[int]], Any]
+    state: Callable[[list[int]], Any]
 
 
 def torch_pair(name: str, folder: Path, device: str = "cpu") -> Pair:
     """The reference runs the attention that the model's own code defines."""
-    model = make_model(name).to(device)
-    model.set_attn_implementation("eager")
+    model = _make_eager(name, device)
 
     @torch.inference_mode()
     def reference(ids: list[int]) -> Any:
         return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1]
 
-    return Pair(TorchEngine(make_model(name).to(device), Settings(cache_folder=folder)), reference)
+    engine = TorchEngine(make_model(name).to(device), Settings(cache_folder=folder))
+    return Pair(engine, reference, torch_state(name, device))
+
+
+def _make_eager(name: str, device: str) -> Any:
+    model = make_model(name).to(device)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def torch_state(name: str, device: str = "cpu") -> Callable[[list[int]], Any]:
+    """The last hidden state of transformers' own model, without its head."""
+    model = _make_eager(name, device).base_model
+
+    @torch.inference_mode()
+    def state(ids: list[int]) -> Any:
+        return model(input_ids=torch.tensor([ids], device=device), use_cache=False).last_hidden_state[0, -1]
+
+    return state
 
 
 def packed_pair(name: str, folder: Path, weights: str) -> Pair:
     """The model is saved in bfloat16 where that is kept as it is, else in float32."""
     dtype = torch.bfloat16 if weights == "packed" else torch.float32
     saved = save_model(make_wide_model(name), folder / name / "model", dtype)
-    compute = make_reference(saved, weights)
-    return Pair(load_packed(saved, weights), lambda ids: compute(ids)[-1])
+    compute, compute_state = make_reference(saved, weights), make_state_reference(saved, weights)
+    return Pair(load_packed(saved, weights), lambda ids: compute(ids)[-1], lambda ids: compute_state(ids)[-1])
 
 
 def mlx_pair(name: str, folder: Path) -> Pair:
@@ -78,6 +100,7 @@ def mlx_pair(name: str, folder: Path) -> Pair:
     return Pair(
         MlxEngine(loaded, Settings(device="cpu", cache_folder=folder)),
         lambda ids: loaded.model(mx.array([ids]))[0, -1],
+        torch_state(name),
     )
 
 
@@ -138,6 +161,31 @@ def stepped(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any
     return [(logits[0], ids), (logits[1], branch[: other.offset])]
 
 
+def states(engine: Engine, ids: list[int]) -> list[list[float]]:
+    """The last hidden state after `ids`: at once, and in the other ways that the self-check allows."""
+    found = [engine.evaluate_state(new_lane(engine, LENGTH), ids)]
+    if engine.capabilities.can_chunk:
+        lane = new_lane(engine, LENGTH)
+        run(engine, lane, ids, [50, 1])
+        found.append(engine.evaluate_state(lane, ids[51:]))
+    if engine.capabilities.can_reuse:
+        lane, other = new_lane(engine, LENGTH), new_lane(engine, LENGTH)
+        run(engine, lane, ids, [AT])
+        kept = keep(engine, lane)
+        other.adopt(AT, kept)
+        give_back(engine, kept)
+        run(engine, other, ids, [LENGTH - AT - 1])
+        found.append(engine.evaluate_state(other, ids[-1:]))
+    return found
+
+
+def state_difference(pair: Pair, ids: list[int]) -> float:
+    """The largest difference of the last hidden state in any of these ways, as a share of its norm."""
+    wanted = np.array(pair.state(ids).tolist())
+    found = [np.array(state) for state in states(pair.engine, ids)]
+    return max(float(np.linalg.norm(each - wanted) / np.linalg.norm(wanted)) for each in found)
+
+
 WAYS: dict[str, Callable[..., list[tuple[Any, list[int]]]]] = {
     "stepped": stepped,
     "chunked": chunked,
@@ -162,7 +210,8 @@ def parity_row(name: str, folder: Path, engine_name: str = "torch") -> Row:
         found["transformers"] = difference_to_torch(name, pair, ids, folder)
     kinds = "+".join(group.kind.value for group in engine.groups)
     described = engine.describe()
-    return Row(name, kinds or "none", described["state"], described.get("step", ""), engine.capabilities, found)
+    step, difference = described.get("step", ""), state_difference(pair, ids)
+    return Row(name, kinds or "none", described["state"], step, engine.capabilities, found, difference)
 
 
 def difference_to_torch(name: str, pair: Pair, ids: list[int], folder: Path) -> float:
@@ -174,12 +223,13 @@ def difference_to_torch(name: str, pair: Pair, ids: list[int], folder: Path) -> 
 def main(engine_name: str = "torch") -> None:
     torch.set_num_threads(1)
     columns = [*WAYS, *(["transformers"] if engine_name == "mlx" else [])]
-    print(f"{'model':17}{'groups':18}{'chunk':6}{'reuse':6}" + "".join(f"{way:>13}" for way in columns))
+    print(f"{'model':17}{'groups':18}{'chunk':6}{'reuse':6}" + "".join(f"{way:>13}" for way in [*columns, "state"]))
     with tempfile.TemporaryDirectory() as folder:
         for name in ON_MLX if engine_name == "mlx" else CONFIGS:
             row = parity_row(name, Path(folder), engine_name)
             can = row.capabilities
             cells = "".join(f"{row.differences[way]:13.1e}" if way in row.differences else f"{'–':>13}" for way in columns)
+            cells += f"{row.state_difference:13.1e}"
             yes_no = "".join(f"{'yes' if each else 'no':6}" for each in (can.can_chunk, can.can_reuse))
             step = row.step if engine_name in PACKED else ""
             print(f"{row.name:17}{row.kinds:18}{yes_no}{cells}  {'; '.join(filter(None, (step, can.reason)))}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from bough.cache.tree.state import Group, Kind, Source
@@ -41,6 +43,22 @@ def test_a_prompt_gives_the_same_logits_in_whatever_runs_it_is_evaluated(tested:
     logits = run(tested.engine, new_lane(tested.engine, LENGTH), ids, sizes)
 
     assert is_close(logits, answer(tested.engine, ids))
+
+
+@pytest.mark.parametrize("sizes", [[], [40, 1, 7], [LENGTH - 1]], ids=len)
+def test_the_last_hidden_state_is_the_same_in_whatever_runs_a_prompt_is_evaluated(
+    tested: EngineUnderTest, sizes: list[int]
+) -> None:
+    engine, ids = tested.engine, make_ids(tested.engine, LENGTH)
+    lane = new_lane(engine, LENGTH + 1)
+    run(engine, lane, ids, sizes)
+
+    state = engine.evaluate_state(lane, ids[lane.offset :])
+
+    assert lane.offset == LENGTH and len(state) == engine.state_size > 0
+    wanted = engine.evaluate_state(new_lane(engine, LENGTH), ids)
+    assert math.dist(state, wanted) <= tested.rounding * math.hypot(*wanted)
+    assert is_close(engine.step([lane], [5])[0], answer(engine, [*ids, 5]))  # and the lane goes on
 
 
 def test_a_scored_run_tells_how_likely_the_next_token_was_after_each_of_its_own(tested: EngineUnderTest) -> None:

@@ -16,6 +16,7 @@ NEEDS_MLX = [pytest.mark.mlx, pytest.mark.skipif("mlx" not in find_installed(), 
 NEEDS_KERNELS = [pytest.mark.skipif(not has_kernels(), reason="there are no CPU kernels")]
 PACKED = [("q4_0", "llama"), ("bf16", "gemma3_text"), ("q8_0", "mistral")]
 PACKED_SLOW = [(kind, name) for kind in ("bf16", "q8_0") for name in CONFIGS if (kind, name) not in PACKED]
+STATE_TOLERANCE = {"torch": 1e-5, "mlx": 1e-5, "bf16": 1e-5, "q8_0": 1e-5, "q4_0": 3e-5}  # as a share of its norm
 WITHOUT_REUSE = {"mamba", "jamba", "minimax", "recurrent_gemma", "nemotron_h"}
 
 
@@ -37,12 +38,13 @@ def one_thread() -> None:
         ),
     ],
 )
-def test_reuse_changes_no_logit_by_more_than_rounding(engine: str, name: str, tmp_path: Path) -> None:
+def test_reuse_changes_no_logit_and_no_state_by_more_than_rounding(engine: str, name: str, tmp_path: Path) -> None:
     row = parity_row(name, tmp_path, engine)
 
     assert row.capabilities.can_reuse, row.capabilities.reason
     assert set(row.differences) >= {"stepped", "chunked", "restored", "rewound", "branched"}
     assert max(row.differences.values()) <= 1e-4, row.differences
+    assert row.state_difference <= STATE_TOLERANCE[engine], row.state_difference
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,4 @@ def test_an_architecture_that_is_wrong_when_reused_is_found_out_and_still_runs_r
     assert not row.capabilities.can_reuse
     assert row.capabilities.reason
     assert row.differences["stepped"] <= (1e-4 if engine == "torch" else 3e-4)  # larger weights are heard more
+    assert row.state_difference <= STATE_TOLERANCE[engine]

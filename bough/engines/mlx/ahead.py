@@ -46,6 +46,11 @@ class AheadCompute:
         lane.latest = None
         return self._compute.evaluate_all(lane, ids)
 
+    def evaluate_state(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns what the head reads after its last token. No token is chosen ahead."""
+        lane.latest = None
+        return self._compute.evaluate_state(lane, ids)
+
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
         """Append one token to each lane: where that was done ahead, take it."""
         wanted = dict(zip(lanes, ids, strict=True))

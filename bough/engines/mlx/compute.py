@@ -10,7 +10,7 @@ to the device. Either way no array stays behind that was not given to the device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -46,21 +46,24 @@ class LaneCompute:
 
     def evaluate(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
-        with lane.running(len(ids)):
-            logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
-        with computing([lane]):
-            mx.eval(logits, lane.arrays)
-        self._allocator.trim(len(ids))
-        return logits
+        return self._run(lane, ids, lambda tokens, cache: self._forward.last_logits(tokens, cache)[0])
 
     def evaluate_all(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        return self._run(lane, ids, lambda tokens, cache: self._forward.run_logits(tokens, cache, len(ids)))
+
+    def evaluate_state(self, lane: MlxLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32."""
+        return self._run(lane, ids, self._forward.last_state)
+
+    def _run(self, lane: MlxLane, ids: Sequence[int], forward: Callable[[mx.array, Any], mx.array]) -> mx.array:
+        """Append a run to the lane; returns what `forward` makes of its tokens, evaluated."""
         with lane.running(len(ids)):
-            logits = self._forward.run_logits(mx.array([list(ids)]), lane.cache, len(ids))
+            result = forward(mx.array([list(ids)]), lane.cache)
         with computing([lane]):
-            mx.eval(logits, lane.arrays)
+            mx.eval(result, lane.arrays)
         self._allocator.trim(len(ids))
-        return logits
+        return result
 
     def step(self, lanes: Sequence[MlxLane], ids: Sequence[int]) -> list[mx.array]:
         """Append one token to each lane."""
@@ -119,21 +122,23 @@ class LibraryCompute(_PlainCompute):
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
-        with lane.extending(ids):
-            lane.cache = self._forward.make_cache() if lane.cache is None else lane.cache
-            logits = self._forward.last_logits(mx.array([list(ids)]), lane.cache)[0]
-            mx.eval(logits, list(tensors_in(lane.cache, mx.array)))
-        self._allocator.trim(len(ids))
-        return logits
+        return self._run(lane, ids, lambda tokens, cache: self._forward.last_logits(tokens, cache)[0])
 
     def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        return self._run(lane, ids, lambda tokens, cache: self._forward.run_logits(tokens, cache, len(ids)))
+
+    def evaluate_state(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32."""
+        return self._run(lane, ids, self._forward.last_state)
+
+    def _run(self, lane: PlainLane, ids: Sequence[int], forward: Callable[[mx.array, Any], mx.array]) -> mx.array:
         with lane.extending(ids):
             lane.cache = self._forward.make_cache() if lane.cache is None else lane.cache
-            logits = self._forward.run_logits(mx.array([list(ids)]), lane.cache, len(ids))
-            mx.eval(logits, list(tensors_in(lane.cache, mx.array)))
+            result = forward(mx.array([list(ids)]), lane.cache)
+            mx.eval(result, list(tensors_in(lane.cache, mx.array)))
         self._allocator.trim(len(ids))
-        return logits
+        return result
 
 
 class RecomputeCompute(_PlainCompute):
@@ -144,21 +149,22 @@ class RecomputeCompute(_PlainCompute):
 
     def evaluate(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after its last token."""
-        with lane.extending(ids):
-            tokens = mx.array([[*lane.ids, *ids]])
-            logits = self._forward.last_logits(tokens, self._forward.make_cache())[0]
-            mx.eval(logits)
-        self._allocator.trim(lane.offset)
-        return logits
+        return self._run(lane, ids, lambda tokens, cache: self._forward.last_logits(tokens, cache)[0])
 
     def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
         """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
+        return self._run(lane, ids, lambda tokens, cache: self._forward.run_logits(tokens, cache, len(ids)))
+
+    def evaluate_state(self, lane: PlainLane, ids: Sequence[int]) -> mx.array:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32."""
+        return self._run(lane, ids, self._forward.last_state)
+
+    def _run(self, lane: PlainLane, ids: Sequence[int], forward: Callable[[mx.array, Any], mx.array]) -> mx.array:
         with lane.extending(ids):
-            tokens = mx.array([[*lane.ids, *ids]])
-            logits = self._forward.run_logits(tokens, self._forward.make_cache(), len(ids))
-            mx.eval(logits)
+            result = forward(mx.array([[*lane.ids, *ids]]), self._forward.make_cache())
+            mx.eval(result)
         self._allocator.trim(lane.offset)
-        return logits
+        return result
 
 
 def _batch_layer(layers: Sequence[Any]) -> Any:

@@ -67,7 +67,8 @@ class MlxEngine(LaneEngine):
         sizes = LaneSizes(choose_context(bound, settings), slack)
         pages = Pages(layout)
         limit = reuse_limit(text, _BY_LENGTH, bound)
-        super().__init__(_info_of(self._forward, is_cpu), layout, pages, verdict, sizes, limit)
+        info, state_size = _info_of(self._forward, is_cpu), self._forward.state_size  # which the probe has shown
+        super().__init__(info, layout, pages, verdict, sizes, limit, state_size)
         self._compute = self._make_compute(layout, pages, not is_cpu if goes_ahead is None else goes_ahead)
         device.wire()
         mx.clear_cache()

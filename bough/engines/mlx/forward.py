@@ -1,4 +1,4 @@
-"""How an mlx-lm model is called, and where its logits are.
+"""How an mlx-lm model is called, and where its logits and its last hidden state are.
 
 A model gives the logits of all positions. Usually only those of the last token are needed, and the head over the whole
 vocabulary is a large part of a small model: so the head gets the last position only, except in `all_logits`.
@@ -15,6 +15,7 @@ import mlx.core as mx
 from bough.engines.mlx.library import cache as library_cache
 from bough.engines.mlx.library import nn
 from bough.engines.mlx.loading.model import LoadedModel
+from bough.errors import EngineError
 
 _HEAD = "_bough_head"
 
@@ -34,6 +35,17 @@ class Forward:
             logits: mx.array = self.model(tokens, cache=cache)
         return logits[:, -1].astype(mx.float32)
 
+    @property
+    def state_size(self) -> int:
+        """How many numbers the head reads of each token; 0 if no call of the model has used a head that is known."""
+        return self._head.size
+
+    def last_state(self, tokens: mx.array, cache: Any) -> mx.array:
+        """What the head reads after the last of `tokens` [1, …]: [hidden] in float32, not evaluated yet."""
+        with self._head.last_only():
+            self.model(tokens, cache=cache)
+            return self._head.take_read().reshape(-1).astype(mx.float32)
+
     def run_logits(self, tokens: mx.array, cache: Any, run: int) -> mx.array:
         """Logits [run, vocabulary] in float32 after each of the last `run` of `tokens` [1, …], not evaluated yet."""
         logits: mx.array = self.model(tokens, cache=cache)
@@ -51,10 +63,16 @@ class Forward:
 
 
 class Head:
-    """The last layer of a model; within `last_only` it sees the last position of a run only."""
+    """The last layer of a model; within `last_only` it sees the last position of a run only.
+
+    `size` is how many numbers of each position it reads; 0 before the model was first called, and for ever if its last
+    layer is not recognised.
+    """
 
     def __init__(self) -> None:
+        self.size = 0
         self._is_short = False
+        self._read: mx.array | None = None
 
     @contextmanager
     def last_only(self) -> Iterator[None]:
@@ -62,10 +80,20 @@ class Head:
         try:
             yield
         finally:
-            self._is_short = False
+            self._is_short, self._read = False, None
 
     def cut(self, hidden: mx.array) -> mx.array:
-        return hidden[:, -1:] if self._is_short and hidden.ndim == 3 else hidden
+        self.size = int(hidden.shape[-1])
+        if not self._is_short or hidden.ndim != 3:
+            return hidden
+        self._read = hidden[:, -1:]
+        return self._read
+
+    def take_read(self) -> mx.array:
+        """What the head has read within `last_only`: [batch, 1, hidden]. Raises EngineError if it was not called."""
+        if self._read is None:
+            raise EngineError("the model did not call the head that is known, so its last hidden state is not known")
+        return self._read
 
 
 def _find_head(model: Any) -> Head:
@@ -73,9 +101,9 @@ def _find_head(model: Any) -> Head:
     head: Head | None = getattr(model, _HEAD, None)
     if head is None:
         head = Head()
-        for owner in model.modules():
-            _wrap_method(owner.get("lm_head"), nn.Module, "__call__", head)
-            _wrap_method(owner.get("embed_tokens"), (nn.Embedding, nn.QuantizedEmbedding), "as_linear", head)
+        for module in model.modules():
+            _wrap_method(module.get("lm_head"), nn.Module, "__call__", head)
+            _wrap_method(module, (nn.Embedding, nn.QuantizedEmbedding), "as_linear", head)  # where weights are tied
         object.__setattr__(model, _HEAD, head)
     return head
 

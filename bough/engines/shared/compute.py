@@ -26,6 +26,10 @@ class Compute(Protocol[Logits]):
         """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
         ...
 
+    def evaluate_state(self, lane: Any, ids: Sequence[int]) -> Logits:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32."""
+        ...
+
     def step(self, lanes: Sequence[Any], ids: Sequence[int]) -> list[Logits]:
         """Append one token to each lane."""
         ...

@@ -30,6 +30,7 @@ class LaneEngine(ABC):
         verdict: Verdict,
         sizes: LaneSizes,
         reuse_limit: int | None,
+        state_size: int,
     ) -> None:
         self._info = info
         self._layout = layout
@@ -37,6 +38,7 @@ class LaneEngine(ABC):
         self._verdict = verdict
         self._sizes = sizes
         self._reuse_limit = reuse_limit
+        self._state_size = state_size
 
     @property
     def info(self) -> EngineInfo:
@@ -52,6 +54,10 @@ class LaneEngine(ABC):
     @property
     def vocab_size(self) -> int:
         return self._layout.vocab_size
+
+    @property
+    def state_size(self) -> int:
+        return self._state_size
 
     @property
     def context_tokens(self) -> int:
@@ -86,6 +92,12 @@ class LaneEngine(ABC):
         assert 0 <= len(ids) - len(following) <= 1, "a token follows each of a run, but perhaps the last"
         with as_engine_errors("the forward pass"):
             return self._score(self._compute.evaluate_all(lane, ids), following, num_top)
+
+    def evaluate_state(self, lane: Lane, ids: Sequence[int]) -> list[float]:
+        assert len(ids) > 0 and self.state_size, "a run has at least one token, and the model a head"
+        with as_engine_errors("the forward pass"):
+            state: list[float] = self._compute.evaluate_state(lane, ids).tolist()
+            return state
 
     @abstractmethod
     def _score(self, rows: Any, following: Sequence[int], num_top: int) -> ScoredRun:

@@ -103,6 +103,10 @@ class PlainCompute(ABC, Generic[Tensor]):
     def evaluate_all(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
         """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
 
+    @abstractmethod
+    def evaluate_state(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32."""
+
     def step(self, lanes: Sequence[PlainLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane, one by one."""
         return [self.evaluate(lane, [token_id]) for lane, token_id in zip(lanes, ids, strict=True)]

@@ -71,6 +71,14 @@ class LaneCompute:
         lane.end_run(len(ids))
         return logits
 
+    def evaluate_state(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32."""
+        if self._whole_step is not None:
+            return self._whole_step.evaluate_state(lane, ids)
+        with self._forward.watching_head() as seen:
+            self.evaluate(lane, ids)
+        return seen.last
+
     def _positions(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
         return torch.arange(lane.offset, lane.offset + len(ids), device=self._forward.device)[None]
 
@@ -122,6 +130,12 @@ class _PlainCompute(PlainCompute[Tensor]):
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
+
+    def evaluate_state(self, lane: PlainLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32."""
+        with self._forward.watching_head() as seen:
+            self.evaluate(lane, ids)
+        return seen.last
 
     def _bytes_of(self, cache: Any) -> int:
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors_in(cache, Tensor)}.values())

@@ -87,7 +87,8 @@ class TorchEngine(LaneEngine):
         slack = settings.chunk or (_SLACK_CPU if self._forward.device.type == "cpu" else _SLACK_ACCELERATOR)
         sizes = LaneSizes(choose_context(bound, settings), slack)
         limit = reuse_limit(text.to_dict(), _BY_LENGTH, bound)
-        super().__init__(_info_of(self._forward, weights), layout, self._pages, verdict, sizes, limit)
+        info, state_size = _info_of(self._forward, weights), self._forward.state_size
+        super().__init__(info, layout, self._pages, verdict, sizes, limit, state_size)
         self._compute = self._make_compute(layout)
 
     @classmethod

@@ -1,14 +1,18 @@
-"""How a transformers model is called: which arguments it takes, and where its logits are."""
+"""How a transformers model is called: which arguments it takes, and where its logits and its last hidden state are."""
 
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bough.engines.torch.device import device_of
+from bough.errors import EngineError
 
 
 class Forward:
@@ -61,6 +65,31 @@ class Forward:
             kwargs["position_ids"] = positions
         return self.model(input_ids=ids, **{self._cache_name: cache}, **kwargs)
 
+    @property
+    def state_size(self) -> int:
+        """How many numbers the head reads of each token; 0 if the model has no head that is known."""
+        head = self._head
+        if head is None:
+            return 0
+        return int(getattr(head, "in_features", 0) or self.model.config.get_text_config(decoder=True).hidden_size)
+
+    @property
+    def _head(self) -> nn.Module | None:
+        head = self.model.get_output_embeddings()
+        return head if isinstance(head, nn.Module) else None
+
+    @contextmanager
+    def watching_head(self) -> Iterator[HeadInput]:
+        """Keep what the head reads while this thread calls the model inside this context."""
+        head = self._head
+        assert head is not None, "the model has no head that is known"
+        seen = HeadInput()
+        hook = head.register_forward_pre_hook(seen.note)
+        try:
+            yield seen
+        finally:
+            hook.remove()
+
     def tensor_of(self, ids: Any) -> Tensor:
         """Token ids as one batch entry on the model's device."""
         return torch.tensor([list(ids)], dtype=torch.long, device=self.device)
@@ -68,3 +97,29 @@ class Forward:
     def _last(self, logits: Tensor) -> Tensor:
         last = logits[:, -1]
         return last.float() if last.dtype != torch.float32 else last.clone()  # never a view of all positions
+
+
+class HeadInput:
+    """What the head of a model has read last, in the thread that made this: others may use the same model meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread_id = threading.get_ident()
+        self._states: Tensor | None = None
+
+    def note(self, head: nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep what the head is given. torch calls it before the head."""
+        if args and threading.get_ident() == self._thread_id:
+            hidden: Tensor = args[0]
+            self._states = hidden.reshape(-1, hidden.shape[-1])
+
+    @property
+    def states(self) -> Tensor:
+        """The hidden states [tokens, hidden], in the model's own type. Raises EngineError if the head was not called."""
+        if self._states is None:
+            raise EngineError("the model did not call its head as a module, so its last hidden state is not known")
+        return self._states
+
+    @property
+    def last(self) -> Tensor:
+        """The hidden state [hidden] of the last token, in float32. Raises EngineError if the head was not called."""
+        return self.states[-1].to(torch.float32, copy=True)

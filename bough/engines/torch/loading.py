@@ -44,8 +44,8 @@ class TorchModel:
 def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> TorchModel:
     """The causal language model in `folder`, on the device and in the type that the settings ask for."""
     device, dtype, weights = _choose(settings)
-    config = _read_config(folder, settings.trust_remote_code)
-    _refuse_other_engines(folder, config)
+    config = read_config(folder, settings.trust_remote_code)
+    refuse_other_engines(folder, config)
     files = require_suffixes(folder, list_weight_files(folder), ".safetensors")
     if progress:
         progress("reading weights")
@@ -64,13 +64,15 @@ def choose_weights_here(settings: Settings) -> WeightsChoice:
 
 
 def _choose(settings: Settings) -> tuple[torch.device, torch.dtype, WeightsChoice]:
-    _set_threads(settings.threads or limit_threads(torch.get_num_threads()))
+    set_threads(settings)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     return device, dtype, choose_weights(settings, device, dtype)
 
 
-def _set_threads(num_threads: int) -> None:
+def set_threads(settings: Settings) -> None:
+    """Let torch compute with as many threads as the settings, or else the machine, allow."""
+    num_threads = settings.threads or limit_threads(torch.get_num_threads())
     if num_threads != torch.get_num_threads():  # the call alone changes how MKL chooses
         torch.set_num_threads(num_threads)
 
@@ -102,7 +104,8 @@ def make_random_model(config: dict[str, Any], settings: Settings) -> TorchModel:
     return _ready(model, weights)
 
 
-def _read_config(folder: Path, trust_remote_code: bool) -> Any:
+def read_config(folder: Path, trust_remote_code: bool) -> Any:
+    """The model's transformers configuration. Raises ModelError if there is none, UnsupportedModel if it is not known."""
     require_config(folder)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -113,7 +116,7 @@ def _read_config(folder: Path, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def _refuse_other_engines(folder: Path, config: Any) -> None:
+def refuse_other_engines(folder: Path, config: Any) -> None:
     """Weights that MLX packed and GGUF files that were not converted need the MLX engine."""
     packing = getattr(config, "quantization", None)
     if isinstance(packing, dict) and "group_size" in packing:
@@ -218,11 +221,11 @@ def _load_by_transformers(folder: Path, device: torch.device, dtype: torch.dtype
             )
     except Exception as error:  # transformers and the family's code may raise anything
         raise UnsupportedModel(f"transformers cannot load the model in {folder}: {one_line(error)}") from error
-    _require_filled(folder, info)
+    require_filled(folder, info)
     return model.to(device)
 
 
-def _require_filled(folder: Path, info: dict[str, Any]) -> None:
+def require_filled(folder: Path, info: dict[str, Any]) -> None:
     """Raise UnsupportedModel if a weight of the model is missing in the files, or has another shape there."""
     misshapen = sorted(info.get("mismatched_keys", ()))
     if misshapen:

@@ -10,7 +10,7 @@ import pytest
 
 import bough
 from bough import Completion, Runner
-from bough.runner import load_shape
+from bough.runtime import load_shape
 from tests.runner.test_runner import bytes_of_two_lanes, check_budget, check_same, check_turns, conversation
 from tests.runner.test_runner import one_thread as one_thread  # a fixture: it works by being here
 from tests.tiny_models import CONFIGS, ON_MLX, make_folder
@@ -39,8 +39,8 @@ def test_cached_answers_on_mlx_equal_uncached_ones_on_torch(name: str, folders: 
             check_same(ours, plain.generate(prompt, max_tokens=6, logprobs=2, ignore_eos=True))
             assert ours.usage.cached_tokens + ours.usage.computed_tokens == len(prompt)
             reused += ours.usage.cached_tokens
-        assert (cached.engine.info.name, plain.engine.info.name) == ("mlx", "torch")
-        assert reused > 0 and cached.engine.capabilities.can_reuse
+        assert (cached.runtime.engine.info.name, plain.runtime.engine.info.name) == ("mlx", "torch")
+        assert reused > 0 and cached.runtime.engine.capabilities.can_reuse
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
@@ -78,7 +78,7 @@ def test_a_conversation_may_go_on_in_another_thread(name: str, folders: Path) ->
 
 @pytest.fixture
 def random_llama(tmp_path: Path) -> Iterator[Runner]:
-    with load_shape({"model_type": "llama", **CONFIGS["llama"]}, engine="mlx", cache_folder=tmp_path) as runner:
+    with Runner(load_shape({"model_type": "llama", **CONFIGS["llama"]}, engine="mlx", cache_folder=tmp_path)) as runner:
         yield runner
 
 
@@ -86,7 +86,7 @@ def test_a_shape_runs_with_random_weights(random_llama: Runner) -> None:
     first = random_llama.generate(list(range(3, 40)), max_tokens=4, ignore_eos=True)
     again = random_llama.generate(list(range(3, 40)), max_tokens=4, ignore_eos=True)
 
-    assert random_llama.engine.info.name == "mlx"
+    assert random_llama.runtime.engine.info.name == "mlx"
     assert first.token_ids == again.token_ids
     assert again.usage.computed_tokens == 1
 

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bough.cache.tree.state import Group
@@ -99,6 +100,14 @@ class WholeStep:
         """Append a run to a lane; returns the logits after each of its tokens."""
         parts = _parts(self._embed(ids))
         return torch.cat([self._run([lane], part, len(part), len(part)) for part in parts])
+
+    @torch.inference_mode()
+    def evaluate_state(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to a lane; returns what the head reads after its last token. The kernels leave it unnormed."""
+        x = self._embed(ids)
+        for part in _parts(x):
+            self._run([lane], part, len(part), 1)
+        return F.rms_norm(x[-1], x.shape[-1:], self._structure.norm, self._structure.eps)
 
     def evaluate_at(self, lane: TorchLane, ids: Sequence[int], position: int) -> Tensor:
         """As `evaluate_all` on an empty lane, with positions from `position` on: the self-check looks far ahead with it."""

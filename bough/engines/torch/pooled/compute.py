@@ -137,7 +137,7 @@ class PooledCompute:
         """Append a run to the lane; returns the logits after its last token."""
         if len(ids) == 1:
             (row,) = self._step_any([lane], ids)
-        elif len(ids) <= self._longest_short and not self.layout.states:
+        elif self._is_short(ids):
             row = self._run_short(lane, ids)[-1]
         else:
             row = self._run_long(lane, ids, keep=1)[-1]
@@ -149,6 +149,24 @@ class PooledCompute:
         """Append a run to the lane; returns the logits after each of its tokens, [run, vocabulary]."""
         lane.latest = None
         return self._run_long(lane, ids, keep=len(ids)).float()
+
+    @_on_device
+    def evaluate_state(self, lane: PooledTorchLane, ids: Sequence[int]) -> Tensor:
+        """Append a run to the lane; returns what the head reads after its last token, [hidden], in float32.
+
+        A short run is a graph, once there is one; else modules compute it.
+        """
+        lane.latest = None
+        state = self._run_short_state(lane, ids) if self._is_short(ids) else None
+        if state is not None:
+            return state
+        with self._forward.watching_head() as seen:
+            self._run_long(lane, ids, keep=1)
+        return seen.last
+
+    def _is_short(self, ids: Sequence[int]) -> bool:
+        """Whether a run is entries of one step. Where there are states, they must follow its tokens one by one."""
+        return len(ids) <= self._longest_short and not self.layout.states
 
     @_on_device
     def step(self, lanes: Sequence[PooledTorchLane], ids: Sequence[int]) -> list[Tensor]:
@@ -244,6 +262,16 @@ class PooledCompute:
             return self._run_long(lane, ids, keep=1)
         lane.end_short_run(len(ids))
         return logits
+
+    def _run_short_state(self, lane: PooledTorchLane, ids: Sequence[int]) -> Tensor | None:
+        lane.begin_run(len(ids))
+        try:
+            state = self._passes.run_state(lane, ids)
+        except PlanTooLarge:
+            return None
+        if state is not None:
+            lane.end_short_run(len(ids))
+        return state
 
     @torch.no_grad()
     def _run_long(self, lane: PooledTorchLane, ids: Sequence[int], keep: int) -> Tensor:

@@ -189,7 +189,7 @@ from pathlib import Path
 from bough.config import Settings
 from bough.models import load_tokenizer
 from bough.models.sources import resolve
-from bough.runner import gguf_support
+from bough.runtime import gguf_support
 here = Path(sys.argv[1])
 settings = Settings(data_folder=here / "data", cache_folder=here / "cache")
 files = resolve(here / "tiny.gguf", settings, gguf_support(settings))

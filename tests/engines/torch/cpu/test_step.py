@@ -13,7 +13,7 @@ from bough.cache.tree.state import Lane
 from bough.engines.torch import TorchEngine
 from bough.errors import EngineError
 from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
-from tests.packed_models import differs_by, load_packed, make_reference, make_wide_model, save_model
+from tests.packed_models import differs_by, load_packed, make_reference, make_state_reference, make_wide_model, save_model
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -112,6 +112,17 @@ def test_every_row_of_a_scored_run_is_that_of_one_forward_pass(engine: TorchEngi
     assert differs_by(scored.logits, wanted[-1]) <= TOLERANCE
 
 
+def test_the_last_hidden_state_after_several_calls_is_that_of_one_forward_pass(engine: TorchEngine, folder: Path) -> None:
+    ids = make_ids(engine, LENGTH)
+    lane = new_lane(engine, LENGTH)
+    run(engine, lane, ids, [30])
+
+    state = torch.tensor(engine.evaluate_state(lane, ids[30:]))
+
+    wanted = make_state_reference(folder)(ids)[-1]
+    assert float((state - wanted).norm()) <= 1e-5 * float(wanted.norm())
+
+
 @pytest.mark.parametrize("at", [20, 200, 600])
 def test_a_restored_lane_has_the_bits_of_one_that_was_never_stored(at: int, engine: TorchEngine) -> None:
     ids = make_ids(engine, LENGTH)
@@ -140,6 +151,7 @@ def test_a_rewound_lane_goes_on_as_if_nothing_had_followed(engine: TorchEngine, 
 CALLS: dict[str, Callable[[TorchEngine, Lane, list[int]], object]] = {
     "evaluate": lambda engine, lane, ids: engine.evaluate(lane, ids),
     "evaluate_scored": lambda engine, lane, ids: engine.evaluate_scored(lane, ids, ids[1:], 0),
+    "evaluate_state": lambda engine, lane, ids: engine.evaluate_state(lane, ids),
     "step": lambda engine, lane, ids: engine.step([lane], ids[-1:]),
 }
 

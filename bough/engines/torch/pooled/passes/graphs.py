@@ -49,12 +49,16 @@ class Size:
 
 @dataclass(eq=False)
 class CapturedGraph:
-    """A pass over these entries as a graph, which leaves its logits always in the same place."""
+    """A pass over these entries as a graph, which leaves its logits always in the same place.
+
+    So it does with what the head reads, `states` [entries, hidden], if that is a run and the head is known.
+    """
 
     batch: StaticBatch
     graph: Any
     logits: Tensor
     is_compiled: bool
+    states: Tensor | None = None
 
     def replay(self) -> Tensor:
         """The logits [entries, vocabulary], until the next replay."""
@@ -191,13 +195,12 @@ class Graphs:
     def _add(self, size: Size) -> None:
         batch = self._make_batch(size)
         batch.set_probe()
-        expected = batch.compute().float().clone()
+        logits, states = self._compute(batch)
+        expected = logits.float().clone(), None if states is None else states.float().clone()
         for layers in [self._layers, None] if self._layers is not None else [None]:
             try:
                 captured = self._capture(batch, layers)
-                difference = _difference(self._try_out(captured), expected, batch.num_probed)
-                if not difference <= _MOST_DIFFERENT:
-                    raise ArithmeticError(f"its logits differ from the eager ones by {difference:.2g} of their norm")
+                self._try_out(captured, *expected)
             except Exception:
                 if layers is None:
                     raise
@@ -207,13 +210,21 @@ class Graphs:
             self.ready[size] = captured
             return
 
-    def _try_out(self, captured: CapturedGraph) -> Tensor:
-        """The logits of a graph. Graphs share scratch memory, so it is replayed in one row with those that are in use."""
+    def _try_out(self, captured: CapturedGraph, logits: Tensor, states: Tensor | None) -> None:
+        """Raise ArithmeticError if a graph gives something else than the modules did.
+
+        Graphs share scratch memory, so it is replayed in one row with those that are in use.
+        """
         device = self._forward.device
         with _cuda.stream(_cuda.default_stream(device)):
-            logits = captured.replay().float()
+            pairs = {"logits": (captured.replay().float(), logits)}
+            if captured.states is not None and states is not None:
+                pairs["states"] = (captured.states.float(), states)
         _cuda.synchronize()
-        return logits
+        for name, (found, expected) in pairs.items():
+            difference = _difference(found, expected, captured.batch.num_probed)
+            if not difference <= _MOST_DIFFERENT:
+                raise ArithmeticError(f"its {name} differ from the eager ones by {difference:.2g} of their norm")
 
     def _capture(self, batch: StaticBatch, layers: CompiledLayers | None) -> CapturedGraph:
         with layers.use() if layers is not None else nullcontext():
@@ -222,9 +233,17 @@ class Graphs:
             _cuda.synchronize()
             graph = _cuda.CUDAGraph()
             with _cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
-                logits = batch.compute()
+                logits, states = self._compute(batch)
         self._pool = self._pool or graph.pool()
-        return CapturedGraph(batch, graph, logits, layers is not None)
+        return CapturedGraph(batch, graph, logits, layers is not None, states)
+
+    def _compute(self, batch: StaticBatch) -> tuple[Tensor, Tensor | None]:
+        """The logits of a pass, and of a run what the head has read."""
+        if not (batch.is_run and self._forward.state_size):
+            return batch.compute(), None
+        with self._forward.watching_head() as seen:
+            logits = batch.compute()
+        return logits, seen.states
 
 
 def _difference(found: Tensor, expected: Tensor, num: int) -> float:

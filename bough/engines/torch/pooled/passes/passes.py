@@ -58,6 +58,15 @@ class Passes:
         batch.set_run(lane, ids)
         return compute()[: len(ids)].clone()
 
+    def run_state(self, lane: PooledTorchLane, ids: Sequence[int]) -> Tensor | None:
+        """What the head reads after a short run, [hidden], in float32; None if no graph tells it."""
+        graph = self.graphs.find(len(ids), is_run=True, has_shared=True) if self.graphs is not None else None
+        if graph is None or graph.states is None:
+            return None
+        graph.batch.set_run(lane, ids)
+        graph.replay()
+        return graph.states[len(ids) - 1].to(torch.float32, copy=True)
+
     def long_run(self) -> AbstractContextManager[None]:
         """The way in which modules compute a long run: compiled, once that is ready."""
         layers = self.graphs.compiled if self.graphs is not None else None

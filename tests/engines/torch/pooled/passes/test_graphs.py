@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bough.engines.torch.forward import Forward
 from bough.engines.torch.pooled.passes.graphs import CapturedGraph, Graphs, Size
 from bough.engines.torch.pooled.passes.passes import Passes
 from bough.engines.torch.pooled.passes.static_batch import StaticBatch
@@ -16,13 +17,15 @@ from tests.engines.torch.pooled.parts import Parts, make_ids, make_parts, watchi
 
 
 class Eager:
-    """Stands for a captured graph: replaying it computes the pass over the same buffers, into the same logits."""
+    """Stands for a captured graph: replaying it computes the pass over the same buffers, into its logits and states."""
 
-    def __init__(self, batch: StaticBatch, logits: torch.Tensor) -> None:
-        self._batch, self._logits = batch, logits
+    def __init__(self, forward: Forward, batch: StaticBatch, logits: torch.Tensor, states: torch.Tensor) -> None:
+        self._forward, self._batch, self._logits, self._states = forward, batch, logits, states
 
     def replay(self) -> None:
-        self._logits.copy_(self._batch.compute())
+        with self._forward.watching_head() as seen:
+            self._logits.copy_(self._batch.compute())
+        self._states.copy_(seen.states)
 
 
 def make_batch(parts: Parts, size: Size) -> StaticBatch:
@@ -42,7 +45,9 @@ def make_graphs(parts: Parts, *sizes: Size, is_compiled: bool = False, num_lanes
     graphs = Graphs(parts.forward, lambda size: make_batch(parts, size), num_lanes, is_recurrent=bool(parts.layout.states))
     for size in sizes:
         entries, logits = make_batch(parts, size), torch.zeros(size.entries, 97)
-        graphs.ready[size] = CapturedGraph(entries, Eager(entries, logits), logits, is_compiled)
+        states = torch.zeros(size.entries, parts.forward.state_size)
+        eager = Eager(parts.forward, entries, logits, states)
+        graphs.ready[size] = CapturedGraph(entries, eager, logits, is_compiled, states if size.is_run else None)
     return graphs
 
 
@@ -154,6 +159,23 @@ def test_steps_and_runs_go_by_the_graphs_that_are_ready_and_give_the_same(llama:
     assert llama.is_answer(sampled, [*texts[1], 6])
     assert llama.is_answer(run, [*texts[0], 5, 7, 8, 9])
     assert llama.is_answer(last[0], [*texts[0], 5, 7, 8, 9, *chosen])
+
+
+def test_the_last_hidden_state_of_a_short_run_comes_from_a_graph_that_is_ready(llama: Parts) -> None:
+    ids = make_ids(9, seed=3)
+    expected = llama.compute.evaluate_state(llama.lane(300), ids)
+    passes: Passes = llama.pool.passes
+    passes.graphs = make_graphs(llama, Size(16, is_run=True))
+    try:
+        lane = llama.lane(300)
+        with watching(llama) as seen:
+            state = llama.compute.evaluate_state(lane, ids)
+        assert seen.shapes == [(16, 1)]
+        assert lane.offset == len(ids)
+    finally:
+        passes.graphs = None
+
+    assert torch.allclose(state, expected, atol=1e-5)
 
 
 def test_lanes_on_one_prefix_do_not_take_a_graph_for_distinct_lanes(llama: Parts) -> None:
