@@ -20,36 +20,72 @@ from bough.errors import (
     SettingsError,
     UnsupportedModel,
 )
-from bough.types import Chunk, Completion, SamplingParams, Timings, Usage
+from bough.types import Chunk, Completion, Message, SamplingParams, Timings, TokenLogprob, ToolCall, Usage
 
 if TYPE_CHECKING:
-    from bough.runner import Runner, load
+    from bough.runner import (
+        BatchOptions,
+        Chat,
+        ChatOptions,
+        EmbedOptions,
+        LoadOptions,
+        Ranked,
+        RequestOptions,
+        Runner,
+        SamplingOptions,
+        load,
+    )
 
 __all__ = [
+    "BatchOptions",
     "BoughError",
+    "Chat",
+    "ChatOptions",
     "Chunk",
     "Completion",
     "DoesNotFit",
     "DownloadError",
+    "EmbedOptions",
     "EngineError",
     "LanesBusy",
+    "LoadOptions",
+    "Message",
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",
+    "Ranked",
     "RequestError",
+    "RequestOptions",
     "Runner",
+    "SamplingOptions",
     "SamplingParams",
     "SettingsError",
     "Timings",
+    "TokenLogprob",
+    "ToolCall",
     "UnsupportedModel",
     "Usage",
     "load",
 ]
 
 
+_OF_RUNNER = (
+    "BatchOptions",
+    "Chat",
+    "ChatOptions",
+    "EmbedOptions",
+    "LoadOptions",
+    "Ranked",
+    "RequestOptions",
+    "Runner",
+    "SamplingOptions",
+    "load",
+)
+
+
 def __getattr__(name: str) -> Any:
     """Import the runner on first use, so that `import bough.cache.tree` loads the tree alone."""
-    if name in ("Runner", "load"):
+    if name in _OF_RUNNER:
         from bough import runner
 
         return getattr(runner, name)

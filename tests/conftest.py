@@ -11,7 +11,7 @@ import pytest
 
 from bough.config import limit_thread_spinning, load_settings
 from bough.models import ModelFiles, pull
-from bough.runner import gguf_support
+from bough.runtime import gguf_support
 
 TESTS = Path(__file__).parent
 ALONE = ("server", "cli", "test_runner.py")  # servers and commands in processes of their own, which want the whole machine

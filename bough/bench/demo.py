@@ -12,13 +12,15 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from bough.bench.alone import Alone
 from bough.bench.report import strategy_table, turn_table
-from bough.bench.strategies import make_strategy, using
+from bough.bench.strategies import Strategy, make_strategy
 from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_turn
 from bough.bench.timing import warm_up
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.runner import Runner, load
+from bough.runner import load
+from bough.runtime import Runtime
 from bough.types import Completion, Message
 
 STRATEGIES = ("tree", "single", "none")
@@ -53,36 +55,36 @@ TOPICS: tuple[tuple[str, ...], ...] = (
 def show_demo(console: Console, model: str | None = None) -> None:
     """Run the tour with three strategies, then print the cost of each turn, and the tree."""
     with console.status("loading the model (the first time it is fetched and converted)"):
-        runner = load(model, disk=0)  # without a disk each run computes everything itself
-    with runner:
-        engine, threads = runner.engine.info, runner.engine.describe().get("threads")
+        loaded = load(model, disk=0)  # without a disk each run computes everything itself
+    with loaded as runner:
+        runtime = runner.runtime
+        engine, threads = runtime.engine.info, runtime.engine.describe().get("threads")
         threads = f", {threads} threads" if threads else ""
         console.print(f"[bold]{engine.model}[/bold] on {engine.device}, {engine.weights}{threads}")
         console.print(f"{len(TOPICS)} conversations take turns over one system prompt of {len(SYSTEM.split())} words\n")
-        results, tree = _run_all(console, runner)
+        results, tree = _run_all(console, runtime)
     console.print(turn_table(results))
     console.print(strategy_table(results))
     console.print("\n[bold]the tree[/bold]: shared prefixes are stored once; each conversation is one branch")
     console.print(escape(tree), soft_wrap=True, highlight=False)
 
 
-def _run_all(console: Console, runner: Runner) -> tuple[dict[str, StrategyResult], str]:
-    warm_up(runner)
+def _run_all(console: Console, runtime: Runtime) -> tuple[dict[str, StrategyResult], str]:
+    warm_up(runtime)
     results, drawing = {}, ""
     bars = Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     said = Text()
     with Live(Group(bars, Panel(said, title="now")), console=console, refresh_per_second=8, transient=True):
         for name in STRATEGIES:
-            tour = Tour(runner)
+            strategy = make_strategy(name, runtime)
+            tour = Tour(runtime, strategy)
             task = bars.add_task({"tree": "tree", "single": "single entry", "none": "no cache"}[name], total=tour.num_turns)
-            strategy = make_strategy(name, runner)
-            with using(strategy, runner):
-                for _ in tour.run(name, lambda text: _say(said, text)):
-                    bars.advance(task)
+            for _ in tour.run(name, lambda text: _say(said, text)):
+                bars.advance(task)
             results[name] = tour.result
             tour.result.kept_bytes = strategy.kept_bytes
             if name == "tree" and isinstance(strategy, PrefixCache):
-                decode = partial(runner.tokenizer.decode, skip_special_tokens=False)
+                decode = partial(runtime.tokenizer.decode, skip_special_tokens=False)
                 drawing = str(view_tree(strategy.forest, strategy.clock.now(), decode))
             strategy.clear()
     return results, drawing
@@ -97,9 +99,10 @@ class Tour:
 
     num_turns = sum(len(topic) for topic in TOPICS)
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runtime: Runtime, strategy: Strategy) -> None:
         self.result = StrategyResult("")
-        self._runner = runner
+        self._prompts = runtime.prompts
+        self._alone = Alone(runtime, strategy)
         self._oracle = Oracle()
         self._chats: list[list[Message]] = [[{"role": "system", "content": SYSTEM}] for _ in TOPICS]
 
@@ -113,9 +116,9 @@ class Tour:
     def _ask(self, number: int, turn: int, question: str, on_text: Callable[[str], None]) -> Turn:
         chat = self._chats[number]
         chat.append({"role": "user", "content": question})
-        ids = list(self._runner.encode(chat).ids)
+        ids = list(self._prompts.encode(chat).ids)
         text = ""
-        for piece in self._runner.stream(chat, max_tokens=REPLY_TOKENS):
+        for piece in self._alone.stream(chat, max_tokens=REPLY_TOKENS):
             if isinstance(piece, Completion):
                 return self._note(number, turn, ids, piece)
             text += piece.text

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from bough.bench.workload import random_prompts
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize
-from bough.generate.job import Job
-from bough.generate.scheduler import Scheduler
 from bough.models.prompts import Encoded
-from bough.runner import Runner
+from bough.runtime import Runtime
+from bough.scheduling.job import Job
+from bough.scheduling.scheduler import Scheduler
 from bough.types import Chunk, Completion, SamplingParams, Usage
 
 
@@ -54,15 +54,15 @@ class _TokenListener:
         raise error
 
 
-def measure_lanes(runner: Runner, counts: Sequence[int], context_tokens: int, steps: int = 24) -> LaneFigures:
+def measure_lanes(runtime: Runtime, counts: Sequence[int], context_tokens: int, steps: int = 24) -> LaneFigures:
     """Generate `steps` tokens greedily for prompts that share nothing, with each number of lanes in `counts`."""
-    prompts = random_prompts(range(runner.engine.vocab_size), context_tokens, max(counts))
-    _run(runner, prompts[:1], steps)  # the first run chooses kernels and allocates memory
+    prompts = random_prompts(range(runtime.engine.vocab_size), context_tokens, max(counts))
+    _run(runtime, prompts[:1], steps)  # the first run chooses kernels and allocates memory
     times: dict[int, float] = {}
     answers: dict[int, list[list[int]]] = {}
     for count in sorted({1, *counts}):
-        times[count], answers[count] = _run(runner, prompts[:count], steps)
-    alone = [_run(runner, [prompt], steps)[1][0] for prompt in prompts]
+        times[count], answers[count] = _run(runtime, prompts[:count], steps)
+    alone = [_run(runtime, [prompt], steps)[1][0] for prompt in prompts]
     rate = {count: count / times[count] for count in times}
     return LaneFigures(
         context_tokens,
@@ -70,34 +70,34 @@ def measure_lanes(runner: Runner, counts: Sequence[int], context_tokens: int, st
         {count: round(each, 1) for count, each in rate.items()},
         {count: round(each / rate[1], 2) for count, each in rate.items()},
         round(_agreement(answers[max(counts)], alone), 4),
-        runner.engine.describe(),
+        runtime.engine.describe(),
     )
 
 
-def _run(runner: Runner, prompts: Sequence[Sequence[int]], steps: int) -> tuple[float, list[list[int]]]:
+def _run(runtime: Runtime, prompts: Sequence[Sequence[int]], steps: int) -> tuple[float, list[list[int]]]:
     """The median time of a step in which all prompts decode, and the generated tokens.
 
     A first pass puts the prompts into the tree. In the second, each prompt has only one token left to evaluate.
     """
-    size = ChunkSize(largest=runner.engine.max_chunk_tokens)
-    scheduler = Scheduler(runner.engine, runner.prefix_cache, size, time.monotonic)
+    size = ChunkSize(largest=runtime.engine.max_chunk_tokens)
+    scheduler = Scheduler(runtime.engine, runtime.prefix_cache, size, time.monotonic)
     for max_tokens in (0, steps + len(prompts)):
         listeners = [_TokenListener() for _ in prompts]
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         for ids, listener in zip(prompts, listeners, strict=True):
-            scheduler.add(Job(runner.prepare(Encoded(ids), params), listener))
-        times = list(_time_turns(scheduler, runner, len(prompts)))
+            scheduler.add(Job(runtime.prepare(Encoded(ids), params), listener))
+        times = list(_time_turns(scheduler, runtime, len(prompts)))
     return statistics.median(times), [listener.tokens[:steps] for listener in listeners]
 
 
-def _time_turns(scheduler: Scheduler, runner: Runner, count: int) -> Iterator[float]:
+def _time_turns(scheduler: Scheduler, runtime: Runtime, count: int) -> Iterator[float]:
     """Run the scheduler to the end. Yields the seconds of each turn in which exactly `count` requests decode."""
     while scheduler.has_work:
         is_full = len(scheduler.running) == count and all(job.is_decoding for job in scheduler.running)
-        runner.engine.synchronize()
+        runtime.engine.synchronize()
         started_s = time.perf_counter()
         scheduler.turn()
-        runner.engine.synchronize()
+        runtime.engine.synchronize()
         if is_full:
             yield time.perf_counter() - started_s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -13,7 +14,7 @@ from bough.bench.workload import random_prompts
 from bough.cache.record import page_ranges
 from bough.cache.session import Session
 from bough.cache.tree.state import PAGE_TOKENS, Kind
-from bough.runner import Runner, load_shape
+from bough.runtime import Runtime, load_shape
 from bough.types import Completion
 
 ANSWER_TOKENS = 4
@@ -52,21 +53,21 @@ class _Visit:
 class Paging:
     """Conversations that take turns and together need more memory than the device has."""
 
-    def __init__(self, runner: Runner, num_tokens: int, conversations: int) -> None:
-        self._runner = runner
-        self._cache = runner.prefix_cache
-        self._prompts = random_prompts(range(runner.engine.vocab_size), num_tokens, conversations)
-        self._row_bytes = sum(group.bytes_per_token for group in runner.engine.groups)
+    def __init__(self, runtime: Runtime, num_tokens: int, conversations: int) -> None:
+        self._runtime = runtime
+        self._cache = runtime.prefix_cache
+        self._prompts = random_prompts(range(runtime.engine.vocab_size), num_tokens, conversations)
+        self._row_bytes = sum(group.bytes_per_token for group in runtime.engine.groups)
 
     def measure(self, rounds: int = 4) -> PagingFigures:
         prompts = self._prompts
-        answer(self._runner, prompts[0][: len(prompts[0]) // 2], ANSWER_TOKENS)
+        answer(self._runtime, prompts[0][: len(prompts[0]) // 2], ANSWER_TOKENS)
         computed = []
         hashes = []
         for prompt in prompts:
-            computed.append(answer(self._runner, prompt, ANSWER_TOKENS))
+            computed.append(answer(self._runtime, prompt, ANSWER_TOKENS))
             hashes.append(self._hash_lane(prompt))
-        answers = [answer(self._runner, prompt, ANSWER_TOKENS) for _ in range(rounds) for prompt in prompts]
+        answers = [answer(self._runtime, prompt, ANSWER_TOKENS) for _ in range(rounds) for prompt in prompts]
         visits = [self._page_in(prompt) for _ in range(rounds) for prompt in prompts]
         assert all(each.usage.cached_tokens == len(prompts[0]) - 1 for each in answers)
         moved = (len(prompts[0]) - 1) * self._row_bytes
@@ -82,11 +83,11 @@ class Paging:
             host_share=round(statistics.mean(visit.host_bytes for visit in visits) / moved, 3),
             is_exact=[visit.rows_hash for visit in visits] == hashes * rounds,
             agreement=_agreement(answers, computed * rounds),
-            setup=self._runner.engine.describe(),
+            setup=self._runtime.engine.describe(),
         )
 
     def _page_in(self, prompt: list[int]) -> _Visit:
-        with timed_begin(self._runner, prompt, ANSWER_TOKENS) as begun:
+        with timed_begin(self._runtime, prompt, ANSWER_TOKENS) as begun:
             return _Visit(begun.seconds, begun.session.loading.host_bytes, self._hash_rows(begun.session))
 
     def _hash_lane(self, prompt: list[int]) -> bytes:
@@ -99,7 +100,7 @@ class Paging:
 
     def _hash_rows(self, session: Session) -> bytes:
         """A hash over every bit of every row that the lane holds."""
-        engine, digest = self._runner.engine, blake2b(digest_size=16)
+        engine, digest = self._runtime.engine, blake2b(digest_size=16)
         for group in [group for group in engine.groups if group.kind is Kind.FULL]:
             for start, end in page_ranges(0, session.lane.offset, PAGE_TOKENS):
                 page = session.lane.publish(group, start, end)
@@ -111,9 +112,9 @@ class Paging:
 def measure_paging(shape: dict[str, Any], num_tokens: int, conversations: int) -> PagingFigures:
     """Measure with random weights and a device budget for three conversations, one of them in the lane."""
     whole_pages = -(-num_tokens // PAGE_TOKENS) + 1
-    with load_shape(shape, engine="torch", device="cuda", dtype="bfloat16", lanes=1) as runner:
-        row_bytes = sum(group.bytes_per_token for group in runner.engine.groups)
+    with closing(load_shape(shape, engine="torch", device="cuda", dtype="bfloat16", lanes=1)) as runtime:
+        row_bytes = sum(group.bytes_per_token for group in runtime.engine.groups)
         budget = 3 * whole_pages * PAGE_TOKENS * row_bytes
-        cache = runner.prefix_cache
+        cache = runtime.prefix_cache
         cache.residency.room.budget_bytes = budget
-        return Paging(runner, num_tokens, conversations).measure()
+        return Paging(runtime, num_tokens, conversations).measure()

@@ -12,7 +12,8 @@ from typing import Any
 from bough.bench.timing import answer, first_token_ms, median_ms, warm_up
 from bough.bench.workload import random_prompts
 from bough.cache.disk import page_files
-from bough.runner import Runner, load
+from bough.runner import load
+from bough.runtime import Runtime
 
 ANSWER_TOKENS = 4
 SLOW_BYTES_S = 4e6
@@ -43,22 +44,27 @@ def measure_restart(model: str | None, num_tokens: int, rounds: int = 3, **setti
     """Compute prompts, close the model, load it again, and answer the same prompts."""
     with tempfile.TemporaryDirectory(prefix="bough-restart-") as folder:
         with load(model, cache_folder=folder, disk=0, **settings) as runner:
-            warm_up(runner)
-            prompts = _make_prompts(runner, num_tokens, rounds)
-            computed = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]
+            runtime = runner.runtime
+            warm_up(runtime)
+            prompts = _make_prompts(runtime, num_tokens, rounds)
+            computed = [answer(runtime, prompt, ANSWER_TOKENS) for prompt in prompts]
         with load(model, cache_folder=folder, disk="64G", **settings) as runner:
-            warm_up(runner)
-            writing = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]
+            runtime = runner.runtime
+            warm_up(runtime)
+            writing = [answer(runtime, prompt, ANSWER_TOKENS) for prompt in prompts]
         started = time.perf_counter()
         with load(model, cache_folder=folder, disk="64G", **settings) as runner:
-            start_s = time.perf_counter() - started
-            warm_up(runner)
-            restarted = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]
-            setup = runner.engine.describe()
+            start_s, runtime = time.perf_counter() - started, runner.runtime
+            warm_up(runtime)
+            restarted = [answer(runtime, prompt, ANSWER_TOKENS) for prompt in prompts]
+            setup = runtime.engine.describe()
         with load(model, cache_folder=folder, disk="64G", **settings) as runner, _slow_disk():
-            warm_up(runner)
-            fresh = [answer(runner, prompt, ANSWER_TOKENS) for prompt in _make_prompts(runner, num_tokens, rounds, seed=1)]
-            slow = [answer(runner, prompt, ANSWER_TOKENS) for prompt in prompts]
+            runtime = runner.runtime
+            warm_up(runtime)
+            fresh = [
+                answer(runtime, prompt, ANSWER_TOKENS) for prompt in _make_prompts(runtime, num_tokens, rounds, seed=1)
+            ]
+            slow = [answer(runtime, prompt, ANSWER_TOKENS) for prompt in prompts]
     return RestartFigures(
         tokens=num_tokens,
         computed_ms=first_token_ms(computed),
@@ -91,5 +97,5 @@ def _slow_disk() -> Iterator[None]:
         page_files.read_into = before
 
 
-def _make_prompts(runner: Runner, num_tokens: int, rounds: int, seed: int = 0) -> list[list[int]]:
-    return random_prompts(range(3, runner.engine.vocab_size), num_tokens, rounds, seed)
+def _make_prompts(runtime: Runtime, num_tokens: int, rounds: int, seed: int = 0) -> list[list[int]]:
+    return random_prompts(range(3, runtime.engine.vocab_size), num_tokens, rounds, seed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bough.bench.timing import answer, clear_lanes, first_token_ms, median_ms, timed_begin
 from bough.bench.workload import random_prompts
-from bough.runner import Runner
+from bough.runtime import Runtime
 
 ANSWER_TOKENS = 9
 
@@ -26,35 +26,35 @@ class RestoreFigures:
     setup: dict[str, str] = field(default_factory=dict)
 
 
-def measure_restore(runner: Runner, num_tokens: int, rounds: int = 5) -> RestoreFigures:
+def measure_restore(runtime: Runtime, num_tokens: int, rounds: int = 5) -> RestoreFigures:
     """Measure the first token of a prompt: computed, restored from the tree, and with an idle lane that still holds it."""
-    (prompt,) = random_prompts(range(runner.engine.vocab_size), num_tokens, 1)
-    answer(runner, prompt[: num_tokens // 2], ANSWER_TOKENS)  # the first run chooses kernels and allocates memory
+    (prompt,) = random_prompts(range(runtime.engine.vocab_size), num_tokens, 1)
+    answer(runtime, prompt[: num_tokens // 2], ANSWER_TOKENS)  # the first run chooses kernels and allocates memory
     cold = []
     for _ in range(rounds):
-        runner.cache.clear()
-        cold.append(answer(runner, prompt, ANSWER_TOKENS))
-    snapshot_bytes = runner.prefix_cache.memory.tree_bytes
+        runtime.prefix_cache.clear()
+        cold.append(answer(runtime, prompt, ANSWER_TOKENS))
+    snapshot_bytes = runtime.prefix_cache.memory.tree_bytes
     restored = []
     for _ in range(rounds):
-        clear_lanes(runner)
-        restored.append(answer(runner, prompt, ANSWER_TOKENS))
-    live = [answer(runner, prompt, ANSWER_TOKENS) for _ in range(rounds)]
+        clear_lanes(runtime)
+        restored.append(answer(runtime, prompt, ANSWER_TOKENS))
+    live = [answer(runtime, prompt, ANSWER_TOKENS) for _ in range(rounds)]
     assert all(each.usage.cached_tokens == num_tokens - 1 for each in [*restored, *live])
     everything = [*cold, *restored, *live]
     return RestoreFigures(
         tokens=num_tokens,
         cold_first_token_ms=first_token_ms(cold),
-        restore_ms=median_ms([_time_restore(runner, prompt) for _ in range(rounds)]),
+        restore_ms=median_ms([_time_restore(runtime, prompt) for _ in range(rounds)]),
         restored_first_token_ms=first_token_ms(restored),
         live_first_token_ms=first_token_ms(live),
         decode_ms=median_ms([each.timings.decode_s / (len(each.token_ids) - 1) for each in everything]),
         snapshot_bytes=snapshot_bytes,
         answers_equal=len({each.token_ids for each in everything}) == 1,
-        setup=runner.engine.describe(),
+        setup=runtime.engine.describe(),
     )
 
 
-def _time_restore(runner: Runner, prompt: list[int]) -> float:
-    with timed_begin(runner, prompt, ANSWER_TOKENS) as begun:
+def _time_restore(runtime: Runtime, prompt: list[int]) -> float:
+    with timed_begin(runtime, prompt, ANSWER_TOKENS) as begun:
         return begun.seconds

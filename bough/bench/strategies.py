@@ -19,7 +19,7 @@ from bough.cache.session import Reuse
 from bough.cache.tree.plan import Live, plan
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
-from bough.runner import Runner
+from bough.runtime import Runtime
 from bough.types import Loading
 
 MAX_COPIES = 10
@@ -216,23 +216,13 @@ class CopyPerConversation:
             self._store.release(item)
 
 
-def make_strategy(name: str, runner: Runner) -> Strategy:
-    """A new strategy with its own lanes on the runner's engine."""
-    engine = runner.engine
+def make_strategy(name: str, runtime: Runtime) -> Strategy:
+    """A new strategy with its own lanes on the runtime's engine."""
+    engine = runtime.engine
     if name == "single":
         return SingleEntry(engine, engine.make_lane())
     if name == "copies":
         return CopyPerConversation(engine, engine.make_lane())
-    lanes = [engine.make_lane() for _ in runner.prefix_cache.lanes.slots]
-    budget_bytes = runner.prefix_cache.residency.room.budget_bytes
+    lanes = [engine.make_lane() for _ in runtime.prefix_cache.lanes.slots]
+    budget_bytes = runtime.prefix_cache.residency.room.budget_bytes
     return TreeStrategy(engine, lanes, budget_bytes=budget_bytes, is_enabled=name == "tree")
-
-
-@contextmanager
-def using(strategy: Strategy, runner: Runner) -> Iterator[None]:
-    """Let the strategy, instead of the runner's tree, serve the requests inside this context."""
-    before, runner.reuse = runner.reuse, strategy
-    try:
-        yield
-    finally:
-        runner.reuse = before

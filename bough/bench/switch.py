@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bough.bench.strategies import make_strategy, using
+from bough.bench.alone import Alone
+from bough.bench.strategies import make_strategy
 from bough.bench.workload import ScriptedChat, SwitchSetup, words
 from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import NoMemory, Trie
-from bough.runner import Runner
+from bough.runtime import Runtime
 from bough.types import Completion
 
 OVERHEAD_PROMPTS = 4
@@ -84,16 +85,15 @@ class Oracle:
             self._trie.append(node, pack(tokens[found.length :]))
 
 
-def run_strategy(name: str, runner: Runner, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:
+def run_strategy(name: str, runtime: Runtime, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:
     """Run the workload with one strategy, and yield after each turn."""
-    strategy = make_strategy(name, runner)
-    oracle, result = Oracle(), StrategyResult(name)
+    strategy = make_strategy(name, runtime)
+    alone, oracle, result = Alone(runtime, strategy), Oracle(), StrategyResult(name)
     conversations = [ScriptedChat(number, setup) for number in range(setup.conversations)]
     for turn in range(setup.turns):
         for conversation in conversations:
-            ids = list(runner.encode(conversation.ask(turn)).ids)
-            with using(strategy, runner):
-                answer = runner.generate(conversation.messages, max_tokens=setup.reply_tokens, ignore_eos=True)
+            ids = list(runtime.prompts.encode(conversation.ask(turn)).ids)
+            answer = alone.generate(conversation.messages, max_tokens=setup.reply_tokens, ignore_eos=True)
             conversation.add_reply(answer.text)
             result.turns.append(make_turn(conversation.number, turn, oracle.possible(ids), answer))
             result.replies.append(answer.token_ids)
@@ -123,7 +123,7 @@ def make_turn(conversation: int, turn: int, possible: int, answer: Completion) -
     )
 
 
-def measure_overhead(runner: Runner, on_step: Callable[[], None] = lambda: None, rounds: int = 3) -> float:
+def measure_overhead(runtime: Runtime, on_step: Callable[[], None] = lambda: None, rounds: int = 3) -> float:
     """The overhead of the tree for prompts that share nothing: total time with the tree, divided by without, − 1.
 
     The two take turns prompt by prompt, so that a change in the machine's speed affects both. For each prompt the fastest
@@ -135,30 +135,29 @@ def measure_overhead(runner: Runner, on_step: Callable[[], None] = lambda: None,
         for round_number in range(rounds):
             order = ("tree", "none") if round_number % 2 else ("none", "tree")
             for name in order:
-                times[name].append(_time_alone(name, runner, number))
+                times[name].append(_time_alone(name, runtime, number))
                 on_step()
         for name, values in times.items():
             best[name].append(min(values))
     return sum(best["tree"]) / sum(best["none"]) - 1
 
 
-def _time_alone(name: str, runner: Runner, number: int) -> float:
+def _time_alone(name: str, runtime: Runtime, number: int) -> float:
     prompt = f"{number} {words(OVERHEAD_WORDS, f'overhead {number}')}"
-    strategy = make_strategy(name, runner)
-    with using(strategy, runner):
-        total_s = runner.generate(prompt, raw=True, max_tokens=16, ignore_eos=True).timings.total_s
+    strategy = make_strategy(name, runtime)
+    answer = Alone(runtime, strategy).generate(prompt, raw=True, max_tokens=16, ignore_eos=True)
     strategy.clear()
-    return total_s
+    return answer.timings.total_s
 
 
-def as_report(runner: Runner, setup: SwitchSetup, results: dict[str, StrategyResult], overhead: float) -> dict[str, Any]:
+def as_report(runtime: Runtime, setup: SwitchSetup, results: dict[str, StrategyResult], overhead: float) -> dict[str, Any]:
     """The whole run as plain data: set-up, one entry for each strategy, and the overhead."""
     about = {
-        "model": runner.files.name if runner.files else "",
+        "model": runtime.files.name if runtime.files else "",
         "workload": "switch",
         **setup.__dict__,
         "shares": "of the prompt tokens of later turns",
-        **runner.engine.describe(),
+        **runtime.engine.describe(),
     }
     same = all(result.replies == results["tree"].replies for result in results.values()) if "tree" in results else None
     return {

@@ -1,4 +1,7 @@
-"""Timing requests: answers of a fixed length, the restore of a lane by itself, and medians in milliseconds."""
+"""Timing requests: answers of a fixed length, the restore of a lane by itself, and medians in milliseconds.
+
+All of it runs on the calling thread: the runtime's worker must not run.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from bough.bench.alone import Alone
 from bough.cache.session import Session
-from bough.runner import Runner
+from bough.runtime import Runtime
 from bough.types import Completion
 
 
@@ -21,31 +25,31 @@ class Begun:
     seconds: float
 
 
-def warm_up(runner: Runner) -> None:
+def warm_up(runtime: Runtime) -> None:
     """Answer a short prompt: the first forward pass of a process is slow."""
-    runner.generate(list(range(3, 35)), max_tokens=2)
+    Alone(runtime).generate(list(range(3, 35)), max_tokens=2)
 
 
-def answer(runner: Runner, prompt: list[int], max_tokens: int) -> Completion:
+def answer(runtime: Runtime, prompt: list[int], max_tokens: int) -> Completion:
     """Generate exactly `max_tokens` tokens."""
-    return runner.generate(prompt, max_tokens=max_tokens, ignore_eos=True)
+    return Alone(runtime).generate(prompt, max_tokens=max_tokens, ignore_eos=True)
 
 
-def clear_lanes(runner: Runner) -> None:
+def clear_lanes(runtime: Runtime) -> None:
     """Empty every idle lane, so that the next request restores its state from the tree."""
-    for slot in runner.prefix_cache.lanes.slots:
+    for slot in runtime.prefix_cache.lanes.slots:
         slot.clear()
 
 
 @contextmanager
-def timed_begin(runner: Runner, prompt: list[int], max_new_tokens: int) -> Iterator[Begun]:
+def timed_begin(runtime: Runtime, prompt: list[int], max_new_tokens: int) -> Iterator[Begun]:
     """Restore the prompt's state into a cleared lane, without computing anything, until the device is done."""
-    clear_lanes(runner)
-    runner.engine.synchronize()
+    clear_lanes(runtime)
+    runtime.engine.synchronize()
     started_s = time.perf_counter()
-    session = runner.prefix_cache.begin(prompt, max_new_tokens=max_new_tokens)
+    session = runtime.prefix_cache.begin(prompt, max_new_tokens=max_new_tokens)
     session.finish_loading()
-    runner.engine.synchronize()
+    runtime.engine.synchronize()
     seconds = time.perf_counter() - started_s
     with session:
         yield Begun(session, seconds)

@@ -31,8 +31,8 @@ from bough.errors import BoughError, KernelsMissing, SettingsError
 from bough.models import ModelFiles, Store, why_not_packed
 from bough.models.info import count_parameters
 from bough.models.store import plain_name
-from bough.runner import describe_kernels, gguf_support
-from bough.runner.tiers import describe_full, disk_budget_bytes
+from bough.runtime import describe_kernels, gguf_support
+from bough.runtime.tiers import describe_full, disk_budget_bytes
 from bough.system.announcement import read_announcement
 from bough.system.folders import why_not_writable
 from bough.system.resources import default_host_bytes, free_disk_bytes, limit_threads, read_host_memory

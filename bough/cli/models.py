@@ -20,12 +20,13 @@ from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit, is_interactive
 from bough.config import Settings, load_settings
 from bough.engines.contract import Engine
-from bough.errors import ModelNotFound, Unavailable
+from bough.errors import ModelError, ModelNotFound, Unavailable
 from bough.models import ModelFiles, ModelInfo, PullPlan, Store
 from bough.models.aliases import Alias
+from bough.models.encoders.kinds import ModelKind, find_kind
 from bough.models.fetching.short_names import SHORT_NAMES
 from bough.models.store import plain_name, tagged_name
-from bough.runner import find_advice, gguf_support, make_engine
+from bough.runtime import find_advice, gguf_support, load_encoder, make_engine
 
 _LARGE_BYTES = 2 * 10**9  # above this a download needs a yes on a terminal
 
@@ -108,10 +109,19 @@ def _list_row(model: ModelFiles) -> tuple[str, ...]:
     return (
         tagged_name(model.name),
         filesize.decimal(model.size_bytes),
-        count(model.num_parameters) if model.num_parameters else "",
+        " ".join(filter(None, [count(model.num_parameters) if model.num_parameters else "", _encoder_word(model)])),
         model.quantization,
         ago(model.created),
     )
+
+
+def _encoder_word(model: ModelFiles) -> str:
+    """What kind of encoder a model is; empty for one that generates text, and if its files cannot be read."""
+    try:
+        kind = find_kind(model)
+    except ModelError:
+        return ""
+    return "" if kind is ModelKind.GENERATOR else f"({kind.name.lower()})"
 
 
 def _list_facts(model: ModelFiles) -> dict[str, Any]:
@@ -120,6 +130,7 @@ def _list_facts(model: ModelFiles) -> dict[str, Any]:
         "size_bytes": model.size_bytes,
         "num_parameters": model.num_parameters,
         "quantization": model.quantization,
+        "encoder": _encoder_word(model).strip("()") or None,
         "modified": model.created.isoformat() if model.created else None,
         "source": model.source,
         "sha256": model.sha256,
@@ -172,7 +183,14 @@ def show(
 
 
 def _check(files: ModelFiles, settings: Settings, screen: Screen) -> dict[str, Any]:
-    """Load the model and describe the engine with it, as plain data."""
+    """Load the model and describe the engine with it, as plain data. Of an encoder, there is less to say."""
+    if find_kind(files) is not ModelKind.GENERATOR:
+        with show_progress(screen.notes, stays=False) as progress:
+            encoder = load_encoder(files, settings, progress)
+        try:
+            return {"runs_on": encoder.engine.describe()}
+        finally:
+            encoder.close()
     with show_progress(screen.notes, stays=False) as progress:
         engine = make_engine(files, settings, progress)
     try:
@@ -209,6 +227,8 @@ def _write_info(screen: Screen, info: ModelInfo) -> None:
 
 
 def _write_engine(screen: Screen, facts: dict[str, Any]) -> None:
+    if "capabilities" not in facts:
+        return _write_section(screen, "engine", describe(facts["runs_on"], width=screen.width))
     found, runs_on = facts["capabilities"], facts["runs_on"]
     verdict = {
         "chunking": _yes_or_no(found["can_chunk"]),
@@ -223,7 +243,7 @@ def _write_engine(screen: Screen, facts: dict[str, Any]) -> None:
     _write_section(screen, "self-check", describe(verdict, width=screen.width))
     differences = {name: f"{value:.1e}" for name, value in found["differences"].items()}
     _write_section(screen, "largest logit differences to one forward pass", describe(differences))
-    _write_section(screen, "groups", _group_lines(facts["groups"]))
+    return _write_section(screen, "groups", _group_lines(facts["groups"]))
 
 
 def _group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:

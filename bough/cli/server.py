@@ -22,7 +22,7 @@ from bough.cli.terminal.progress import Bars, Lines
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.errors import BoughError
-from bough.runner import find_model
+from bough.runtime import find_model
 from bough.system.announcement import Announcement, announcing, make_announcement
 from bough.system.light_imports import load_torch_library
 

@@ -110,6 +110,7 @@ class Generation:
         self._uniforms = Uniforms(request.seed, request.choice) if request.params.temperature else None
         self._greedy_draw = Draw(request.params, seen=self._seen)  # the same for every token: `_seen` changes in place
         self._logprobs: list[TokenLogprob] = []
+        self._state: list[float] = []
         self._scorer = PromptScorer(engine, request, self._text.logprob) if request.scores_prompt else None
         self._looks_for_loops = request.params.loop_guard and not request.params.ignore_eos
         self._cycle_tokens = 0
@@ -127,7 +128,7 @@ class Generation:
     def _limit(self) -> int:
         """How many tokens may be generated. Raises PromptTooLong if the context has no room for one."""
         room = self._engine.context_tokens - len(self.request.ids)
-        wanted = self.request.params.max_tokens
+        wanted = 0 if self.request.wants_state else self.request.params.max_tokens
         if room < (1 if wanted != 0 else 0):
             raise PromptTooLong(len(self.request.ids), self._engine.context_tokens)
         if wanted is None:
@@ -197,7 +198,7 @@ class Generation:
         chunk = self.session.next_chunk(min(most, self._scorer.max_chunk) if self._scorer else most)
         num_scored = len(self.prompt_logprobs)
         with self.session.feeding(chunk):
-            self.logits = (self._scorer or self._engine).evaluate(self.lane, chunk)
+            self._evaluate(chunk)
         self.session.publish()
         self.is_prefilled = self.lane.offset >= len(self.request.ids)
         seconds = self.clock() - started_s
@@ -209,6 +210,14 @@ class Generation:
             self.finish_reason = "length"
         scored = tuple(self.prompt_logprobs[num_scored:])
         return Chunk("", prompt_logprobs=scored) if scored else None
+
+    def _evaluate(self, chunk: list[int]) -> None:
+        """Feed a chunk to the lane; keeps its logits, or what the request wants instead of them after the last chunk."""
+        is_last = self.lane.offset + len(chunk) >= len(self.request.ids)
+        if self.request.wants_state and is_last:
+            self._state = self._engine.evaluate_state(self.lane, chunk)
+        else:
+            self.logits = (self._scorer or self._engine).evaluate(self.lane, chunk)
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprob]:
@@ -324,6 +333,7 @@ class Generation:
             stop=self._text.stop,
             prompt_logprobs=tuple(self.prompt_logprobs),
             cycle_tokens=self._cycle_tokens if self.finish_reason == "loop" else 0,
+            embedding=tuple(self._state),
         )
 
     @property

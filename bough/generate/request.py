@@ -32,7 +32,8 @@ class Request:
     `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is called
     between chunks and steps. `on_progress` is called with the number of prompt tokens that are done. `scores_prompt` asks
     for the log-probabilities of the prompt's tokens, too, with as many alternatives as `params.logprobs` says; then nothing
-    is reused, though what is computed is kept. `end_ids` end this answer besides the model's own.
+    is reused, though what is computed is kept. `wants_state` asks for the last hidden state after the prompt; then nothing
+    is generated. `end_ids` end this answer besides the model's own.
     """
 
     ids: Sequence[int]
@@ -45,6 +46,7 @@ class Request:
     keep: bool = False
     strip_leading_space: bool = False
     scores_prompt: bool = False
+    wants_state: bool = False
     end_ids: frozenset[int] = frozenset()
     is_cancelled: Callable[[], bool] = _never
     on_progress: Callable[[int, int], None] = _ignore

@@ -1,29 +1,20 @@
-"""The composition root: picks the engine, loads the model, and wires cache and generation together."""
+"""The library: a model that is loaded, conversations with it, and many requests at a time."""
 
-from bough.runner.loading import (
-    Advise,
-    describe_kernels,
-    find_advice,
-    find_model,
-    gguf_support,
-    load,
-    load_files,
-    load_shape,
-    make_engine,
-    make_shape,
-)
+from bough.runner.chat import Chat
+from bough.runner.loading import load
+from bough.runner.options import BatchOptions, ChatOptions, EmbedOptions, LoadOptions, RequestOptions, SamplingOptions
 from bough.runner.runner import Runner
+from bough.runtime.encoding import Ranked
 
 __all__ = [
-    "Advise",
+    "BatchOptions",
+    "Chat",
+    "ChatOptions",
+    "EmbedOptions",
+    "LoadOptions",
+    "Ranked",
+    "RequestOptions",
     "Runner",
-    "describe_kernels",
-    "find_advice",
-    "find_model",
-    "gguf_support",
+    "SamplingOptions",
     "load",
-    "load_files",
-    "load_shape",
-    "make_engine",
-    "make_shape",
 ]

@@ -1,327 +1,386 @@
-"""A loaded model: it wires cache and generation together, and answers requests.
-
-Several threads may use a runner. One of them at a time runs the engine, and streams take turns between their pieces.
-"""
+"""The library: a loaded model that answers many threads and tasks at once, from one tree."""
 
 from __future__ import annotations
 
-import logging
-import random
-import secrets
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields, replace
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack, overload
 
-from bough.cache.admin.stats import stats
-from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency.memory import Tiers
-from bough.cache.session import Reuse
-from bough.config import Settings
-from bough.engines.contract import Engine
 from bough.errors import RequestError
-from bough.generate.constraints import ConstraintFactory
-from bough.generate.generation import ChunkSize, Generation
-from bough.generate.pipeline import run_alone
-from bough.generate.request import Request, choose_seed
-from bough.generate.scheduler import Scheduler
-from bough.generate.verifier import Verifier
-from bough.generate.worker import Limits, Worker
-from bough.models.defaults import ModelDefaults, read_defaults, unset_names
-from bough.models.files import ModelFiles
-from bough.models.prompts import Encoded, Prompts
-from bough.models.tokenizer import Tokenizer
-from bough.runner.cache_handle import CacheHandle
-from bough.runner.engine_lock import EngineLock
-from bough.system.resources import trim_heap
-from bough.types import Chunk, Completion, Prompt, SamplingParams
-
-log = logging.getLogger(__name__)
-
-_READ_WAIT_S = 0.01
-_MIN_LANES = 4
-_TRIM_EVERY_S = 60.0
-_LANE_TOKENS = 4_096  # a lane should have memory for so many tokens
-
-_SAMPLING = {each.name for each in fields(SamplingParams)}
-
-
-class _Vocabulary:
-    """The tokenizer for generation: special tokens have no text."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, bytes] = {}  # at most the vocabulary
-        self.eos_ids = tokenizer.eos_ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        known = self._known.get(token_id)
-        return self._find_bytes(token_id) if known is None else known
-
-    def _find_bytes(self, token_id: int) -> bytes:
-        is_special = token_id in self._tokenizer.special_ids
-        known = self._known[token_id] = b"" if is_special else self._tokenizer.token_bytes(token_id)
-        return known
+from bough.generate.generation import Generation
+from bough.models.defaults import unset_names
+from bough.models.encoders.kinds import ModelKind
+from bough.models.prompts import Encoded
+from bough.runner.batch import OnDone, gather, run_batch
+from bough.runner.chat import AsyncPieces, Chat, Content, Pieces, Turn
+from bough.runner.delivery import Callbacks, Loops, Reader, deliver, telling_number
+from bough.runner.embedding import Vector, finish, start_texts
+from bough.runner.options import (
+    BatchOptions,
+    ChatOptions,
+    EmbedOptions,
+    PromptOptions,
+    RequestOptions,
+    SamplingOptions,
+    SendAllOptions,
+    check_options,
+    make_params,
+    number_choices,
+    request_of,
+    sampling_of,
+    template_of,
+)
+from bough.runner.reranking import check_top_n, start_documents
+from bough.runner.texts import run_texts, run_texts_async
+from bough.runtime import EncoderRuntime, Runtime
+from bough.runtime.cache_handle import CacheHandle
+from bough.runtime.encoding import EncoderReranker, Ranked, rank
+from bough.scheduling.worker import Worker
+from bough.types import Chunk, Completion, Message, Prompt, SamplingParams
 
 
 class Runner:
-    """A loaded model with its tree. Use it in a `with` statement, or call `close`."""
+    """A loaded model with its tree. Use it in a `with` statement, or call `close`.
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        settings: Settings,
-        files: ModelFiles | None = None,
-        tiers: Tiers | None = None,
-    ) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.files = files
-        self.defaults = _read_defaults(files)
-        self._tiers = tiers
-        self.prompts = Prompts(tokenizer, engine.vocab_size)
-        self._engine_lock = EngineLock()
-        self.prefix_cache = self._make_cache()
-        self.cache = CacheHandle(self.prefix_cache, self._engine_lock, self.prompts)
-        self.reuse: Reuse = self.prefix_cache
-        self._vocabulary = _Vocabulary(tokenizer)
-        self._constraints = ConstraintFactory(tokenizer.hf, engine.vocab_size, sorted(tokenizer.eos_ids))
-        self._chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
-        self._worker: Worker | None = None
-        self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
-        self._running: set[Generator[Chunk | Completion, None, None]] = set()
-        self._is_closed = False
+    Requests of several threads and tasks run together; those that find no free lane wait for one. Answers are greedy unless
+    options say otherwise, whatever the model recommends: the same prompt gives the same text.
+    """
 
-    def _make_cache(self) -> PrefixCache:
-        can = self.engine.capabilities
-        budget_bytes = self.settings.device_memory or self.engine.default_budget_bytes()
-        self.engine.limit_device(budget_bytes)
-        cache = PrefixCache(
-            self.engine,
-            [self.engine.make_lane() for _ in range(self.settings.lanes or _num_lanes(self.engine, budget_bytes))],
-            budget_bytes=budget_bytes,
-            keeps_on_device=self.settings.device_memory != 0,
-            is_enabled=self.settings.cache and can.can_reuse,
-            can_chunk=can.can_chunk,
-            reuse_limit=can.reuse_limit,
-            tiers=self._tiers,
-            salt_share=self.settings.salt_share,
-            ttl_s=self.settings.disk_ttl,
-        )
-        if cache.memory.disk is not None:
-            cache.restore()
-        return cache
+    def __init__(self, runtime: Runtime | EncoderRuntime) -> None:
+        self._loaded = runtime
+        self._loops = Loops()
+        self._close_soon = weakref.finalize(self, runtime.close_soon)  # a runner that is dropped ends its thread
+        self._close_soon.atexit = False
 
-    def encode(self, prompt: Prompt, *, raw: bool = False, tools: Any = None, **template_kwargs: Any) -> Encoded:
-        """The token ids of a prompt; see `Prompts.encode`."""
-        return self.prompts.encode(prompt, raw=raw, tools=tools, **template_kwargs)
+    @property
+    def runtime(self) -> Runtime:
+        """The parts of the loaded model, for benchmarks and tests. Not stable.
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole answer. Options are those of `SamplingParams` and of `stream`.
-
-        Without options it is greedy, whatever the model recommends: the same prompt gives the same text.
+        Raises RequestError if the model is an encoder, and so do all methods that need a model that generates text.
         """
-        return _last(self.stream(prompt, params, **options))
+        if isinstance(self._loaded, EncoderRuntime):
+            raise RequestError(f"the model {self.name} {self._loaded.kind.value}, and generates no text")
+        return self._loaded
 
-    def model_params(self, **given: Any) -> SamplingParams:
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._loaded.name
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens that a prompt and its answer may have together; of an encoder, those of one text."""
+        return self._loaded.engine.context_tokens
+
+    @property
+    def cache(self) -> CacheHandle:
+        """The tree: what is in it, and what can be done with it."""
+        self.runtime.require_open()
+        return self.runtime.cache
+
+    @property
+    def _worker(self) -> Worker:
+        """The engine's thread. Raises RequestError after `close`, and in a forked process, before any lock is taken."""
+        self.runtime.require_open()
+        return self.runtime.worker
+
+    def describe(self) -> dict[str, str]:
+        """Engine, device, types and versions, for people."""
+        self._loaded.require_open()
+        return {"name": self.name, **self._loaded.engine.describe()}
+
+    def __repr__(self) -> str:
+        info = self._loaded.engine.info
+        if isinstance(self._loaded, EncoderRuntime):
+            more = self._loaded.kind.value
+        else:
+            more = f"{len(self._loaded.prefix_cache.lanes.slots)} lanes"
+        return f"<Runner {self.name} ({info.model}) on {info.name}, {info.device}, {info.weights}: {more}>"
+
+    def tokenize(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> list[int]:
+        """The token ids of a prompt, as a request would have them."""
+        check_options(options, PromptOptions.__annotations__)
+        return list(self._encode(prompt, dict(options)).ids)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included. Raises RequestError if one is none of the vocabulary."""
+        return self.runtime.prompts.decode(self.runtime.prompts.check_ids(ids))
+
+    def model_params(self, **given: Unpack[SamplingOptions]) -> SamplingParams:
         """The sampling that the model recommends, with the given values instead. Raises RequestError for an invalid one.
 
         If nothing is known of the model, what is not given is as in `SamplingParams`.
         """
-        return self.defaults.fill(self._params(None, given), unset_names(given))
+        return self.runtime.defaults.fill(make_params(None, given), unset_names(dict(given)))
 
-    def stream(
+    # One request
+
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, n: None = None, **options: Unpack[RequestOptions]
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, n: int, **options: Unpack[RequestOptions]
+    ) -> list[Completion]: ...
+    def generate(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        raw: bool = False,
-        salt: str = "",
-        store: bool = True,
-        choice: int = 0,
-        prompt_logprobs: bool = False,
-        tools: Any = None,
-        template_kwargs: dict[str, Any] | None = None,
-        is_cancelled: Callable[[], bool] | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-        **sampling: Any,
-    ) -> Iterator[Chunk | Completion]:
+        n: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]:
+        """The whole answer; with `n` a list of so many answers, each by its own choice number."""
+        if n is not None:
+            return self._generate_choices(prompt, params, n, options)
+        return _last(self._stream(prompt, params, options, wants_chunks=False))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Pieces:
         """Yield pieces of the answer, then the same `Completion` that `generate` returns.
 
-        Errors in prompt and options are raised by this call. Those that depend on lanes and memory (LanesBusy, DoesNotFit)
-        are raised with the first piece. Stop iterating, or close the iterator, to cancel; the work that was done is kept.
+        Errors in prompt and options are raised by this call, others (DoesNotFit) with the first piece. Stop iterating, or
+        close the iterator, to cancel; the work that was done is kept.
         """
-        encoded = self.encode(prompt, raw=raw, tools=tools, **(template_kwargs or {}))
-        generation = self.prepare(
-            encoded,
-            self._params(params, sampling),
-            salt=salt,
-            store=store,
-            choice=choice,
-            prompt_logprobs=prompt_logprobs,
-            is_cancelled=is_cancelled,
-            on_progress=on_progress,
-        )
-        return self._stream(generation)
+        return self._stream(prompt, params, options, wants_chunks=True)
 
-    def prepare(
-        self,
-        encoded: Encoded,
-        params: SamplingParams,
-        *,
-        salt: str = "",
-        store: bool = True,
-        keep: bool = False,
-        choice: int = 0,
-        prompt_logprobs: bool = False,
-        is_cancelled: Callable[[], bool] | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-    ) -> Generation:
-        """Check a request and make its generation, which the caller drives. Raises RequestError or PromptTooLong."""
-        if prompt_logprobs and params.logprobs is None:
-            raise RequestError("prompt_logprobs needs logprobs: the number of likeliest tokens to tell, from 0 on")
-        params = self._apply_settings(params)
-        hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
-        request = Request(
-            encoded.ids,
-            params,
-            encoded.boundaries,
-            salt=salt,
-            seed=choose_seed(params.seed, secrets.randbits),
-            choice=choice,
-            store=store,
-            keep=keep,
-            strip_leading_space=encoded.is_chat and self.tokenizer.strips_leading_space,
-            scores_prompt=prompt_logprobs,
-            end_ids=encoded.end_ids,
-            **{name: hook for name, hook in hooks.items() if hook is not None},
-        )
-        return self._generation(request)
+    def stream_text(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Generator[str, None, None]:
+        """As `stream`; yields the text of the answer alone."""
+        pieces = self.stream(prompt, params, **options)
+        return (piece.text for piece in pieces if isinstance(piece, Chunk) and piece.text)
 
-    def warm(
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, n: None = None, **options: Unpack[RequestOptions]
+    ) -> Completion: ...
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, n: int, **options: Unpack[RequestOptions]
+    ) -> list[Completion]: ...
+    async def agenerate(
         self,
         prompt: Prompt,
+        params: SamplingParams | None = None,
         *,
-        raw: bool = False,
-        salt: str = "",
-        tools: Any = None,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> Completion:
+        n: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]:
+        """As `generate`, in a task. Cancelling the task cancels the request."""
+        if n is not None:
+            choices = number_choices(n, options)
+            return await gather([partial(self.agenerate, prompt, params, **each) for each in choices])
+        return _last([piece async for piece in self._astream(prompt, params, options, wants_chunks=False)])
+
+    def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> AsyncPieces:
+        """As `stream`, for `async for`. Errors in prompt and options are raised with the first piece, too."""
+        return self._astream(prompt, params, options, wants_chunks=True)
+
+    async def astream_text(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[str, None]:
+        """As `astream`; yields the text of the answer alone."""
+        async with contextlib.aclosing(self.astream(prompt, params, **options)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Chunk) and piece.text:
+                    yield piece.text
+
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], *, wants_chunks: bool
+    ) -> Pieces:
+        worker, reader = self._worker, Reader(self, _callbacks(options), wants_chunks=wants_chunks)
+        return deliver(worker, self._prepare(prompt, params, options, reader), reader)
+
+    def _astream(
+        self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], *, wants_chunks: bool
+    ) -> AsyncPieces:
+        worker, reader = self._worker, Reader(self, _callbacks(options), wants_chunks=wants_chunks)
+        return self._loops.deliver(worker, partial(self._prepare, prompt, params, options), reader)
+
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], reader: Reader
+    ) -> Generation:
+        encoded = self._encode(prompt, options)
+        reader.tools = options.get("tools") or ()
+        reader.starts_thinking = bool(reader.tools) and self.runtime.prompts.starts_thinking(encoded)
+        return self.runtime.prepare(
+            encoded,
+            sampling_of(params, options),
+            **request_of(options),
+            is_cancelled=reader.cancellation.check,
+            on_progress=reader.on_progress,
+        )
+
+    def _encode(self, prompt: Prompt, options: Mapping[str, Any]) -> Encoded:
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
+            raise RequestError(
+                "a prompt is a text, messages, or token ids, and this is a list of texts: `batch` takes those"
+            )
+        return self.runtime.user_prompts.encode(prompt, **template_of(options))
+
+    def _encode_prefix(self, prompt: Prompt, options: Mapping[str, Any]) -> Encoded:
+        return self.runtime.user_prompts.encode_prefix(prompt, **template_of(options))
+
+    # Many requests
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        on_done: OnDone | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> list[Completion]:
+        """The answers to many prompts, in their order, computed together: what prompts have in common is computed once.
+
+        `on_done(number, completion)` is called as each is done. If one fails, the others are cancelled, and its error is
+        raised.
+        """
+        requests = [partial(self._prepare, prompt, params, options) for prompt in _listed(prompts)]
+        return run_batch(self, self._worker, requests, _callbacks(options), on_done)
+
+    async def abatch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        on_done: OnDone | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> list[Completion]:
+        """As `batch`, in a task. Cancelling the task cancels the requests."""
+
+        async def answer(number: int, prompt: Prompt) -> Completion:
+            with telling_number(number, len(prompts)):
+                completion = await self.agenerate(prompt, params, **options)
+            if on_done is not None:
+                on_done(number, completion)
+            return completion
+
+        return await gather([partial(answer, number, prompt) for number, prompt in enumerate(_listed(prompts))])
+
+    def _generate_choices(
+        self, prompt: Prompt, params: SamplingParams | None, n: int, options: RequestOptions
+    ) -> list[Completion]:
+        requests = [partial(self._prepare, prompt, params, each) for each in number_choices(n, options)]
+        return run_batch(self, self._worker, requests, _callbacks(options))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = True
+    ) -> list[Ranked]:
+        """The documents by how well they answer a query, the best first; with `top_n` so many. Needs a reranker.
+
+        What is too long for the model is cut, or with `truncate=False` raises PromptTooLong.
+        """
+        check_top_n(top_n)
+        found = run_texts(start_documents(self._reranker, query, documents, truncate=truncate))
+        return rank((each.score for each in found), top_n)
+
+    async def arerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = True
+    ) -> list[Ranked]:
+        """As `rerank`, in a task."""
+        check_top_n(top_n)
+        starts = start_documents(self._reranker, query, documents, truncate=truncate)
+        return rank((each.score for each in await run_texts_async(starts)), top_n)
+
+    @property
+    def _reranker(self) -> EncoderReranker:
+        if isinstance(self._loaded, EncoderRuntime):
+            return self._loaded.reranker
+        raise RequestError(f"the model {self.name} generates text: this needs one that {ModelKind.RERANKER.value}")
+
+    # Conversations
+
+    def chat(self, system: str | None = None, *, messages: Sequence[Message] = (), **options: Unpack[ChatOptions]) -> Chat:
+        """A new conversation, with a system prompt if given, or from the messages of another."""
+        if system is not None and not isinstance(system, str):
+            raise RequestError(f"system is a {type(system).__name__}, and must be a text")
+        begin: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        return Chat(self, [*begin, *messages], **options)
+
+    def load_chat(self, file: str | Path) -> Chat:
+        """The conversation that `Chat.save` wrote. Raises BoughError if the file holds none."""
+        return Chat.load(self, file)
+
+    def send_all(
+        self, chats: Sequence[Chat], contents: str | Sequence[Content], **options: Unpack[SendAllOptions]
+    ) -> list[Completion]:
+        """Send a message in each of several conversations, together: one text for all, or a list with one for each.
+
+        With a seed, each conversation has another answer, by its place in the list. If one fails, the others are cancelled,
+        and its error is raised; a conversation whose answer is done keeps it.
+        """
+        turns: list[Turn] = []
+        try:
+            for number, (chat, each) in enumerate(_pair(chats, contents)):
+                turns.append(chat.begin(each, {"choice": number}, options))
+            requests = [partial(self._prepare, turn.messages, None, turn.options) for turn in turns]
+            return run_batch(self, self._worker, requests, _callbacks(options), partial(_end_turn, turns))
+        finally:
+            for turn in turns:
+                turn.close()
+
+    async def asend_all(
+        self, chats: Sequence[Chat], contents: str | Sequence[Content], **options: Unpack[SendAllOptions]
+    ) -> list[Completion]:
+        """As `send_all`, in a task. Cancelling the task cancels the requests."""
+        pairs = enumerate(_pair(chats, contents))
+        return await gather([partial(chat.asend, each, choice=number, **options) for number, (chat, each) in pairs])
+
+    # Embeddings
+
+    @overload
+    def embed(self, inputs: str, **options: Unpack[EmbedOptions]) -> Vector: ...  # type: ignore[overload-overlap]
+    @overload
+    def embed(self, inputs: Sequence[str], **options: Unpack[EmbedOptions]) -> list[Vector]: ...
+    def embed(self, inputs: str | Sequence[str], **options: Unpack[EmbedOptions]) -> Vector | list[Vector]:
+        """The vector of a text, or the vectors of several, in their order. A language model's is its last hidden state.
+
+        Texts are taken without the chat template. A known prefix is reused, and nothing is kept. If one text fails, the
+        others are cancelled, and its error is raised.
+        """
+        vectors = finish(run_texts(start_texts(self._loaded.embedder, inputs, options)), options)
+        return vectors[0] if isinstance(inputs, str) else vectors
+
+    @overload
+    async def aembed(self, inputs: str, **options: Unpack[EmbedOptions]) -> Vector: ...  # type: ignore[overload-overlap]
+    @overload
+    async def aembed(self, inputs: Sequence[str], **options: Unpack[EmbedOptions]) -> list[Vector]: ...
+    async def aembed(self, inputs: str | Sequence[str], **options: Unpack[EmbedOptions]) -> Vector | list[Vector]:
+        """As `embed`, in a task. Cancelling the task cancels the texts that are not done."""
+        vectors = finish(await run_texts_async(start_texts(self._loaded.embedder, inputs, options)), options)
+        return vectors[0] if isinstance(inputs, str) else vectors
+
+    # Keeping prefixes
+
+    def warm(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> Completion:
         """Compute a prefix and keep it: it is evicted after everything that was not asked to be kept.
 
-        Messages are kept up to where the next one would begin, a text up to its end.
+        Messages are kept up to where the next one would begin, a text up to its end. Raises DoesNotFit.
         """
-        template = {"tools": tools, **(template_kwargs or {})}
-        encoded = self.prompts.encode_prefix(prompt, raw=raw, **template)
-        generation = self.prepare(encoded, SamplingParams(max_tokens=0), salt=salt, keep=True)
-        completion = _last(self._stream(generation))
-        self.require_kept(encoded.ids, salt)
+        check_options(options, PromptOptions.__annotations__)
+        worker, reader = self._worker, Reader(self)
+        salt, encoded = options.get("salt", ""), self._encode_prefix(prompt, options)
+        prepared = self.runtime.prepare(
+            encoded, SamplingParams(max_tokens=0), salt=salt, keep=True, is_cancelled=reader.cancellation.check
+        )
+        completion = _last(deliver(worker, prepared, reader))
+        worker.call(lambda: self.runtime.require_kept(encoded.ids, salt)).result()
         return completion
 
-    def require_kept(self, ids: Sequence[int], salt: str) -> None:
-        """Raise DoesNotFit if there was no memory to keep a prefix."""
-        cache = self.prefix_cache
-        with self._engine_lock:
-            if cache.is_enabled and not cache.is_kept(ids, salt):
-                raise cache.residency.room.refuse(len(ids) * cache.costs.row_bytes + cache.costs.point_bytes(len(ids)))
-
-    def _params(self, params: SamplingParams | None, sampling: dict[str, Any]) -> SamplingParams:
-        unknown = sorted(set(sampling) - _SAMPLING)
-        if unknown:
-            raise RequestError(f"unknown option {', '.join(unknown)}; there are {', '.join(sorted(_SAMPLING))}")
-        if params is not None and not isinstance(params, SamplingParams):
-            raise RequestError(f"params is a {type(params).__name__}, and must be SamplingParams")
-        if params is not None and sampling:
-            raise RequestError("give either SamplingParams or single options, not both")
-        return params or SamplingParams(**sampling)
-
-    def _apply_settings(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the limit of the settings where they have none, and without the loop guard if that is off."""
-        changes: dict[str, Any] = {}
-        if params.max_tokens is None and self.settings.max_tokens:
-            changes["max_tokens"] = self.settings.max_tokens
-        if params.loop_guard and not self.settings.loop_guard:
-            changes["loop_guard"] = False
-        return replace(params, **changes) if changes else params
-
-    def _generation(self, request: Request) -> Generation:
-        if not request.ids:
-            raise RequestError("the prompt has 0 tokens, and needs at least 1")
-        if not isinstance(request.salt, str):
-            raise RequestError(f"salt is {request.salt!r}, and must be a text")
-        if not request.salt.isprintable() and not _is_text(request.salt):
-            raise RequestError(f"salt is {request.salt!r}, and must be valid Unicode")
-        if request.params.format is not None and not self.tokenizer.has_text:
-            raise RequestError("structured output needs a tokenizer, and this model has none")
-        _check_bias(request.params, self.engine.vocab_size)
-        constraint = self._constraints.make(request.params.format)
-        return Generation(self.engine, request, self._vocabulary, constraint, time.perf_counter)
-
-    def _stream(self, generation: Generation) -> Iterator[Chunk | Completion]:
-        steps = run_alone(self.engine, self.reuse, generation, self._chunk_size)
-        self._running.add(steps)
-        try:
-            piece: Chunk | Completion = Chunk("")
-            while isinstance(piece, Chunk):
-                with self._engine_lock:
-                    piece = self._next_piece(steps)
-                if not isinstance(piece, Chunk) or piece.text or piece.token_ids or piece.prompt_logprobs:
-                    yield piece
-                elif generation.is_loading:
-                    generation.wait_for_reads(_READ_WAIT_S)  # without the lock: other streams go on
-        finally:
-            self._running.discard(steps)
-            self._engine_lock.close(steps)
-
-    def _next_piece(self, steps: Iterator[Chunk | Completion]) -> Chunk | Completion:
-        piece = None if self._is_closed else next(steps, None)
-        if piece is None:
-            raise RequestError("the runner is closed")
-        return piece
-
-    def start_worker(self, limits: Limits | None = None, verify_share: float = 0.0) -> Worker:
-        """Start the thread that runs many requests together. It ends when the runner is closed."""
-        assert self._worker is None, "there is one engine thread"
-        cache = self.prefix_cache
-        verifier = Verifier(self.engine, verify_share, random.random, self._generation) if verify_share else None
-        scheduler = Scheduler(self.engine, cache, self._chunk_size, time.monotonic, verifier)
-        self._worker = Worker(
-            scheduler,
-            self._engine_lock,
-            limits or Limits(),
-            take_stats=lambda: {**stats(cache.forest, cache.residency), **(verifier.stats() if verifier else {})},
-            on_idle=self._tidy,
-        )
-        run_in_slices = self._worker.run_in_slices
-        self.cache = CacheHandle(cache, self._engine_lock, self.prompts, lambda start: run_in_slices(start).result())
-        return self._worker
-
-    def _tidy(self) -> bool:
-        """Work for an idle engine thread: drop expired state, and from time to time return free memory to the system.
-
-        Returns whether there is more to do.
-        """
-        self.prefix_cache.finisher.clear_device()
-        if time.monotonic() >= self._trim_at_s:
-            self._trim_at_s = time.monotonic() + _TRIM_EVERY_S
-            trim_heap()
-        return self.prefix_cache.residency.expiry.expire()
+    # Ends
 
     def close(self) -> None:
-        """End the running requests and release the model's memory. A second call does nothing."""
-        if self._worker is not None:
-            self._worker.close()
-        with self._engine_lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            for steps in list(self._running):
-                steps.close()
-            self.prefix_cache.close()
-            self.engine.close()
+        """End the running requests, save the tree and release the model's memory. A second call does nothing."""
+        self._close_soon.detach()
+        self._loaded.close()
 
     def __enter__(self) -> Self:
         return self
@@ -330,38 +389,33 @@ class Runner:
         self.close()
 
 
-def _read_defaults(files: ModelFiles | None) -> ModelDefaults:
-    """The sampling that a model recommends. Values that cannot be used are logged."""
-    defaults = ModelDefaults() if files is None else read_defaults(files)
-    for problem in defaults.problems:
-        log.warning("%s; it is ignored", problem)
-    return defaults
+def _callbacks(options: Mapping[str, Any]) -> Callbacks:
+    return Callbacks(options.get("is_cancelled"), options.get("on_progress"))
 
 
-def _num_lanes(engine: Engine, budget_bytes: int) -> int:
-    """The default number of lanes: as many as half the budget holds with `_LANE_TOKENS` each, within limits."""
-    most = 8 if engine.info.is_on_cpu else 32
-    lane_bytes = sum(group.bytes_per_token * _LANE_TOKENS + group.state_bytes for group in engine.groups)
-    return max(_MIN_LANES, min(most, budget_bytes // (2 * lane_bytes))) if lane_bytes else _MIN_LANES
+def _listed(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The same prompts. Raises RequestError for one text, whose characters would be prompts otherwise."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts is a {type(prompts).__name__}, and must be a list of prompts")
+    return prompts
 
 
-def _check_bias(params: SamplingParams, vocab_size: int) -> None:
-    wrong = next((token_id for token_id, _ in params.logit_bias if token_id >= vocab_size), None)
-    if wrong is not None:
-        raise RequestError(f"logit_bias has the token id {wrong}, which is outside the vocabulary of {vocab_size}")
+def _end_turn(turns: Sequence[Turn], number: int, answer: Completion) -> None:
+    turns[number].end(answer)
 
 
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _pair(chats: Sequence[Chat], contents: str | Sequence[Content]) -> list[tuple[Chat, Content]]:
+    """Each chat with its message. Raises RequestError if there are not as many of both."""
+    if isinstance(chats, Chat):
+        raise RequestError("chats is one chat, and must be a list of chats")
+    each_content = [contents] * len(chats) if isinstance(contents, str) else contents
+    if len(each_content) != len(chats):
+        raise RequestError(f"there are {len(each_content)} messages for {len(chats)} chats")
+    return list(zip(chats, each_content, strict=True))
 
 
-def _last(pieces: Iterator[Chunk | Completion]) -> Completion:
-    """The completion that ends a stream."""
-    for piece in pieces:
-        if isinstance(piece, Completion):
-            return piece
-    raise AssertionError("a stream ends with its completion")
+def _last(pieces: Iterable[Chunk | Completion]) -> Completion:
+    """The completion that ends a stream, which is read to its end."""
+    *_, last = pieces
+    assert isinstance(last, Completion)
+    return last

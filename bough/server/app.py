@@ -26,10 +26,13 @@ from bough.server.apis.bough import run as run_api
 from bough.server.apis.bough import tokens as tokens_api
 from bough.server.apis.ollama import answers as ollama
 from bough.server.apis.ollama import create as ollama_create
+from bough.server.apis.ollama import embeddings as ollama_embeddings
 from bough.server.apis.ollama import models as ollama_models
 from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
+from bough.server.apis.openai import embeddings as openai_embeddings
 from bough.server.apis.openai import models as openai_models
+from bough.server.apis.openai import rerank as openai_rerank
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.apis.openai import wire as openai_wire
 from bough.server.http.errors import Api, ErrorFormat, HttpError, api_of, error_response, format_plain_error
@@ -37,7 +40,8 @@ from bough.server.http.limits import LimitsMiddleware
 from bough.server.http.logs import LogsMiddleware
 from bough.server.http.security import SCHEMA_PATH, Authenticator, SecurityMiddleware
 from bough.server.serving.catalog import Catalog
-from bough.server.serving.loaded import LoadedModels, start_model
+from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.loaded_model import start_model
 from bough.server.serving.service import Service
 from bough.types import Progress
 
@@ -45,9 +49,12 @@ _ROUTERS = (
     ollama.router,
     ollama_models.router,
     ollama_create.router,
+    ollama_embeddings.router,
     anthropic_models.router,  # before OpenAI's: it takes the same paths from clients of Anthropic's API
     openai_chat.router,
     openai_completions.router,
+    openai_embeddings.router,
+    openai_rerank.router,
     openai_models.router,
     openai_responses.router,
     anthropic.router,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from bough.cache.residency.memory import Tiers
 from bough.config import Settings
 from bough.errors import EngineError, RequestError
 from bough.models import Tokenizer
-from bough.runner import Runner
+from bough.runtime import Runtime
 from tests.fakes import FakeEngine
 
 SETUP = GpuSetup(
@@ -43,14 +44,14 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def driver(engine: FakeEngine) -> Iterator[Driver]:
-    with make_runner(engine) as runner:
-        yield Driver(runner)
+    with closing(make_runtime(engine)) as runtime:
+        yield Driver(runtime)
     assert not engine.live
 
 
-def make_runner(engine: FakeEngine) -> Runner:
+def make_runtime(engine: FakeEngine) -> Runtime:
     tiers = Tiers(engine, host_bytes=1 << 20) if engine.has_host else None
-    return Runner(engine, Tokenizer(None), Settings(lanes=SETUP.num_lanes), tiers=tiers)
+    return Runtime(engine, Tokenizer(None), Settings(lanes=SETUP.num_lanes), tiers=tiers)
 
 
 def test_every_case_is_decoded_greedily_and_sampled_and_leaves_every_lane_idle(driver: Driver) -> None:
@@ -61,7 +62,7 @@ def test_every_case_is_decoded_greedily_and_sampled_and_leaves_every_lane_idle(d
     assert [each.name for each in figures] == [case + ending for case in cases for ending in endings]
     assert all(len(each.detail["window_ms"]) == SETUP.windows for each in figures if each.unit == "ms a token")
     assert {"step", "sample"} <= set(figures[0].detail["engine_ms"])
-    assert driver.runner.prefix_cache.lanes.num_busy == 0
+    assert driver.runtime.prefix_cache.lanes.num_busy == 0
 
 
 def test_requests_on_one_prefix_compute_it_once(driver: Driver, engine: FakeEngine) -> None:
@@ -111,7 +112,7 @@ def last(reports: Iterator[GpuReport]) -> GpuReport:
 
 
 def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough.bench.gpu.run.load_made_model", lambda shape, settings: make_runner(FakeEngine()))
+    monkeypatch.setattr("bough.bench.gpu.run.load_made_model", lambda shape, settings: make_runtime(FakeEngine()))
 
     report = last(run_parts(SETUP, ["memory", "restore", "first"]))
 
@@ -120,7 +121,7 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.Monk
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(shape: Any, settings: Any) -> Runner:
+    def load(shape: Any, settings: Any) -> Runtime:
         raise RequestError("no such shape")
 
     monkeypatch.setattr("bough.bench.gpu.run.load_made_model", load)

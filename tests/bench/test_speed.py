@@ -17,7 +17,6 @@ from bough.bench.speed.quality import add_up, compare, continue_greedily, kl_div
 from bough.bench.speed.variants import PreparedLane, Variant, find_equal_variants
 from bough.cache.tree.state import Group
 from bough.errors import RequestError
-from bough.runner import Runner
 from tests.cli.conftest import make_runner
 from tests.fakes import MODELS, FakeEngine
 
@@ -37,14 +36,14 @@ class ShiftedEngine(FakeEngine):
 def variants(tmp_path: Path) -> Iterator[list[Variant]]:
     with (
         make_runner(tmp_path / "one") as one,
-        make_runner(tmp_path / "two", ShiftedEngine(vocab_size=one.engine.vocab_size)) as two,
+        make_runner(tmp_path / "two", ShiftedEngine(vocab_size=one.runtime.engine.vocab_size)) as two,
     ):
-        yield [Variant("float32", one), Variant("auto", two)]
+        yield [Variant("float32", one.runtime), Variant("auto", two.runtime)]
 
 
-def engine_of(runner: Runner) -> FakeEngine:
-    assert isinstance(runner.engine, FakeEngine)
-    return runner.engine
+def engine_of(variant: Variant) -> FakeEngine:
+    assert isinstance(variant.engine, FakeEngine)
+    return variant.engine
 
 
 @pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS)
@@ -70,8 +69,8 @@ def test_every_variant_decodes_every_size_in_turns_with_the_same_numbers_of_toke
     sizes = [(each.rows, each.size, each.weights) for each in figures]
     assert sizes == [(rows, lanes, name) for rows in (0, 5) for lanes in (1, 3) for name in ("float32", "auto")]
     assert all(len(each.round_ms) == 2 and min(each.round_ms) > 0 for each in figures)
-    assert engine_of(variants[0].runner).evaluated == engine_of(variants[1].runner).evaluated
-    assert not engine_of(variants[0].runner).live
+    assert engine_of(variants[0]).evaluated == engine_of(variants[1]).evaluated
+    assert not engine_of(variants[0]).live
 
 
 def test_a_run_of_prefill_is_on_the_rows_that_were_asked_for(variants: list[Variant]) -> None:
@@ -81,7 +80,7 @@ def test_a_run_of_prefill_is_on_the_rows_that_were_asked_for(variants: list[Vari
 
     assert [(each.rows, each.size, each.tokens) for each in figures] == [(0, 1, 1), (0, 9, 9), (4, 1, 1), (4, 9, 9)]
     # a warm-up and a round of each size; the lane's own rows are evaluated once
-    assert engine_of(variants[0].runner).evaluated == [1, 1, 9, 9, 4, 1, 1, 9, 9]
+    assert engine_of(variants[0]).evaluated == [1, 1, 9, 9, 4, 1, 1, 9, 9]
 
 
 def test_sizes_that_do_not_fit_into_the_context_are_refused_with_the_numbers(variants: list[Variant]) -> None:

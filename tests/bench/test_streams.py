@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from bough.bench.streams.clients import ClientSetup
@@ -10,8 +11,7 @@ from bough.bench.streams.run import measure_in_process
 from bough.bench.streams.window import Window
 from bough.config import load_settings
 from bough.models.tokenizer import load_tokenizer
-from bough.runner import Runner
-from bough.server.serving.loaded import StartedModel
+from bough.runtime import Runtime
 
 
 def test_only_what_arrives_while_all_streams_run_is_counted() -> None:
@@ -39,11 +39,9 @@ def test_requests_in_process_stream_words_from_an_engine_that_computes_nothing(t
     engine = PacedEngine(step_s=0.002)
     files = write_word_model(tmp_path / "model", engine.vocab_size)
     settings = load_settings({"cache_folder": tmp_path, "data_folder": tmp_path, "disk": 0, "lanes": 2})
-    with Runner(engine, load_tokenizer(files), settings, files) as runner:
-        figures = measure_in_process(
-            StartedModel(runner, runner.start_worker()), ClientSetup(num_clients=2, num_tokens=200, prompt_bytes=64)
-        )
-        words = {runner.tokenizer.decode([token_id]) for token_id in range(NUM_BYTES, NUM_BYTES + 100)}
+    with closing(Runtime(engine, load_tokenizer(files), settings, files)) as runtime:
+        figures = measure_in_process(runtime, ClientSetup(num_clients=2, num_tokens=200, prompt_bytes=64))
+        words = {runtime.tokenizer.decode([token_id]) for token_id in range(NUM_BYTES, NUM_BYTES + 100)}
 
     assert figures.tokens_per_s > 0  # it raises if a request fails, or they do not run together
     assert len(words) == 100 and all(word.startswith(" ") and len(word) == 6 for word in words)

@@ -13,6 +13,7 @@ from bough.cli.main import app
 from bough.config import Settings
 from bough.models import ModelFiles, Store, Tokenizer
 from bough.runner import Runner
+from bough.runtime import Runtime
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import CHATML, byte_level
 
@@ -67,7 +68,7 @@ def make_runner(folder: Path, engine: FakeEngine | None = None, template: str | 
     hf = byte_level(template)
     chosen = Settings(data_folder=folder / "data", cache_folder=folder / "cache", **settings)
     files = ModelFiles("tiny", folder)
-    return Runner(engine or FakeEngine(vocab_size=len(hf)), Tokenizer(hf), chosen, files)
+    return Runner(Runtime(engine or FakeEngine(vocab_size=len(hf)), Tokenizer(hf), chosen, files))
 
 
 def add_model(store: Store, name: str) -> ModelFiles:

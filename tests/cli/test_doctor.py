@@ -15,7 +15,7 @@ from bough.cli import doctor
 from bough.config import load_settings
 from bough.errors import KernelsMissing
 from bough.models import ModelFiles, Store, resolve
-from bough.runner import describe_kernels
+from bough.runtime import describe_kernels
 from tests.cli.conftest import add_model
 from tests.models.tiny_gguf import FOR_TORCH, write_gguf
 from tests.models.tiny_tokenizer import byte_level

@@ -13,6 +13,7 @@ from bough.models import ModelFiles, PullPlan
 from tests.cli.conftest import add_model
 from tests.fakes import MODELS, FakeEngine
 from tests.models.tiny_tokenizer import byte_level
+from tests.tiny_encoders import make_encoder, pooling, write_modules
 from tests.tiny_models import make_folder
 
 
@@ -30,6 +31,22 @@ def test_list_shows_each_model_in_columns(invoke, store):
 
     assert header.split() == ["NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"]
     assert row.startswith("small") and "134.5M" in row and "Q4_1" in row and "just now" in row
+
+
+def test_list_and_show_tell_an_encoder(invoke, store):
+    with store.making("embeds") as making:
+        write_modules(make_encoder(making.folder), pooling("cls"), ("Normalize", {}))
+        making.commit("hub: org/embeds", "", 23_200, "F32")
+
+    _, row = invoke("list").stdout.splitlines()
+    shown = invoke("show", "embeds", "--device", "cpu").stdout
+
+    assert "23.2K (embedder)" in row
+    assert [each["encoder"] for each in json.loads(invoke("list", "--json").stdout)] == ["embedder"]
+    facts = {line.split()[0]: " ".join(line.split()[1:]) for line in shown.splitlines() if line.startswith("  ")}
+    assert facts["capabilities"] == "embedding"
+    assert facts["pooling"] == "cls, then Normalize"
+    assert facts["output"] == "vectors of 32 numbers"
 
 
 def test_list_as_json_has_exact_numbers(invoke, store):
@@ -258,7 +275,7 @@ def test_show_tells_how_weights_are_kept_what_computes_and_what_would_be_faster(
         raise KernelsMissing("there was no C compiler", "install gcc")
 
     monkeypatch.setattr("bough.engines.torch.cpu.route.load_kernels", fail)
-    monkeypatch.setattr("bough.runner.loading.load_kernels", fail)
+    monkeypatch.setattr("bough.runtime.loading.load_kernels", fail)
     folder = make_folder("llama", home / "tiny")
     byte_level().save_pretrained(folder)
 

@@ -14,6 +14,7 @@ from bough.config import load_settings
 from bough.models import Tokenizer
 from bough.models.fingerprint import check_packed
 from bough.runner import Runner
+from bough.runtime import Runtime
 from bough.types import SamplingParams
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
@@ -251,8 +252,8 @@ def test_the_default_model_passes_its_self_check(smollm2_files):
 
 
 def test_a_model_without_a_tokenizer_says_which_files_it_lacks(invoke, tmp_path, monkeypatch):
-    made = make_runner(tmp_path)
-    bare = Runner(made.engine, Tokenizer(None), made.settings, made.files)
+    made = make_runner(tmp_path).runtime
+    bare = Runner(Runtime(made.engine, Tokenizer(None), made.settings, made.files))
     monkeypatch.setattr("bough.cli.backends.local.load", lambda *args, **settings: bare)
 
     result = invoke("run", "--model", "tiny", "Hello there")

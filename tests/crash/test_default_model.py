@@ -48,8 +48,8 @@ def test_killed_ten_times_it_answers_as_without_a_cache(smollm2_files: ModelFile
         expected = [plain.generate(conversation(n), max_tokens=NUM_TOKENS).text for n in range(NUM_CONVERSATIONS)]
     with bough.load(model, cache_folder=cache, **SETTINGS) as runner:
         for number in flushed:
-            ids = runner.encode(conversation(number)).ids
-            assert runner.prefix_cache.count_reusable(ids) == len(ids) - 1
+            ids = runner.tokenize(conversation(number))
+            assert runner.runtime.prefix_cache.count_reusable(ids) == len(ids) - 1
         answers = [runner.generate(conversation(n), max_tokens=NUM_TOKENS) for n in range(NUM_CONVERSATIONS)]
     assert [answer.text for answer in answers] == expected
     assert answers[0].usage.cached_tokens > 0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bough.cache.tree.state import Group
 from bough.generate.loops import CHECK_EVERY, MAX_CYCLE, MIN_REPEATS, MIN_TOKENS, find_cycle
-from tests.generate.test_pipeline import PROMPT, Bench
+from tests.generate.test_generation import PROMPT, Bench
 
 TOKENS = st.lists(st.integers(0, 5), max_size=120)
 

@@ -38,14 +38,6 @@ REUSING = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -131,10 +123,10 @@ def test_cached_answers_equal_uncached_ones(name: str, folders: Path) -> None:
             assert theirs.usage.cached_tokens == 0
             assert ours.usage.cached_tokens + ours.usage.computed_tokens == len(prompt)
             reused += ours.usage.cached_tokens
-        assert (reused > 0) == cached.engine.capabilities.can_reuse
-        assert cached.engine.capabilities.can_reuse or cached.engine.capabilities.reason
+        assert (reused > 0) == cached.runtime.engine.capabilities.can_reuse
+        assert cached.runtime.engine.capabilities.can_reuse or cached.runtime.engine.capabilities.reason
         if name in REUSING:
-            assert cached.engine.capabilities.can_reuse
+            assert cached.runtime.engine.capabilities.can_reuse
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
@@ -213,6 +205,28 @@ def test_bad_options_are_refused_by_name(options: dict[str, object], llama: Runn
         llama.generate([3, 4], **options)
 
 
+def test_a_misspelt_option_is_refused_with_the_nearest_name_or_all(llama: Runner) -> None:
+    with pytest.raises(RequestError, match=r"^unknown option max_token; did you mean max_tokens\?$"):
+        llama.generate([3, 4], max_token=1)  # type: ignore[call-overload]
+    with pytest.raises(RequestError, match=r"^unknown option nonsense; there are choice, .*, raw, .*, tools, "):
+        llama.generate([3, 4], nonsense=1)  # type: ignore[call-overload]
+    for call in (llama.warm, llama.tokenize):
+        with pytest.raises(RequestError, match=r"^unknown option nonsense; there are raw, salt, template_kwargs, tools$"):
+            call([3, 4], nonsense=1)  # type: ignore[call-arg]
+
+
+def test_one_text_is_no_list_of_prompts_and_a_list_of_texts_no_prompt(llama: Runner) -> None:
+    with pytest.raises(RequestError, match="prompts is a str, and must be a list of prompts"):
+        llama.batch("Hello")
+    with pytest.raises(RequestError, match="this is a list of texts: `batch` takes those"):
+        llama.generate(["Hello", "Goodbye"])  # type: ignore[call-overload]
+
+
+def test_ids_outside_the_vocabulary_have_no_text(llama: Runner) -> None:
+    with pytest.raises(RequestError, match="token id 97 is outside the vocabulary of 97"):
+        llama.detokenize([97])
+
+
 def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(llama: Runner) -> None:
     with pytest.raises(PromptTooLong, match="2049 tokens, and the context holds 2048"):
         llama.generate([3] * 2049)
@@ -229,10 +243,10 @@ def test_a_seed_gives_the_same_text_and_another_choice_another(llama: Runner) ->
 
 def test_settings_reach_the_runner(folders: Path) -> None:
     with load("llama", folders, lanes=2, context=100, dtype="bfloat16") as runner:
-        assert isinstance(runner.settings, Settings)
-        assert len(runner.prefix_cache.lanes.slots) == 2
-        assert runner.engine.context_tokens == 100
-        assert runner.engine.info.dtype == "bfloat16"
+        assert isinstance(runner.runtime.settings, Settings)
+        assert len(runner.runtime.prefix_cache.lanes.slots) == 2
+        assert runner.runtime.engine.context_tokens == 100
+        assert runner.runtime.engine.info.dtype == "bfloat16"
 
 
 def test_the_models_own_sampling_is_there_for_who_asks_and_generate_stays_greedy(folders: Path) -> None:
@@ -290,12 +304,12 @@ def test_an_abandoned_stream_is_closed_when_the_garbage_collector_finds_it(llama
 
 def test_closing_twice_and_with_a_stream_open_is_fine(folders: Path) -> None:
     runner = load("llama", folders)
-    stream = runner.stream([3, 4, 5], max_tokens=50, ignore_eos=True)
+    stream = runner.stream([3, 4, 5], max_tokens=2000, ignore_eos=True, loop_guard=False)
     next(stream)
     runner.close()
     runner.close()
     with pytest.raises(RequestError, match="closed"):
-        next(stream)
+        list(stream)  # after the pieces that were computed before
     with pytest.raises(RequestError, match="closed"):
         runner.generate([3, 4])
 
@@ -328,6 +342,11 @@ def test_a_flat_tensor_or_tuple_of_ids_is_a_prompt(llama: Runner) -> None:
         {"ignore_eos": "no"},
         {"salt": None},
         {"params": {"max_tokens": 1}},
+        {"n": "2"},
+        {"raw": "no"},
+        {"store": 1},
+        {"is_cancelled": True},
+        {"tools": {"name": "weather"}},
     ],
 )
 def test_options_of_the_wrong_type_are_refused_by_name(options: dict[str, object], llama: Runner) -> None:
@@ -385,7 +404,7 @@ def test_a_banned_token_never_comes_and_one_outside_the_vocabulary_is_refused(fo
 
         assert answer.token_ids and first not in answer.token_ids
         with pytest.raises(
-            RequestError, match=f"token id 5000, which is outside the vocabulary of {runner.engine.vocab_size}"
+            RequestError, match=f"token id 5000, which is outside the vocabulary of {runner.runtime.engine.vocab_size}"
         ):
             runner.generate([5, 6, 7], logit_bias={5000: 1})
 
@@ -408,7 +427,7 @@ def test_the_log_probabilities_of_a_prompt_are_those_of_transformers(name: str, 
             tops = [[other.logprob for other in token.top] for token in each.prompt_logprobs]
             assert torch.tensor(tops) == pytest.approx(rows.topk(3).values, abs=1e-4)
             assert (each.usage.cached_tokens, each.token_ids) == (0, ())
-        assert after.usage.cached_tokens == (len(ids) - 1 if runner.engine.capabilities.can_reuse else 0)
+        assert after.usage.cached_tokens == (len(ids) - 1 if runner.runtime.engine.capabilities.can_reuse else 0)
 
 
 def test_the_log_probabilities_of_a_prompt_need_a_number_of_alternatives(folders: Path) -> None:

@@ -20,14 +20,14 @@ from bough.cache.residency.memory import Tiers
 from bough.cache.tree.state import Tier
 from bough.engines.torch.pooled.attention import operator
 from bough.generate.generation import ChunkSize, Generation
-from bough.generate.job import Job
 from bough.generate.request import Request
-from bough.generate.scheduler import Scheduler
+from bough.scheduling.job import Job
+from bough.scheduling.scheduler import Scheduler
 from bough.types import Completion, SamplingParams
 from tests.contract.large_parity import Stock
-from tests.generate.concert import Client, Letters
 from tests.scenarios.model_world import check_arena
 from tests.scenarios.torch_world import arena_of
+from tests.scheduling.concert import Client, Letters
 
 FLOOR = 1e-4
 """How far logits may be apart in float32."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,10 @@ from bough.cache.admin.archive import export_tree, import_tree
 from bough.cache.disk import Disk, DiskError, page_files
 from bough.cache.prefix_cache import Saved
 from bough.cache.steps import Result, Steps
-from bough.runner.cache_handle import CacheHandle
+from bough.generate.generation import ChunkSize
+from bough.runtime.cache_handle import CacheHandle
+from bough.scheduling.scheduler import Scheduler
+from bough.scheduling.worker import Limits, Worker
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World
@@ -95,21 +99,25 @@ def test_an_export_beside_a_disk_that_backs_off_fails_in_place_of_leaving_someth
 ) -> None:
     monkeypatch.setattr("bough.cache.disk.writer.FIRST_BACK_OFF_S", 60.0)
     world = World(MODELS["full"], 4, disk=disk)
-    handle = handle_of(world)
-    world.run([1, 2, 3, 4, 5])
-    assert handle.flush()
-    with monkeypatch.context() as patch:
-        patch.setattr(page_files, "write_some", fail)
-        world.run([6, 7, 8, 9, 10])
-        assert not handle.flush() and not disk.can_write
+    with handle_of(world) as handle:
+        world.run([1, 2, 3, 4, 5])
+        assert handle.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(page_files, "write_some", fail)
+            world.run([6, 7, 8, 9, 10])
+            assert not handle.flush() and not disk.can_write
 
-    assert not handle.flush()
-    with pytest.raises(DiskError, match="could not be saved"):
-        handle.export_file(tmp_path / "archive.tar")
+        assert not handle.flush()
+        with pytest.raises(DiskError, match="could not be saved"):
+            handle.export_file(tmp_path / "archive.tar")
 
 
-def handle_of(world: World) -> CacheHandle:
-    return CacheHandle(world.cache, nullcontext(), SimpleNamespace(decode=str))  # type: ignore[arg-type]
+@contextmanager
+def handle_of(world: World) -> Iterator[CacheHandle]:
+    """A handle whose work runs on a real engine's thread, while no request of the world runs."""
+    scheduler = Scheduler(world.engine, world.cache, ChunkSize(3), time.monotonic)
+    with closing(Worker(scheduler, Limits(), take_stats=dict, on_idle=lambda: False)) as worker:
+        yield CacheHandle(world.cache, SimpleNamespace(decode=str), worker)  # type: ignore[arg-type]
 
 
 def fail(*given: object) -> int:
@@ -121,9 +129,8 @@ def test_an_export_counts_what_the_disk_has_no_room_for(tmp_path: Path) -> None:
         world = World(MODELS["full"], 4, disk=disk)
         for first in range(6):
             world.run([100 + first, *range(1, 17)])
-        handle = handle_of(world)
-
-        done = handle.export_file(tmp_path / "archive.tar")
+        with handle_of(world) as handle:
+            done = handle.export_file(tmp_path / "archive.tar")
 
         num_items = len(list(world.cache.forest.items()))
         assert 0 < done.num_items < num_items == done.num_items + done.num_skipped

@@ -11,7 +11,8 @@ from bough.config import Settings
 from bough.engines.contract import EngineInfo
 from bough.errors import ModelNotFound
 from bough.models import ModelFiles
-from bough.server.serving.loaded import LoadedModels, StartedModel
+from bough.runtime import Runtime
+from bough.server.serving.loaded import LoadedModels
 from bough.system.resources import HostMemory
 
 MODEL_BYTES = 1_000
@@ -54,16 +55,16 @@ class World:
             read_memory=lambda: HostMemory(10**9, self.available_bytes),
         )
 
-    def _start(self, files: ModelFiles, settings: Settings) -> StartedModel:
+    def _start(self, files: ModelFiles, settings: Settings) -> Runtime:
         self.started.append(files.name)
         if files.name in self.may_start:
             assert self.may_start[files.name].wait(30)
         if self.errors.get(files.name):
             raise self.errors[files.name].pop(0)
         engine = SimpleNamespace(info=EngineInfo("fake", "tokens", "cpu", "tokens"), has_host=False, describe=dict)
-        runner: Any = SimpleNamespace(engine=engine, close=lambda: self._stop(files.name))
-        worker: Any = SimpleNamespace(close=lambda: None, is_stuck=False)
-        return StartedModel(runner, worker)
+        worker = SimpleNamespace(is_stuck=False)
+        runtime: Any = SimpleNamespace(engine=engine, worker=worker, close=lambda: self._stop(files.name))
+        return runtime
 
     def _stop(self, name: str) -> None:
         self.stopped.append(name)

@@ -30,7 +30,15 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/api/show"): {"model": "tiny", "verbose": True},
     ("POST", "/api/copy"): {"source": "tiny", "destination": "tiny-copy"},
     ("DELETE", "/api/delete"): {"model": "tiny-copy"},
-    ("POST", "/api/embed"): {"model": "tiny", "input": ["Hello"]},
+    ("POST", "/api/embed"): {
+        "model": "tiny",
+        "input": ["Hello", "there"],
+        "truncate": True,
+        "dimensions": 2,
+        "options": OPTIONS,
+        "keep_alive": "5m",
+    },
+    ("POST", "/api/embeddings"): {"model": "tiny", "prompt": "Hello", "options": OPTIONS},
     ("POST", "/api/create"): {"model": "made", "from": "tiny"},
     ("POST", "/v1/chat/completions"): {
         "model": "tiny",
@@ -53,7 +61,20 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "logit_bias": {"5": -100},
         "stream": True,
     },
-    ("POST", "/v1/embeddings"): {"model": "tiny", "input": "Hello"},
+    ("POST", "/v1/embeddings"): {
+        "model": "tiny",
+        "input": [[5, 6], [7]],
+        "encoding_format": "base64",
+        "dimensions": 2,
+        "user": "me",
+    },
+    ("POST", "/v1/rerank"): {
+        "model": "tiny",
+        "query": "Hello",
+        "documents": ["there", {"text": "Hello"}],
+        "top_n": 1,
+        "return_documents": True,
+    },
     ("POST", "/v1/responses"): {
         "model": "tiny",
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ import pytest
 from bough.engines.choice import find_installed
 from bough.engines.contract import EngineInfo
 from bough.models import ModelFiles
-from bough.server.serving.loaded import StartedModel
+from bough.runtime import Runtime
 from tests.server.fake_models import MODEL_BYTES, World
 from tests.server.load import APIS, Api, Chat, Reply, ask_in_turn, ask_together, run, text_of
 from tests.server.servers import Server, running
@@ -101,11 +100,10 @@ def test_a_server_that_starts_again_finds_its_tree_and_another_engine_does_not(t
 class UnifiedWorld(World):
     """Fake models on a GPU that shares the machine's memory."""
 
-    def _start(self, files: ModelFiles, settings: Any) -> StartedModel:
-        started = super()._start(files, settings)
-        engine = SimpleNamespace(info=EngineInfo("mlx", "tokens", "gpu", "bfloat16"), has_host=False, describe=dict)
-        runner: Any = SimpleNamespace(engine=engine, close=started.runner.close)
-        return StartedModel(runner, started.worker)
+    def _start(self, files: ModelFiles, settings: Any) -> Runtime:
+        runtime: Any = super()._start(files, settings)
+        runtime.engine.info = EngineInfo("mlx", "tokens", "gpu", "bfloat16")
+        return runtime
 
 
 def test_models_on_a_gpu_that_shares_the_memory_make_room_for_each_other(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class NullEngine:
 
     groups = (GROUP,)
     vocab_size = VOCAB_SIZE
+    state_size = 1
     context_tokens = 1 << 20
     capabilities = Capabilities()
     info = EngineInfo("null", "nothing", "cpu", "nothing")
@@ -92,6 +93,9 @@ class NullEngine:
     def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:
         """Every token is certain."""
         return ScoredRun(self.evaluate(lane, ids), [Sampled(token_id, 0.0) for token_id in following])
+
+    def evaluate_state(self, lane: Lane, ids: Sequence[int]) -> list[float]:
+        return [float(self.evaluate(lane, ids))]
 
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[int]:
         return [self.evaluate(lane, (token_id,)) for lane, token_id in zip(lanes, ids, strict=True)]

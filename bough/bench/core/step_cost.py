@@ -21,10 +21,10 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.state import Lane
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize, Generation
-from bough.generate.job import Job
 from bough.generate.loops import CHECK_EVERY, MIN_TOKENS
 from bough.generate.request import Request
-from bough.generate.scheduler import Scheduler
+from bough.scheduling.job import Job
+from bough.scheduling.scheduler import Scheduler
 from bough.types import Chunk, Completion, Draw, Sampled, SamplingParams, Usage
 
 PROMPT_TOKENS = 2000

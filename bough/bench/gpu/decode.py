@@ -65,7 +65,7 @@ def shared_case(setup: GpuSetup, vocab_size: int, count: int) -> Case:
 
 def measure_decode(driver: Driver, setup: GpuSetup) -> Iterator[Figure]:
     """For each case: greedy, then sampled, then the ratio of the two; with a profile, the kernels of a step."""
-    for case in make_cases(setup, driver.runner.engine.vocab_size):
+    for case in make_cases(setup, driver.runtime.engine.vocab_size):
         greedy = measure_case(driver, setup, case, GREEDY)
         sampled = measure_case(driver, setup, case, SAMPLED)
         yield from (greedy, sampled)
@@ -96,7 +96,7 @@ def measure_case(driver: Driver, setup: GpuSetup, case: Case, sampling: dict[str
 @contextmanager
 def decoding(driver: Driver, setup: GpuSetup, case: Case, sampling: dict[str, Any]) -> Iterator[list[Delivery]]:
     """All requests of a case, decoding and warmed up, on what the case says is known. They are cancelled at the end."""
-    driver.runner.cache.clear()
+    driver.runtime.prefix_cache.clear()
     for ids in case.known:
         driver.answer(ids, max_tokens=0)
     spare = 2 * case.num_lanes  # the first decode while the last are still being read

@@ -14,10 +14,10 @@ from typing import Any, cast
 from bough.engines.contract import Engine
 from bough.errors import BoughError, EngineError
 from bough.generate.generation import ChunkSize
-from bough.generate.job import Job
-from bough.generate.scheduler import Scheduler
 from bough.models.prompts import Encoded
-from bough.runner import Runner
+from bough.runtime import Runtime
+from bough.scheduling.job import Job
+from bough.scheduling.scheduler import Scheduler
 from bough.types import Chunk, Completion, SamplingParams, Usage
 
 ANSWER_TOKENS = 4
@@ -101,18 +101,18 @@ def require_running(deliveries: Sequence[Delivery]) -> None:
 
 
 class Driver:
-    """A scheduler over a runner's engine and cache. One of them is kept for a whole run: it learns the size of a chunk."""
+    """A scheduler over a runtime's engine and cache. One of them is kept for a whole run: it learns the size of a chunk."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.engine = TimedEngine(runner.engine)
-        size = ChunkSize(runner.settings.chunk, largest=runner.engine.max_chunk_tokens)
-        self._scheduler = Scheduler(cast(Engine, self.engine), runner.prefix_cache, size, time.monotonic)
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.engine = TimedEngine(runtime.engine)
+        size = ChunkSize(runtime.settings.chunk, largest=runtime.engine.max_chunk_tokens)
+        self._scheduler = Scheduler(cast(Engine, self.engine), runtime.prefix_cache, size, time.monotonic)
 
     def submit(self, ids: Sequence[int], params: SamplingParams) -> Delivery:
         """Queue a request."""
         delivery = Delivery()
-        generation = self.runner.prepare(Encoded(list(ids)), params, is_cancelled=lambda: delivery.is_cancelled)
+        generation = self.runtime.prepare(Encoded(list(ids)), params, is_cancelled=lambda: delivery.is_cancelled)
         delivery.submitted_s = time.perf_counter()
         self._scheduler.add(Job(generation, delivery))
         return delivery

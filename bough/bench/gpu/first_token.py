@@ -19,11 +19,11 @@ WARM_ROUNDS = 2
 
 def measure_first(driver: Driver, setup: GpuSetup) -> Iterator[Figure]:
     """Cold, rested and back to back; then cached, with nothing new and with some new tokens."""
-    vocab = range(driver.runner.engine.vocab_size)
+    vocab = range(driver.runtime.engine.vocab_size)
     fresh = iter(random_prompts(vocab, setup.tokens, 2 * (WARM_ROUNDS + setup.rounds), seed=3))
     yield _measure(driver, setup, f"cold, {setup.tokens:,} tokens, rested", lambda: next(fresh), rest_s=setup.rest_s)
     yield _measure(driver, setup, f"cold, {setup.tokens:,} tokens, back to back", lambda: next(fresh))
-    driver.runner.cache.clear()
+    driver.runtime.prefix_cache.clear()
     (prefix,) = random_prompts(vocab, setup.tokens, 1)
     driver.answer(prefix)
     yield _measure(driver, setup, "fully cached", lambda: prefix, is_known=True)
@@ -56,9 +56,9 @@ def _measure(
 
 def _ask(driver: Driver, prompt: list[int], rest_s: float, is_known: bool) -> Delivery:
     if is_known:
-        clear_lanes(driver.runner)
+        clear_lanes(driver.runtime)
     else:
-        driver.runner.cache.clear()
-    driver.runner.engine.synchronize()
+        driver.runtime.prefix_cache.clear()
+    driver.runtime.engine.synchronize()
     time.sleep(rest_s)
     return driver.answer(prompt, ANSWER_TOKENS)

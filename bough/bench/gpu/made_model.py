@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bough.config import load_settings
 from bough.models.files import ModelFiles
 from bough.models.tokenizer import Tokenizer
-from bough.runner import Runner, load_shape
-from bough.runner.tiers import open_tiers
+from bough.runtime import Runtime, make_shape
+from bough.runtime.tiers import open_tiers
+from bough.scheduling.worker import Limits
 
 MARK = "@"
 
@@ -28,8 +30,9 @@ def make_tokenizer(vocab_size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]
 
 
-def load_made_model(shape: Mapping[str, Any], settings: Mapping[str, Any], files: ModelFiles | None = None) -> Runner:
-    """A runner over random weights of this shape."""
-    made = load_shape(dict(shape), **settings)  # it has no tokenizer: its engine gets another runner
-    tokenizer = Tokenizer(make_tokenizer(made.engine.vocab_size))
-    return Runner(made.engine, tokenizer, made.settings, files, open_tiers(made.engine, None, made.settings))
+def load_made_model(shape: Mapping[str, Any], settings: Mapping[str, Any], files: ModelFiles | None = None) -> Runtime:
+    """A runtime over random weights of this shape."""
+    chosen = load_settings(dict(settings))
+    engine = make_shape(dict(shape), chosen)
+    tokenizer, tiers = Tokenizer(make_tokenizer(engine.vocab_size)), open_tiers(engine, None, chosen)
+    return Runtime(engine, tokenizer, chosen, files, tiers, Limits(chosen.queue, chosen.watchdog))

@@ -14,7 +14,7 @@ from bough.bench.gpu.setup import Figure, GpuSetup
 from bough.bench.workload import random_prompts
 from bough.cache.admin.stats import stats
 from bough.cache.tree.state import PAGE_TOKENS
-from bough.runner import Runner
+from bough.runtime import Runtime
 
 
 def measure_memory(driver: Driver, setup: GpuSetup) -> Iterator[Figure]:
@@ -25,32 +25,32 @@ def measure_memory(driver: Driver, setup: GpuSetup) -> Iterator[Figure]:
 
 def _measure_lanes(driver: Driver, setup: GpuSetup) -> Figure:
     """The largest number of lanes on one prefix, while they decode."""
-    runner, count = driver.runner, max(setup.lanes)
-    runner.cache.clear()
-    allocated = allocated_bytes(runner)
-    with decoding(driver, setup, shared_case(setup, runner.engine.vocab_size, count), GREEDY) as deliveries:
+    runtime, count = driver.runtime, max(setup.lanes)
+    runtime.prefix_cache.clear()
+    allocated = allocated_bytes(runtime)
+    with decoding(driver, setup, shared_case(setup, runtime.engine.vocab_size, count), GREEDY) as deliveries:
         tails = [setup.tail_tokens + len(each.token_ids) for each in deliveries]
-        found = _count(runner, [setup.tokens, *tails])
-        found["allocated_before_bytes"], found["allocated_bytes"] = allocated, allocated_bytes(runner)
+        found = _count(runtime, [setup.tokens, *tails])
+        found["allocated_before_bytes"], found["allocated_bytes"] = allocated, allocated_bytes(runtime)
     return Figure(f"{count} lanes on one prefix: used against its rows", found["used_to_rows"], "×", found)
 
 
 def _measure_conversations(driver: Driver, setup: GpuSetup) -> Figure:
     """Conversations that share nothing and have ended: the tree holds them, and so do idle lanes."""
-    runner = driver.runner
-    runner.cache.clear()
-    prompts = random_prompts(range(runner.engine.vocab_size), setup.tokens, setup.conversations, seed=5)
+    runtime = driver.runtime
+    runtime.prefix_cache.clear()
+    prompts = random_prompts(range(runtime.engine.vocab_size), setup.tokens, setup.conversations, seed=5)
     answers = [driver.answer(prompt) for prompt in prompts]
-    found = _count(runner, [setup.tokens + ANSWER_TOKENS - 1] * len(answers))
-    found["idle_lanes_with_rows"] = sum(bool(slot.tokens) for slot in runner.prefix_cache.lanes.slots)
+    found = _count(runtime, [setup.tokens + ANSWER_TOKENS - 1] * len(answers))
+    found["idle_lanes_with_rows"] = sum(bool(slot.tokens) for slot in runtime.prefix_cache.lanes.slots)
     return Figure(f"{len(prompts)} conversations at rest: used against their rows", found["used_to_rows"], "×", found)
 
 
-def _count(runner: Runner, lengths: Sequence[int]) -> dict[str, Any]:
+def _count(runtime: Runtime, lengths: Sequence[int]) -> dict[str, Any]:
     """What the cache counts, and what runs of so many rows take by themselves and in whole pages."""
-    cache = runner.prefix_cache
+    cache = runtime.prefix_cache
     held = stats(cache.forest, cache.residency)
-    row_bytes = sum(group.bytes_per_token for group in runner.engine.groups)
+    row_bytes = sum(group.bytes_per_token for group in runtime.engine.groups)
     page_bytes = sum(-(-length // PAGE_TOKENS) for length in lengths) * PAGE_TOKENS * row_bytes
     rows_bytes = sum(lengths) * row_bytes
     used_bytes = cache.residency.room.used_bytes
@@ -65,9 +65,9 @@ def _count(runner: Runner, lengths: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def allocated_bytes(runner: Runner) -> int | None:
+def allocated_bytes(runtime: Runtime) -> int | None:
     """Bytes that torch has allocated on the device, weights included; None where that is not counted."""
-    if not runner.engine.info.device.startswith("cuda"):
+    if not runtime.engine.info.device.startswith("cuda"):
         return None
     import torch
 

@@ -10,48 +10,48 @@ from bough.bench.timing import clear_lanes, median_ms, timed_begin
 from bough.bench.workload import random_prompts
 from bough.cache.tree.state import Tier
 from bough.errors import RequestError
-from bough.runner import Runner
+from bough.runtime import Runtime
 
 
 def measure_page_in(driver: Driver, setup: GpuSetup) -> Iterator[Figure]:
     """The first token of a prompt that lies on the host, and the page-in by itself with its rate."""
-    runner = driver.runner
-    if not runner.prefix_cache.memory.has_host:
-        device = runner.engine.info.device
+    runtime = driver.runtime
+    if not runtime.prefix_cache.memory.has_host:
+        device = runtime.engine.info.device
         raise RequestError(f"there is no host tier on {device}: nothing can be brought back from host memory")
-    runner.cache.clear()
-    (prompt,) = random_prompts(range(runner.engine.vocab_size), setup.tokens, 1)
+    runtime.prefix_cache.clear()
+    (prompt,) = random_prompts(range(runtime.engine.vocab_size), setup.tokens, 1)
     driver.answer(prompt)
     answers = [_come_back(driver, prompt) for _ in range(setup.rounds + 1)][1:]
     times = [each.first_token_s for each in answers]
     loaded = [each.completion.timings.loading.host_bytes for each in answers if each.completion is not None]
     detail = {"round_ms": [round(1000 * each, 3) for each in times], "host_bytes": loaded}
     yield Figure("first token, from the host", median_ms(times), "ms", detail)
-    page_ins = [_time_page_in(runner, prompt) for _ in range(setup.rounds)]
+    page_ins = [_time_page_in(runtime, prompt) for _ in range(setup.rounds)]
     seconds = sorted(page_ins)[len(page_ins) // 2]
     yield Figure("page-in alone", median_ms(page_ins), "ms", {"round_ms": [round(1000 * each, 3) for each in page_ins]})
     yield Figure("page-in, rate", round(loaded[0] / seconds / 1e9, 2), "GB/s", {"host_bytes": loaded[0]})
 
 
-def demote_all(runner: Runner) -> int:
+def demote_all(runtime: Runtime) -> int:
     """Empty the lanes and let the cache move everything on the device to the host; returns the bytes that are there."""
-    clear_lanes(runner)
-    cache = runner.prefix_cache
+    clear_lanes(runtime)
+    cache = runtime.prefix_cache
     while cache.residency.evictor.demote_one():
         pass
     left_bytes = cache.memory.num_bytes[Tier.DEVICE]
     if left_bytes:
         raise RequestError(f"{left_bytes:,} bytes stay on the device: the host tier has no room for them")
-    runner.engine.synchronize()
+    runtime.engine.synchronize()
     return cache.memory.num_bytes[Tier.HOST]
 
 
 def _come_back(driver: Driver, prompt: list[int]) -> Delivery:
-    demote_all(driver.runner)
+    demote_all(driver.runtime)
     return driver.answer(prompt, ANSWER_TOKENS)
 
 
-def _time_page_in(runner: Runner, prompt: list[int]) -> float:
-    demote_all(runner)
-    with timed_begin(runner, prompt, ANSWER_TOKENS) as begun:
+def _time_page_in(runtime: Runtime, prompt: list[int]) -> float:
+    demote_all(runtime)
+    with timed_begin(runtime, prompt, ANSWER_TOKENS) as begun:
         return begun.seconds

@@ -7,6 +7,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from bough.bench.gpu.start import READY_S, measure_start, wait_until_ready
 from bough.bench.gpu.streams import measure_reference, measure_streams
 from bough.bench.machine import read_load, read_machine
 from bough.errors import BoughError, EngineError
-from bough.runner import Runner
+from bough.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -80,18 +81,18 @@ def run_parts(setup: GpuSetup, parts: Sequence[str]) -> Iterator[GpuReport]:
 
 def _run_here(report: GpuReport, parts: Sequence[str], *, needs_reference: bool) -> Iterator[GpuReport]:
     """The parts that share one model. Its memory is given back at the end: the children need it."""
-    runner = _load(report)
-    if runner is not None:
-        with runner:
-            driver = Driver(runner)
+    runtime = _load(report)
+    if runtime is not None:
+        with closing(runtime):
+            driver = Driver(runtime)
             for part in parts:
                 yield from _collect(report, part, _MEASURES[part](driver, report.setup))
                 _end_requests(driver)
             if needs_reference:
                 yield from _collect(report, "http", _measure_reference(report, driver))
-            report.engine = runner.engine.describe()
+            report.engine = runtime.engine.describe()
         del driver
-    del runner
+    del runtime
     _give_back_memory()
     yield report
 
@@ -105,19 +106,19 @@ def _give_back_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _load(report: GpuReport) -> Runner | None:
+def _load(report: GpuReport) -> Runtime | None:
     """The model with its fast path ready; None, and an error in the report, if it cannot be loaded."""
     setup = report.setup
     try:
-        runner = load_made_model(setup.shape, {**setup.settings, "lanes": setup.num_lanes})
+        runtime = load_made_model(setup.shape, {**setup.settings, "lanes": setup.num_lanes})
     except Exception as error:
         report.errors["load"] = _describe(error)
         return None
-    report.is_ready = wait_until_ready(runner.engine, READY_S)
-    report.engine = runner.engine.describe()
+    report.is_ready = wait_until_ready(runtime.engine, READY_S)
+    report.engine = runtime.engine.describe()
     gc.collect()
     gc.freeze()  # as the server does: objects made so far stay
-    return runner
+    return runtime
 
 
 def _end_requests(driver: Driver) -> None:

@@ -23,6 +23,7 @@ from bough.bench.gpu.sampling import ThreadSampler
 from bough.bench.gpu.start import READY_S, wait_until_ready
 from bough.config import Settings, load_settings
 from bough.models.files import ModelFiles
+from bough.runtime import Runtime
 
 MODEL = "random-weights"
 SAMPLE, SAMPLES = "sample", "samples.json"
@@ -41,16 +42,16 @@ def serve(told: dict[str, Any]) -> None:
     from bough.server.app import make_app
     from bough.server.http.listening import bind, host
     from bough.server.serving.catalog import Catalog
-    from bough.server.serving.loaded import LoadedModels, StartedModel
+    from bough.server.serving.loaded import LoadedModels
     from bough.server.serving.service import Service
 
     files = make_files(Path(told["folder"]), told["shape"])
     settings = load_settings(told["settings"] | {"model": MODEL, "port": told["port"], "disk": 0, "keep_alive": -1})
 
-    def start(_: ModelFiles, __: Settings) -> StartedModel:
-        runner = load_made_model(told["shape"], told["settings"], files)
-        wait_until_ready(runner.engine, READY_S)
-        return StartedModel(runner, runner.start_worker())
+    def start(_: ModelFiles, __: Settings) -> Runtime:
+        runtime = load_made_model(told["shape"], told["settings"], files)
+        wait_until_ready(runtime.engine, READY_S)
+        return runtime
 
     catalog = Catalog(settings, files)
     service = Service(settings, LoadedModels(settings, catalog, start=start), catalog)

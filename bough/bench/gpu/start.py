@@ -19,7 +19,8 @@ from bough.bench.gpu.setup import Figure, GpuSetup
 from bough.bench.workload import random_prompts
 from bough.engines.contract import Engine
 from bough.errors import EngineError
-from bough.runner import load_shape
+from bough.runner import Runner
+from bough.runtime import load_shape
 
 READY_S = 400.0
 """How long a child waits for the fast path."""
@@ -74,19 +75,19 @@ def wait_until_ready(engine: Engine, timeout_s: float) -> bool:
 def _start(told: dict[str, Any]) -> dict[str, Any]:
     """What the child does: load, answer at once, wait for the fast path, answer again."""
     began_s = float(told["at_s"])  # of the parent's clock, which is this machine's
-    with load_shape(told["shape"], lanes=told["lanes"], **told["settings"]) as runner:
-        loaded_s = time.time() - began_s
-        (prompt,) = random_prompts(range(runner.engine.vocab_size), _PROMPT_TOKENS, 1)
+    with Runner(load_shape(told["shape"], lanes=told["lanes"], **told["settings"])) as runner:
+        loaded_s, engine = time.time() - began_s, runner.runtime.engine
+        (prompt,) = random_prompts(range(engine.vocab_size), _PROMPT_TOKENS, 1)
         next(iter(runner.stream(prompt, max_tokens=4, ignore_eos=True)))
-        first_token_s, before = time.time() - began_s, runner.engine.describe()
-        is_ready = wait_until_ready(runner.engine, READY_S)
+        first_token_s, before = time.time() - began_s, engine.describe()
+        is_ready = wait_until_ready(engine, READY_S)
         return {
             "loaded_s": round(loaded_s, 2),
             "first_token_s": round(first_token_s, 2),
             "ready_s": round(time.time() - began_s, 2),
             "is_ready": is_ready,
             "described_before": before,
-            "described": runner.engine.describe(),
+            "described": engine.describe(),
         }
 
 

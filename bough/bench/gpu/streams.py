@@ -28,7 +28,7 @@ _SAMPLES_S = 10.0
 
 def measure_reference(driver: Driver, setup: GpuSetup) -> float:
     """Tokens a second of the largest number of lanes on one prefix, in this process."""
-    case = shared_case(setup, driver.runner.engine.vocab_size, max(setup.lanes))
+    case = shared_case(setup, driver.runtime.engine.vocab_size, max(setup.lanes))
     return float(measure_case(driver, setup, case, GREEDY).detail["tokens_per_s"])
 
 

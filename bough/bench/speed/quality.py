@@ -18,7 +18,7 @@ from bough.bench.speed.prompts import QualityPrompt
 from bough.bench.speed.variants import Variant, evaluate_in_runs
 from bough.engines.contract import Engine, Logits
 from bough.errors import RequestError
-from bough.runner import Runner
+from bough.runtime import Runtime
 
 REFERENCE = "float32"
 
@@ -68,7 +68,7 @@ def measure_quality(
     """For each prompt, every variant but the first against the first, which is float32; `num_tokens` positions each."""
     reference, *others = variants
     for prompt in prompts:
-        ids = encode(reference.runner, prompt)
+        ids = encode(reference.runtime, prompt)
         if len(ids) + num_tokens > reference.engine.context_tokens:
             context = reference.engine.context_tokens
             raise RequestError(
@@ -78,9 +78,9 @@ def measure_quality(
         yield [compare(variant, prompt.name, written) for variant in others]
 
 
-def encode(runner: Runner, prompt: QualityPrompt) -> list[int]:
+def encode(runtime: Runtime, prompt: QualityPrompt) -> list[int]:
     """The ids of a prompt; a chat goes through the model's template."""
-    return list(runner.encode(prompt.text, raw=not prompt.is_chat).ids)
+    return list(runtime.prompts.encode(prompt.text, raw=not prompt.is_chat).ids)
 
 
 def continue_greedily(engine: Engine, prompt: Sequence[int], num_tokens: int) -> Continuation:

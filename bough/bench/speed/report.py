@@ -21,7 +21,7 @@ class Surroundings:
 
     def describe(self, variants: Sequence[Variant]) -> dict[str, Any]:
         """All of it as plain data; call it at the end."""
-        first = variants[0].runner
+        first = variants[0].runtime
         return {
             "model": first.files.name if first.files else "random weights",
             "machine": self._machine.as_dict(),

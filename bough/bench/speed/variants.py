@@ -11,6 +11,7 @@ from bough.cache.tree.state import Group, Item, Lane, Source
 from bough.engines.contract import Engine, Logits
 from bough.engines.self_check.checks import keep
 from bough.runner import Runner
+from bough.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -18,18 +19,18 @@ class Variant:
     """A value of the setting `weights`, and the model that was loaded with it."""
 
     weights: str
-    runner: Runner
+    runtime: Runtime
 
     @property
     def engine(self) -> Engine:
-        return self.runner.engine
+        return self.runtime.engine
 
 
 @contextmanager
 def load_variants(weights: Sequence[str], load: Callable[[str], Runner]) -> Iterator[list[Variant]]:
     """Load a model once for each value; all stay in memory until the end."""
     with ExitStack() as stack:
-        yield [Variant(each, stack.enter_context(load(each))) for each in weights]
+        yield [Variant(each, stack.enter_context(load(each)).runtime) for each in weights]
 
 
 def describe_variants(variants: Sequence[Variant]) -> dict[str, dict[str, str]]:

@@ -24,16 +24,16 @@ from bough.bench.streams.window import Window
 from bough.config import Settings, load_settings
 from bough.engines.contract import Engine
 from bough.errors import BoughError, EngineError
-from bough.generate.job import Job
-from bough.generate.worker import Limits
 from bough.models import ModelFiles
 from bough.models.tokenizer import load_tokenizer
-from bough.runner import Runner
-from bough.runner.tiers import open_tiers
+from bough.runtime import Runtime
+from bough.runtime.tiers import open_tiers
+from bough.scheduling.job import Job
+from bough.scheduling.worker import Limits
 from bough.server.app import make_app
 from bough.server.http.listening import bind, host
 from bough.server.serving.catalog import Catalog
-from bough.server.serving.loaded import LoadedModels, StartedModel
+from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.service import Service
 from bough.types import Chunk, Completion, SamplingParams, Usage
 
@@ -145,25 +145,24 @@ def measure_streams(make_engine: MakeEngine, setup: ClientSetup, apis: Sequence[
         )
         engine = make_engine(settings)
         files = write_word_model(Path(folder) / "model", engine.vocab_size)
-        runner = Runner(engine, load_tokenizer(files), settings, files, open_tiers(engine, None, settings))
-        started = StartedModel(runner, runner.start_worker(Limits(settings.queue)))
-        measure_in_process(started, setup)  # the first run chooses kernels and allocates memory
-        in_process = measure_in_process(started, setup)
-        found = measure_http(files, started, settings, [replace(setup, api=api) for api in apis])
+        tiers = open_tiers(engine, None, settings)
+        runtime = Runtime(engine, load_tokenizer(files), settings, files, tiers, Limits(settings.queue))
+        measure_in_process(runtime, setup)  # the first run chooses kernels and allocates memory
+        in_process = measure_in_process(runtime, setup)
+        found = measure_http(files, runtime, settings, [replace(setup, api=api) for api in apis])
         return StreamReport(engine.describe(), in_process, dict(zip(apis, found, strict=True)))
 
 
-def measure_in_process(started: StartedModel, setup: ClientSetup) -> StreamFigures:
+def measure_in_process(runtime: Runtime, setup: ClientSetup) -> StreamFigures:
     """Run the clients' requests without a server: their listeners only count."""
-    runner = started.runner
     clocks: list[CpuClocks] = []
     window = Window(setup.num_clients, lambda: clocks.append(CpuClocks.read()), lambda: clocks.append(CpuClocks.read()))
     left, is_over = list(range(setup.num_clients)), threading.Event()
     params = SamplingParams(max_tokens=setup.num_tokens, temperature=setup.temperature, top_p=setup.top_p)
     listeners = [_Listener(number, window, left, is_over) for number in range(setup.num_clients)]
     for number, listener in enumerate(listeners):
-        encoded = runner.encode(setup.body(number)["messages"])
-        started.worker.submit(Job(runner.prepare(encoded, params, salt="in process"), listener))
+        encoded = runtime.prompts.encode(setup.body(number)["messages"])
+        runtime.worker.submit(Job(runtime.prepare(encoded, params, salt="in process"), listener))
     if not is_over.wait(_END_S):
         raise EngineError(f"the requests did not end within {_END_S:.0f} s")
     if failed := next((each.error for each in listeners if each.error is not None), None):
@@ -172,11 +171,11 @@ def measure_in_process(started: StartedModel, setup: ClientSetup) -> StreamFigur
 
 
 def measure_http(
-    files: ModelFiles, started: StartedModel, settings: Settings, setups: Sequence[ClientSetup]
+    files: ModelFiles, runtime: Runtime, settings: Settings, setups: Sequence[ClientSetup]
 ) -> list[StreamFigures]:
     """Serve the model on a free port while the clients of each setup stream from it. Closes the model at the end."""
     catalog = Catalog(settings, files)
-    service = Service(settings, LoadedModels(settings, catalog, start=lambda files, settings: started), catalog)
+    service = Service(settings, LoadedModels(settings, catalog, start=lambda files, settings: runtime), catalog)
     found: list[StreamFigures | BaseException] = []
 
     def run_all() -> None:

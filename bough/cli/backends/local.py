@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.models import Announce
-from bough.runner import Advise, Runner, load
+from bough.runner import Runner, load
+from bough.runtime import Advise
 from bough.types import Chunk, Completion, Message, Progress, Prompt
 
 _ENGINE_FACTS = ("engine", "device", "dtype", "weights", "step", "attention")
@@ -48,7 +49,7 @@ class LocalBackend:
 
     @property
     def name(self) -> str:
-        return self.runner.files.name if self.runner.files else self.runner.engine.info.model
+        return self.runner.name
 
     @property
     def model(self) -> str:
@@ -57,17 +58,17 @@ class LocalBackend:
 
     @property
     def chat_problem(self) -> str:
-        tokenizer, files = self.runner.tokenizer, self.runner.files
+        tokenizer, files = self.runner.runtime.tokenizer, self.runner.runtime.files
         if not tokenizer.has_text and files is not None and files.tokenizer_problem:
             return files.tokenizer_problem
         return "" if tokenizer.has_text and tokenizer.template.is_present else NO_TEMPLATE
 
     def greeting(self) -> str:
-        info = self.runner.engine.info
+        info = self.runner.runtime.engine.info
         return f"{self.name} on {info.name} ({info.device})"
 
     def describe(self) -> dict[str, str]:
-        engine, stats = self.runner.engine, self.runner.cache.stats()
+        engine, stats = self.runner.runtime.engine, self.runner.cache.stats()
         return {
             "model": self.name,
             **{name: value for name, value in engine.describe().items() if name in _ENGINE_FACTS},

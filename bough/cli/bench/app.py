@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from bough.cli.bench.gpu import gpu
+from bough.cli.bench.library import library
 from bough.cli.bench.reuse import core, demo, paging, restart, restore, switch
 from bough.cli.bench.servers import gaps, hostile, http, peers, streams
 from bough.cli.bench.speed import decode, lanes, prefill, quality
@@ -22,6 +23,7 @@ COMMANDS = (
     prefill,
     quality,
     gpu,
+    library,
     http,
     streams,
     peers,

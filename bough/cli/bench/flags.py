@@ -22,9 +22,10 @@ Png = Annotated[Path | None, typer.Option(help="Where to write a plot.")]
 
 def load_model(model: str | None, shape: str | None, **settings: Any) -> Runner:
     """A model without a tree on disk, or random weights of a named shape."""
-    from bough.runner import load, load_shape
+    from bough.runner import load
+    from bough.runtime import load_shape
 
-    return load_shape(read_shape(shape), **settings) if shape else load(model, disk=0, **settings)
+    return Runner(load_shape(read_shape(shape), **settings)) if shape else load(model, disk=0, **settings)
 
 
 def read_shape(name: str) -> dict[str, Any]:

@@ -48,19 +48,21 @@ def switch(
     console = Console(stderr=as_json)
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
     warn_if_busy(console)
-    settings: dict[str, Any] = {"device_memory": memory, "host_memory": host_memory, "disk": disk}
-    with load(model, engine=engine, threads=threads, device=device, dtype=dtype, **settings) as runner:
-        warm_up(runner)
+    settings: Any = {"device_memory": memory, "host_memory": host_memory, "disk": disk}
+    settings |= {"engine": engine, "threads": threads, "device": device, "dtype": dtype}
+    with load(model, **settings) as runner:
+        runtime = runner.runtime
+        warm_up(runtime)
         results = {}
         with make_counter(console) as progress:
             for name in STRATEGIES:
                 task = progress.add_task(name, total=conversations * turns)
-                for result, _ in run_strategy(name, runner, setup):
+                for result, _ in run_strategy(name, runtime, setup):
                     results[name] = result
                     progress.advance(task)
             task = progress.add_task("nothing to reuse", total=None)
-            overhead = measure_overhead(runner, on_step=lambda: progress.advance(task))
-        report = as_report(runner, setup, results, overhead)
+            overhead = measure_overhead(runtime, on_step=lambda: progress.advance(task))
+        report = as_report(runtime, setup, results, overhead)
     console.print(strategy_table(results))
     _print_ratios(console, report)
     if as_json:
@@ -122,7 +124,7 @@ def restore(
 
     console = Console(stderr=as_json)
     with console.status("measuring"), load_model(model, shape, engine=engine, device=device, dtype=dtype) as runner:
-        figures = measure_restore(runner, tokens)
+        figures = measure_restore(runner.runtime, tokens)
     rows = {
         "first token, cold": figures.cold_first_token_ms,
         "restoring from the tree": figures.restore_ms,

@@ -87,7 +87,7 @@ def streams(
     from bough.bench.streams.run import measure_streams
     from bough.config import Settings
     from bough.engines.contract import Engine
-    from bough.runner import make_shape
+    from bough.runtime import make_shape
 
     def make_engine(settings: Settings) -> Engine:
         return make_shape(read_shape(shape), settings) if shape else PacedEngine(step_ms / 1000)

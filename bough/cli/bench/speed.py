@@ -192,7 +192,7 @@ def lanes(
         console.status("measuring"),
         load_model(model, shape, engine=engine, lanes=max(wanted), threads=threads) as runner,
     ):
-        figures = measure_lanes(runner, wanted, context, steps)
+        figures = measure_lanes(runner.runtime, wanted, context, steps)
     rows = [
         (str(n), f"{ms:,.1f} ms", f"{figures.tokens_per_s[n]:,.1f} tokens/s", f"{figures.ratio[n]:.2f}×")
         for n, ms in figures.step_ms.items()

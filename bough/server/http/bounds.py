@@ -28,6 +28,9 @@ MAX_IMAGES = 1_024  # of one message
 MAX_ARGUMENTS_CHARACTERS = 4 * 2**20  # of all earlier tool calls that come as texts of JSON
 MAX_IDS = 2**20  # of all prompts of a request
 MAX_PROMPTS = 2_048
+MAX_TEXTS = 8_192  # to embed; OpenAI takes 2,048, but some clients of Ollama send a whole corpus at once
+MAX_DOCUMENTS = 2_000  # to rank, each of which is read together with the query
+MAX_QUERY_CHARACTERS = 2**14
 MAX_CHOICES = 64  # OpenAI takes 128, which is more than may wait for a lane here
 MAX_ANSWERS = 2_048  # prompts times choices
 

@@ -130,7 +130,7 @@ def api_of(path: str) -> Api:
     """The API that a path belongs to, whether or not a route has it."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return "anthropic"
-    if path == "/v1" or path.startswith("/v1/"):
+    if path == "/v1" or path.startswith("/v1/") or path in ("/rerank", "/v2/rerank"):
         return "openai"
     if path == "/api/cache" or path.startswith("/api/cache/"):
         return "bough"

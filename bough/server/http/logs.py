@@ -161,8 +161,10 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
             "computed_tokens": record.usage.computed_tokens,
             "completion_tokens": record.completion_tokens,
         }
-    loaded = {"disk_bytes": record.disk_bytes, "recomputed_tokens": record.recomputed_tokens}
-    fields |= {name: number for name, number in loaded.items() if number}
+    counts = {"texts": record.num_texts, "disk_bytes": record.disk_bytes, "recomputed_tokens": record.recomputed_tokens}
+    fields |= {name: number for name, number in counts.items() if number}
+    if record.num_texts:
+        return fields
     times = {"queue_s": record.queue_s, "first_token_s": record.first_token_s}
     return fields | {name: round(value, 4) for name, value in times.items()}
 
@@ -170,7 +172,9 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
 def to_line(fields: dict[str, Any]) -> str:
     """The fields as a short line for people: method, path, status, duration and tokens; JSON has them all."""
     parts = [fields["method"], fields["path"], str(fields["status"]), _duration(fields["total_s"])]
-    if "prompt_tokens" in fields:
+    if "texts" in fields:
+        parts.append(f"{fields['texts']} texts, {fields['prompt_tokens']} tokens, {fields['cached_tokens']} cached")
+    elif "prompt_tokens" in fields:
         tokens = f"{fields['prompt_tokens']}+{fields['completion_tokens']} tokens"
         parts.append(f"{tokens}, {fields['cached_tokens']} cached")
     if fields["status"] >= 500:

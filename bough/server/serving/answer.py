@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from bough.errors import BoughError
+from bough.server.serving.answer_parser import AnswerParser
 from bough.server.serving.ask import Ask, Delta, Event, Progress, Started
-from bough.server.serving.inbox import Inbox, Mailbox
-from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.loaded_model import LoadedModel
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.parsing.answer_parser import AnswerParser
 from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord, note_record
+from bough.system.inbox import Inbox, Mailbox
 from bough.types import Chunk, Completion, Usage
 
 
@@ -84,7 +85,9 @@ class Answer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.ask = ask
-        self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.runner.prefix_cache.is_enabled)
+        self.started = Started(
+            Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.generator.prefix_cache.is_enabled
+        )
         self.cancelled = threading.Event()
         self._mailbox: Mailbox[ChoiceMessage] = Mailbox()
         self._unread: list[ChoiceMessage] = []  # what came together with the message that began the answer
@@ -106,7 +109,7 @@ class Answer:
     def set_prompt(self, prepared: PreparedPrompt) -> None:
         """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
         self.started = replace(self.started, prompt_ids=prepared.encoded.ids, params=prepared.params, echo=prepared.echo)
-        ask, tokenizer = self.ask, self._loaded.runner.tokenizer
+        ask, tokenizer = self.ask, self._loaded.generator.tokenizer
         self._parsers = [AnswerParser(prepared, tokenizer, choice, ask) for choice in range(ask.num_choices)]
 
     async def start(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from bough.types import Completion, Message, SamplingParams, Usage
+from bough.types import Completion, Message, SamplingParams, Tool, ToolCall, Usage
 
-Tool = Mapping[str, Any]
 """A tool as OpenAI and Ollama write it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 ToolMode = Literal["auto", "none", "required"]
@@ -22,6 +21,10 @@ class ToolChoice:
     mode: ToolMode = "auto"
     name: str | None = None
     is_single: bool = False  # at most one call
+
+    def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """The tools that the model is told of: none, if it must not call one."""
+        return () if self.mode == "none" else tools
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,6 @@ def _count_chars(messages: Sequence[Message]) -> int:
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
     return sum(len(part if isinstance(part, str) else str(part.get("text", ""))) for part in parts)
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A tool call in an answer. `arguments` is a JSON object."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,16 @@ from bough.cache.steps import Steps
 from bough.cache.tree.tokens import pack
 from bough.config import Settings
 from bough.errors import BoughError, RequestError, Unavailable
-from bough.generate.job import Job
+from bough.models.chat.tools import prepare_messages
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
+from bough.scheduling.job import Job
 from bough.server.serving.ask import Ask, tenant_of
 from bough.server.serving.catalog import Catalog
-from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.loaded_model import LoadedModel
 from bough.server.serving.overlay import with_overlay
 from bough.server.serving.prompting.prompt import ModelFacts
-from bough.server.serving.prompting.tools import prepare_messages
 from bough.server.serving.transfers import make_file, require_room
 from bough.system.threads import lower_priority, run_in_thread
 from bough.types import Completion, Prompt, SamplingParams
@@ -63,9 +64,15 @@ class CacheService:
         self._catalog = catalog
 
     async def stats(self, model: str | None, salt: str | None) -> list[FromModel[dict[str, Any]]]:
-        """The figures of one loaded model or of all; with a salt, of its tree alone. Raises RequestError if not loaded."""
-        chosen = self._models.list() if model is None else [await self._require_loaded(model)]
+        """The figures of one loaded model or of all that have a tree; with a salt, of its tree alone.
+
+        Raises RequestError if the model is not loaded, or has no tree.
+        """
+        chosen = self._generators() if model is None else [await self._require_loaded(model)]
         return [FromModel(each.name, await self._stats(each, salt)) for each in chosen]
+
+    def _generators(self) -> list[LoadedModel]:
+        return [each for each in self._models.list() if each.generates]
 
     async def _require_loaded(self, model: str) -> LoadedModel:
         loaded = self._models.find((await asyncio.to_thread(self._catalog.files, model)).name)
@@ -74,13 +81,13 @@ class CacheService:
         return loaded
 
     async def _stats(self, loaded: LoadedModel, salt: str | None) -> dict[str, Any]:
-        exact = await _look(loaded, lambda: loaded.runner.cache.stats(salt))
+        exact = await _look(loaded, lambda: loaded.generator.cache.stats(salt))
         return {**loaded.worker.snapshot(), **exact} if salt is None else exact
 
     async def tree(self, model: str | None, salt: str | None) -> FromModel[TreeView]:
         """The whole tree of a model, or that of one salt."""
         async with self._using(model) as loaded:
-            cache = loaded.runner.cache
+            cache = loaded.generator.cache
             records = await asyncio.wrap_future(loaded.worker.run_in_slices(lambda: cache.take_records(salt)))
             return FromModel(loaded.name, cache.view(records))
 
@@ -88,7 +95,7 @@ class CacheService:
         """How much of a prompt would be reused, and why not more."""
         prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
-            cache = loaded.runner.cache
+            cache = loaded.generator.cache
             packed = await _encode_packed(prefix, loaded, lambda prompts: prompts.encode)
             found = await _call(loaded, lambda: cache.look_up(packed, prefix.salt))
             return FromModel(loaded.name, await asyncio.to_thread(cache.describe, found, packed))
@@ -97,7 +104,7 @@ class CacheService:
         """Keep a prefix that is known longer than others, or keep it no longer. What is not known whole stays as it is."""
         prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
-            cache = loaded.runner.cache
+            cache = loaded.generator.cache
             packed = await _encode_packed(prefix, loaded, lambda prompts: prompts.encode_prefix)
             found = await _call(loaded, lambda: cache.keep(packed, kept, prefix.salt))
             explanation = await asyncio.to_thread(cache.describe, found, packed)
@@ -107,27 +114,27 @@ class CacheService:
         """Compute a prefix and keep it: messages up to where the next one would begin. Raises DoesNotFit."""
         prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
-            runner = loaded.runner
+            runtime = loaded.generator
             encoded = await _encode(prefix, loaded, lambda prompts: prompts.encode_prefix)
             future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-            generation = runner.prepare(
+            generation = runtime.prepare(
                 encoded, SamplingParams(max_tokens=0), salt=prefix.salt, keep=True, is_cancelled=future.cancelled
             )
             tenant = tenant_of(prefix.salt) if self._settings.keys_file else ""
             loaded.worker.submit(Job(generation, _EndListener(future), tenant=tenant))
             completion = await future  # cancelling this cancels the future, and so the work
-            await _call(loaded, lambda: runner.require_kept(encoded.ids, prefix.salt))
+            await _call(loaded, lambda: runtime.require_kept(encoded.ids, prefix.salt))
             return FromModel(loaded.name, completion)
 
     async def clear(self, model: str | None, salt: str | None) -> list[str]:
-        """Forget all that no running request uses, of one model or of every loaded one, of one salt if given.
+        """Forget all that no running request uses, of one model or of every loaded one with a tree, of one salt if given.
 
         Returns the names of the models.
         """
-        names = [each.name for each in self._models.list()] if model is None else [model]
+        names = [each.name for each in self._generators()] if model is None else [model]
         for name in names:
             async with self._using(name) as loaded:
-                await run_in_thread(loaded.runner.cache.clear, salt)
+                await run_in_thread(loaded.generator.cache.clear, salt)
         return names
 
     async def export(self, model: str | None, salt: str) -> FromModel[Path]:
@@ -168,7 +175,7 @@ def _export(loaded: LoadedModel, file: Path, salt: str, is_unwanted: threading.E
     """Export on a thread of its own, which yields to requests; it ends early, without a file, if the client has gone."""
     lower_priority()
     try:
-        loaded.runner.cache.export_file(file, salt, is_wanted=lambda: not is_unwanted.is_set())
+        loaded.generator.cache.export_file(file, salt, is_wanted=lambda: not is_unwanted.is_set())
     finally:
         if is_unwanted.is_set():
             file.unlink(missing_ok=True)
@@ -177,19 +184,19 @@ def _export(loaded: LoadedModel, file: Path, salt: str, is_unwanted: threading.E
 def _import(loaded: LoadedModel, file: Path, salt: str) -> Imported:
     """Import on a thread of its own, which yields to requests."""
     lower_priority()
-    return loaded.runner.cache.import_file(file, salt)
+    return loaded.generator.cache.import_file(file, salt)
 
 
 async def _encode(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompts], Callable[..., Encoded]]) -> Encoded:
     """The ids of a prefix as a chat with this model would have them. Raises PromptTooLong."""
     prompt: Prompt = prefix.text or ""
     options: dict[str, Any] = {"raw": True}
-    context, abilities = loaded.runner.engine.context_tokens, loaded.info.capabilities
-    own = ModelFacts(loaded.name, loaded.runner.prompts, context, "tools" in abilities, "thinking" in abilities)
+    context, abilities = loaded.generator.engine.context_tokens, loaded.info.capabilities
+    own = ModelFacts(loaded.name, loaded.generator.prompts, context, "tools" in abilities, "thinking" in abilities)
     facts = await asyncio.to_thread(loaded.templates.apply, own, prefix.template)
     if prefix.messages is not None:
         knows_tools = facts.knows_tools
-        given = prepare_messages(prefix.messages, prefix.tools, prefix.tool_choice, template_knows_tools=knows_tools)
+        given = prepare_messages(prefix.messages, prefix.tool_choice.offer(prefix.tools), template_knows_tools=knows_tools)
         prompt, options = given.messages, {"tools": given.tools}
     encode = way(facts.prompts)
     return await loaded.threads.run(

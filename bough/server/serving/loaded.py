@@ -21,22 +21,17 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from bough.config import Settings
 from bough.errors import NoRoom, ShuttingDown
-from bough.generate.worker import Limits, Worker
 from bough.models import ModelFiles
-from bough.runner import Runner, load_files
-from bough.server.serving.catalog import Catalog, CatalogEntry, LoadedEntry
-from bough.server.serving.overlay import OtherTemplates
-from bough.server.serving.prompting.prompt import PromptThreads
+from bough.server.serving.catalog import Catalog, LoadedEntry
+from bough.server.serving.loaded_model import AnyRuntime, LoadedModel, Start, num_text_places, start_model
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
-from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
@@ -45,50 +40,6 @@ _OUT_OF_MEMORY_TEXTS = ("out of memory", "not enough memory", "cannot allocate m
 _HALF_TYPES = ("bfloat16", "float16")
 _LOAD_GRACE_S = 5.0  # how long `close` waits for a load
 _STUCK_S = 30.0  # how often a stuck model is checked again
-
-
-@dataclass(frozen=True)
-class StartedModel:
-    """What loading a model gives."""
-
-    runner: Runner
-    worker: Worker
-
-
-Start = Callable[[ModelFiles, Settings], StartedModel]
-
-
-@dataclass(eq=False)
-class LoadedModel:
-    """A model in memory. `num_bytes` are its weights as its files hold them; `expires_s` is None if it stays for ever.
-
-    `runs_on` is how its engine describes itself, for people.
-    """
-
-    name: str
-    runner: Runner
-    worker: Worker
-    info: CatalogEntry
-    num_bytes: int
-    load_s: float
-    used_s: float
-    expires_s: float | None
-    keep_alive_s: float | None = field(default=None, repr=False)  # of the last request; None: of the settings
-    num_uses: int = 0
-    runs_on: Mapping[str, str] = field(default_factory=dict, repr=False)
-    threads: PromptThreads = field(default_factory=PromptThreads, repr=False)
-    templates: OtherTemplates = field(default_factory=OtherTemplates, repr=False)
-
-
-def start_model(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> StartedModel:
-    """Load a model and start its engine's thread."""
-    runner = load_files(files, settings, progress)
-    try:
-        limits = Limits(settings.queue, settings.watchdog)
-        return StartedModel(runner, runner.start_worker(limits, settings.verify_cache))
-    except BaseException:
-        runner.close()
-        raise
 
 
 class LoadedModels:
@@ -150,8 +101,8 @@ class LoadedModels:
         return self._loaded.get(name.removesuffix(":latest"))
 
     def choose_name(self, name: str | None) -> str:
-        """The name that was given; without one, that of the model that was used last, or of the server's own."""
-        return name or next((each.name for each in self.list()), self._settings.model)
+        """The name that was given; without one, that of the generator that was used last, or of the server's own model."""
+        return name or next((each.name for each in self.list() if each.generates), self._settings.model)
 
     async def unload(self, name: str) -> bool:
         """Unload the model of that very name. False if it is in use: then it is unloaded when its last use ends."""
@@ -280,25 +231,23 @@ class LoadedModels:
             info = await asyncio.to_thread(self.catalog.describe, files)
             await self._make_room(files, num_bytes)
             started_s = time.perf_counter()
-            started = await self._start_retrying(files)
+            runtime = await self._start_retrying(files)
             load_s, now = time.perf_counter() - started_s, self._clock()
-            runs_on = started.runner.engine.describe()
-            self._loaded[files.name] = LoadedModel(
+            loaded = self._loaded[files.name] = LoadedModel(
                 files.name,
-                started.runner,
-                started.worker,
+                runtime,
                 info,
                 num_bytes,
                 load_s,
                 now,
                 self._expiry(None, now),
-                runs_on=runs_on,
+                runs_on=runtime.engine.describe(),
+                text_places=asyncio.Semaphore(num_text_places(runtime, self._settings)),
             )
-            described = _describe_engine(started.runner, runs_on)
-            log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, described)
+            log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, loaded.description)
             self._note_change()
 
-    async def _start_retrying(self, files: ModelFiles) -> StartedModel:
+    async def _start_retrying(self, files: ModelFiles) -> AnyRuntime:
         """Load the model. If memory runs out, unload idle models one by one and try again."""
         while True:
             try:
@@ -314,7 +263,7 @@ class LoadedModels:
         while most and len(self._loaded) >= most:
             if not await self._unload_oldest():
                 raise self._no_room(files, f"at most {most} models may be loaded, and {len(self._loaded)} are in use")
-        if not any(_fills_host_memory(each) for each in self._loaded.values()):
+        if not any(each.fills_host_memory for each in self._loaded.values()):
             return
         needed_bytes = num_bytes * (2 if self._grows(files) else 1)
         while self._loaded and (available_bytes := self._read_memory().available_bytes) < needed_bytes:
@@ -324,7 +273,7 @@ class LoadedModels:
     def _grows(self, files: ModelFiles) -> bool:
         """Whether weights take twice their size on disk: a CPU computes half-precision weights as float32 by default."""
         kept = files.config.get("dtype") or files.config.get("torch_dtype")
-        is_on_cpu = any(_is_on_cpu(each) for each in self._loaded.values())
+        is_on_cpu = any(each.is_on_cpu for each in self._loaded.values())
         becomes_float32 = self._settings.dtype == "float32" or (self._settings.dtype == "auto" and is_on_cpu)
         return kept in _HALF_TYPES and becomes_float32
 
@@ -343,7 +292,7 @@ class LoadedModels:
         """Save the tree and free the memory. Needs the lock; requests for the model wait until it is unloaded."""
         del self._loaded[loaded.name]
         try:
-            await run_in_thread(_stop_model, loaded)
+            await run_in_thread(loaded.runtime.close)
         except Exception:  # the model is unloaded whatever its engine raises
             log.exception("unloading the model %s failed; it is no longer used", loaded.name)
 
@@ -356,11 +305,11 @@ class LoadedModels:
         return [self._describe(each) for each in self.list()]
 
     def _describe(self, loaded: LoadedModel) -> LoadedEntry:
-        engine = loaded.runner.engine
+        engine = loaded.runtime.engine
         return LoadedEntry(
             entry=loaded.info,
             num_bytes=loaded.num_bytes,
-            device_bytes=0 if _is_on_cpu(loaded) else loaded.num_bytes,
+            device_bytes=0 if loaded.is_on_cpu else loaded.num_bytes,
             context_tokens=engine.context_tokens,
             engine=engine.info.name,
             weights=loaded.runs_on.get("weights", engine.info.weights),
@@ -376,26 +325,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _stop_model(loaded: LoadedModel) -> None:
-    loaded.worker.close()
-    loaded.runner.close()
-
-
-def _is_on_cpu(loaded: LoadedModel) -> bool:
-    return loaded.runner.engine.info.is_on_cpu
-
-
-def _fills_host_memory(loaded: LoadedModel) -> bool:
-    """Whether the weights are in the machine's own memory: on a CPU, or on a GPU that shares it."""
-    return not loaded.runner.engine.has_host
-
-
-def _describe_engine(runner: Runner, runs_on: Mapping[str, str]) -> str:
-    info = runner.engine.info
-    more = [f"{name}: {runs_on[name]}" for name in ("weights", "step") if name in runs_on]
-    return "; ".join([f"{info.name}, {info.device}, {info.weights}", *more])
 
 
 def _weights_bytes(files: ModelFiles) -> int:

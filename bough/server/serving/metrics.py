@@ -61,6 +61,12 @@ class Metrics:
         self._completion_tokens = Counter(
             "bough_completion_tokens_total", "Tokens of answers", ("model",), registry=registry
         )
+        self._texts = Counter(
+            "bough_texts_total",
+            "Texts that were embedded, and pairs of texts that were scored",
+            ("model",),
+            registry=registry,
+        )
         self._hits = Counter(
             "bough_hits_total",
             "Requests that reused state, by the lowest tier that it came from",
@@ -108,7 +114,10 @@ class Metrics:
             self._prompt_tokens.labels(model, kind).inc(number)
         self._completion_tokens.labels(model).inc(record.completion_tokens)
         self._count_tiers(record)
-        self._time(record)
+        if record.num_texts:
+            self._texts.labels(model).inc(record.num_texts)
+        else:
+            self._time(record)
 
     def _label(self, model: str) -> str:
         if len(self._names) <= _MAX_NAMES:
@@ -143,7 +152,7 @@ class _Models(Collector):
         figures = {loaded.name: loaded.worker.snapshot() for loaded in self._models.list()}
         yield GaugeMetricFamily("bough_models_loaded", "Models in memory", value=len(figures))
         yield _gauge("bough_queue_length", "Requests that wait for a lane", figures, {(): _get("queue")})
-        lanes: Reads = {("busy",): _get("busy_lanes"), ("idle",): lambda figure: figure["lanes"] - figure["busy_lanes"]}
+        lanes: Reads = {("busy",): _get("busy_lanes"), ("idle",): _count_idle_lanes}
         yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
         yield _gauge("bough_bytes", "Bytes of state by tier", figures, _BYTES, ("tier", "kind"))
         failing: Reads = {(): _get("disk_is_failing")}
@@ -160,6 +169,11 @@ Reads = dict[tuple[str, ...], Read]  # by the values of the labels
 
 def _get(key: str) -> Read:
     return lambda figure: figure.get(key)
+
+
+def _count_idle_lanes(figure: dict[str, Any]) -> int | None:
+    """None for a model without lanes: it generates no text."""
+    return figure["lanes"] - figure["busy_lanes"] if "lanes" in figure else None
 
 
 _BYTES: Reads = {

@@ -14,7 +14,8 @@ class RequestRecord:
 
     `decode_s` is the time from the first token to the last, `first_token_s` that from the beginning to the first, both
     without the queue. Of several choices the tokens are the sum. `recomputed_tokens` were known, but lay where loading them
-    would have taken longer than computing them, or could not be read.
+    would have taken longer than computing them, or could not be read. `num_texts` is above 0 for embeddings and scores:
+    each of these texts waited for its own place, so that the request has neither a queue nor a first token.
     """
 
     model: str
@@ -27,6 +28,7 @@ class RequestRecord:
     host_bytes: int = 0
     disk_bytes: int = 0
     recomputed_tokens: int = 0
+    num_texts: int = 0
     error: str | None = None
 
 

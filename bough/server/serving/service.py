@@ -17,17 +17,19 @@ from typing import Literal
 
 from bough.config import Settings
 from bough.errors import PromptTooLong, RequestCancelled
-from bough.generate.job import Job
+from bough.scheduling.job import Job
 from bough.server.serving.answer import Answer, ChoiceMessage
 from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog, LoadedEntry
-from bough.server.serving.inbox import Inbox
-from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.embedding.service import EmbeddingService
+from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.loaded_model import LoadedModel
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.overlay import with_overlay
 from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
 from bough.server.serving.tokens import TokenService
+from bough.system.inbox import Inbox
 from bough.types import SamplingParams
 
 COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
@@ -53,6 +55,7 @@ class Service:
         self.metrics = Metrics(models)
         self.cache = CacheService(settings, models, catalog)
         self.tokens = TokenService(models)
+        self.embeddings = EmbeddingService(settings, models, self.metrics)
 
     @cached_property
     def _inbox(self) -> Inbox[ChoiceMessage]:
@@ -96,7 +99,7 @@ class Service:
         for choice, listener in enumerate(answer.listeners):
             if is_cancelled():
                 raise RequestCancelled("the client disconnected")
-            generation = loaded.runner.prepare(
+            generation = loaded.generator.prepare(
                 prepared.encoded,
                 prepared.params,
                 salt=ask.salt,
@@ -126,7 +129,7 @@ class Service:
     async def require_fit(self, ask: Ask) -> None:
         """Raise PromptTooLong unless the prompt of an ask leaves room in the model's context."""
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
-            num_tokens, context = await self._count_tokens(ask, loaded), loaded.runner.engine.context_tokens
+            num_tokens, context = await self._count_tokens(ask, loaded), loaded.generator.engine.context_tokens
         if num_tokens + (ask.params.max_tokens != 0) > context:
             raise PromptTooLong(num_tokens, context)
 
@@ -205,17 +208,17 @@ class Service:
 
 def _with_model_defaults(ask: Ask, loaded: LoadedModel) -> Ask:
     """The ask with the model's own sampling in place of the defaults of the API."""
-    return replace(ask, params=loaded.runner.defaults.fill(ask.params, ask.unset))
+    return replace(ask, params=loaded.generator.defaults.fill(ask.params, ask.unset))
 
 
 def _facts_of(loaded: LoadedModel) -> ModelFacts:
     abilities = loaded.info.capabilities
     return ModelFacts(
         loaded.name,
-        loaded.runner.prompts,
-        loaded.runner.engine.context_tokens,
+        loaded.generator.prompts,
+        loaded.generator.engine.context_tokens,
         knows_tools="tools" in abilities,
         knows_thinking="thinking" in abilities,
         has_template=bool(loaded.info.template),
-        max_tokens=loaded.runner.settings.max_tokens,
+        max_tokens=loaded.generator.settings.max_tokens,
     )

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bough.errors import PromptTooLong, RequestError
+from bough.models.chat.tools import prepare_messages
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Prompts
 from bough.server.serving.ask import Ask
-from bough.server.serving.loaded import LoadedModel, LoadedModels
-from bough.server.serving.prompting.tools import prepare_messages
+from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class TokenService:
         """The tokens of a text or of messages. Raises RequestError if there are too many of them."""
 
         def work(is_cancelled: Callable[[], bool]) -> Tokens:
-            prompts = loaded.runner.prompts
+            prompts = loaded.generator.prompts
             try:
                 ids = _encode(ask, loaded, options, PromptLimit(max_tokens, is_cancelled))
             except PromptTooLong as error:
                 number = f"{'at least ' * error.is_least}{error.prompt_tokens:,}"
                 raise RequestError(f"the prompt has {number} tokens, and may have {max_tokens:,}") from error
             pieces = [prompts.tokenizer.token_bytes(each) for each in ids] if options.has_pieces else []
-            return Tokens(ids, pieces, loaded.runner.engine.context_tokens)
+            return Tokens(ids, pieces, loaded.generator.engine.context_tokens)
 
         async with self._models.using(self._models.choose_name(ask.model)) as loaded:
             return await loaded.threads.run(work, ask.num_chars)
@@ -65,18 +66,18 @@ class TokenService:
     async def detokenize(self, model: str | None, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included. Raises RequestError for an id outside the vocabulary."""
         async with self._models.using(self._models.choose_name(model)) as loaded:
-            return await loaded.threads.run(lambda _: _decode(loaded.runner.prompts, ids), len(ids))
+            return await loaded.threads.run(lambda _: _decode(loaded.generator.prompts, ids), len(ids))
 
 
 def _encode(ask: Ask, loaded: LoadedModel, options: TokenOptions, limit: PromptLimit) -> Sequence[int]:
-    prompts = loaded.runner.prompts
+    prompts = loaded.generator.prompts
     if ask.messages is None:
         text = ask.text or ""
         ids = prompts.tokenizer.encode_part(text, limit, has_start=options.has_start, has_special=options.has_special)
         limit.check(len(ids))
         return ids
     knows_tools = "tools" in loaded.info.capabilities
-    given = prepare_messages(ask.messages, ask.tools, ask.tool_choice, template_knows_tools=knows_tools)
+    given = prepare_messages(ask.messages, ask.tool_choice.offer(ask.tools), template_knows_tools=knows_tools)
     return prompts.encode(given.messages, tools=given.tools, limit=limit, add_generation_prompt=options.begins_answer).ids
 
 

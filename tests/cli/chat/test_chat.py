@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 
 import pytest
 
@@ -14,12 +16,14 @@ from bough.cli.chat.loop import run_chat
 from bough.cli.chat.sessions import Sessions
 from bough.cli.terminal.screen import Screen
 from bough.errors import EngineError, RequestError
+from bough.scheduling.scheduler import Scheduler
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import byte_level
 
 SHORT = {"max_tokens": 5}
 CTRL_C = "\x03"
+BOUND_S = 30
 
 
 def talk(runner, *messages: str, given=SHORT, system: str = "", screen: Screen | None = None, **options) -> TerminalChat:
@@ -220,10 +224,10 @@ def test_help_lists_every_command(runner, capsys):
 
 def test_an_engine_error_is_told_and_the_chat_goes_on(runner, capsys):
     def fail(*args):
-        runner.engine.evaluate = evaluate
+        runner.runtime.engine.evaluate = evaluate
         raise EngineError("it broke")
 
-    evaluate, runner.engine.evaluate = runner.engine.evaluate, fail
+    evaluate, runner.runtime.engine.evaluate = runner.runtime.engine.evaluate, fail
 
     assert questions(talk(runner, "Hello", "one")) == ["one"]
     assert "error: it broke" in capsys.readouterr().err
@@ -231,10 +235,10 @@ def test_an_engine_error_is_told_and_the_chat_goes_on(runner, capsys):
 
 def test_a_question_whose_answer_failed_can_be_asked_again(runner):
     def fail(*args):
-        runner.engine.evaluate = evaluate
+        runner.runtime.engine.evaluate = evaluate
         raise EngineError("it broke")
 
-    evaluate, runner.engine.evaluate = runner.engine.evaluate, fail
+    evaluate, runner.runtime.engine.evaluate = runner.runtime.engine.evaluate, fail
 
     assert questions(talk(runner, "Hello", "/retry")) == ["Hello"]
 
@@ -247,20 +251,30 @@ def test_a_message_too_long_for_the_context_is_told_and_dropped(tmp_path, capsys
 
 
 class InterruptedEngine(FakeEngine):
-    """Ctrl-C comes with the evaluation of this number."""
+    """Ctrl-C comes with the evaluation of this number, which ends when the request has been cancelled by it."""
 
     interrupt_at = 1
+    scheduler: Scheduler
 
     def evaluate(self, lane, ids):
         if len(self.evaluated) == self.interrupt_at:
-            signal.raise_signal(signal.SIGINT)
+            self.interrupt()
         return super().evaluate(lane, ids)
 
+    def interrupt(self):
+        signal.raise_signal(signal.SIGINT)  # the main thread handles it, as any signal
+        deadline_s = time.monotonic() + BOUND_S
+        while not all(job.is_cancelled for job in self.scheduler.running):
+            assert time.monotonic() < deadline_s, "the request is not cancelled"
+            time.sleep(0.001)
 
-def interrupted(tmp_path, at: int):
+
+def interrupted(tmp_path, at: int, kind: type[InterruptedEngine] = InterruptedEngine):
     """A runner whose prompts take several chunks: it can be stopped between two of them."""
-    runner = make_runner(tmp_path, InterruptedEngine(vocab_size=len(byte_level())), chunk=16)
-    runner.engine.interrupt_at = at
+    engine = kind(vocab_size=len(byte_level()))
+    engine.interrupt_at = at
+    runner = make_runner(tmp_path, engine, chunk=16)
+    engine.scheduler = runner.runtime.worker.scheduler
     return runner
 
 
@@ -279,7 +293,7 @@ def test_a_retry_that_is_stopped_before_its_first_word_keeps_the_old_answer(tmp_
     chat = talk(runner, "Hello")
     before = list(chat.conversation.exchanges)
     runner.cache.clear()
-    runner.engine.interrupt_at = len(runner.engine.evaluated)
+    runner.runtime.engine.interrupt_at = len(runner.runtime.engine.evaluated)
 
     chat.retry()
 
@@ -288,14 +302,18 @@ def test_a_retry_that_is_stopped_before_its_first_word_keeps_the_old_answer(tmp_
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path):
-    class Stubborn(FakeEngine):
-        def evaluate(self, lane, ids):
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-            raise AssertionError("not reached")
+    ends = threading.Event()
 
-    with pytest.raises(KeyboardInterrupt):
-        talk(make_runner(tmp_path, Stubborn(vocab_size=len(byte_level()))), "Hello")
+    class Stubborn(InterruptedEngine):
+        def interrupt(self):
+            super().interrupt()
+            signal.raise_signal(signal.SIGINT)
+            assert ends.wait(BOUND_S)  # the step ends after the chat alone
+
+    with interrupted(tmp_path, at=0, kind=Stubborn) as runner:
+        with pytest.raises(KeyboardInterrupt):
+            talk(runner, "Hello")
+        ends.set()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

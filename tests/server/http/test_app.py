@@ -18,6 +18,8 @@ from tests.server.servers import StartServer
         ("/v1/messages/count_tokens", "anthropic"),
         ("/v1/messagesx", "openai"),
         ("/v1/chat/completions", "openai"),
+        ("/v2/rerank", "openai"),
+        ("/rerank", "openai"),
         ("/api/chat", "ollama"),
         ("/", "ollama"),
         ("/api/cache/tree", "bough"),

@@ -15,9 +15,12 @@ from bough.errors import RequestError
 from bough.server.apis.anthropic import wire as anthropic_wire
 from bough.server.apis.bough.cache import PrefixBody
 from bough.server.apis.bough.tokens import DetokenizeRequest, TokenizeRequest
+from bough.server.apis.ollama.embeddings import EmbedRequest
 from bough.server.apis.ollama.wire import ChatRequest, CopyRequest, GenerateRequest, NamedRequest
 from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
+from bough.server.apis.openai import embeddings as openai_embeddings
+from bough.server.apis.openai import rerank as openai_rerank
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.http import bounds
 from bough.server.http.errors import HttpError, to_http_error
@@ -66,6 +69,20 @@ def chat(**fields: Any) -> object:
 def complete(**fields: Any) -> object:
     body = openai_completions.CompletionRequest.model_validate({"model": "m", "prompt": "a", **fields})
     return openai_completions.to_asks(body, "")
+
+
+def embed(**fields: Any) -> object:
+    return EmbedRequest.model_validate({"model": "m", "input": "a", **fields}).to_ask("")
+
+
+def embed_openai(**fields: Any) -> object:
+    body = openai_embeddings.EmbeddingsRequest.model_validate({"model": "m", "input": "a", **fields})
+    return openai_embeddings.to_ask(body, "")
+
+
+def rerank(**fields: Any) -> object:
+    body = openai_rerank.RerankRequest.model_validate({"model": "m", "query": "a", "documents": ["a"], **fields})
+    return openai_rerank.to_ask(body, "")
 
 
 def respond(**fields: Any) -> object:
@@ -132,6 +149,19 @@ TOO_MUCH: list[tuple[Read, dict[str, Any], str, str, str]] = [
     (complete, {"prompt": [[1] * 600_000] * 2}, "prompt", "1,200,000", "1,048,576"),
     (complete, {"prompt": ["a"] * 2_049}, "prompt", "2,049", "2,048"),
     (complete, {"prompt": ["a"] * 33, "n": 64}, "n ", "2,112", "2,048"),
+    (embed, {"input": ["a"] * 8_193}, "input", "8,193", "8,192"),
+    (embed, {"model": "m" * 513}, "model", "513", "512"),
+    (embed, {"keep_alive": "1" * 65}, "keep_alive", "65", "64"),
+    (embed, {"options": {"stop": ["a"] * 65}}, "options.stop", "65", "64"),
+    (embed_openai, {"input": ["a"] * 8_193}, "input", "8,193", "8,192"),
+    (embed_openai, {"input": [[1]] * 8_193}, "input", "8,193", "8,192"),
+    (embed_openai, {"input": TOO_MANY_IDS}, "input", "1,048,577", "1,048,576"),
+    (embed_openai, {"input": [[1] * 600_000] * 2}, "input", "1,200,000", "1,048,576"),
+    (embed_openai, {"user": "u" * 513}, "user", "513", "512"),
+    (embed_openai, {"model": "m" * 513}, "model", "513", "512"),
+    (rerank, {"documents": ["a"] * 2_001}, "documents", "2,001", "2,000"),
+    (rerank, {"query": "a" * 16_385}, "query", "16,385", "16,384"),
+    (rerank, {"model": "m" * 513}, "model", "513", "512"),
     (respond, {"input": [USER] * 10_001}, "input", "10,001", "10,000"),
     (respond, {"input": asked(content=[{"type": "text", "text": ""}] * 10_001)}, r"input\[0\].content", "10,001", "10,000"),
     (respond, {"tools": [item({})] * 1_025}, "tools", "1,025", "1,024"),
@@ -188,6 +218,10 @@ def test_more_than_is_allowed_is_refused_with_the_place_and_both_numbers(
         (chat, {"messages": [USER] * 10_000, "stop": ["a" * 1_024] * 64, "tools": [FUNCTION] * 1_024}),
         (complete, {"prompt": [1] * 1_048_576}),
         (complete, {"prompt": ["a"] * 32, "n": 64}),
+        (embed, {"input": ["a"] * 8_192}),
+        (embed_openai, {"input": ["a"] * 8_192}),
+        (embed_openai, {"input": [1] * 1_048_576}),
+        (rerank, {"query": "a" * 16_384, "documents": ["a"] * 2_000}),
         (respond, {"input": [USER] * 10_000}),
         (message, {"messages": [USER] * 10_000, "stop_sequences": ["a" * 1_024] * 64}),
     ],
@@ -305,6 +339,11 @@ def test_a_text_that_never_ends_is_refused_in_words() -> None:
         (chat, {"stop": {"a": "a" * 1_000_000}}),
         (chat, {"stop": [["a" * 1_000_000]]}),
         (chat, {"tools": [{"type": "a" * 1_000_000}]}),
+        (embed, {"input": [{"a": "a" * 1_000_000}]}),
+        (embed_openai, {"input": [{"a": "a" * 1_000_000}]}),
+        (rerank, {"documents": [{"a": "a" * 1_000_000}]}),
+        (rerank, {"documents": [["a" * 1_000_000]]}),
+        (rerank, {"rank_fields": "a" * 1_000_000}),
         (respond, {"input": [{"type": "a" * 1_000_000}]}),
         (respond, {"input": asked(role=["a" * 1_000_000])}),
         (message, {"messages": asked(content=[{"type": "a" * 1_000_000}])}),

@@ -22,12 +22,11 @@ SEED = 20261115
 ANSWER_S = 20.0
 WARM_UP = 100  # requests after which every part of the server has been used
 GROWN_BYTES = 192 * 2**20
-MAY_REFUSE = {  # the tiny model lies outside the model folder, embeds nothing, and this tree may not know the prefix
+MAY_REFUSE = {  # the tiny model lies outside the model folder and ranks nothing, and this tree may not know the prefix
     "/api/copy",
     "/api/delete",
     "/api/create",
-    "/api/embed",
-    "/v1/embeddings",
+    "/v1/rerank",
     "/api/cache/pin",
     "/api/cache/unpin",
     "/api/cache/import",
@@ -111,7 +110,8 @@ def test_everything_that_takes_a_body_is_thrown_at(client: httpx.Client) -> None
         ("POST", "/api/pull"),
         ("POST", "/api/push"),
         ("POST", "/api/blobs/{digest}"),
-        ("POST", "/api/embeddings"),
+        ("POST", "/v2/rerank"),
+        ("POST", "/rerank"),
     }
 
     assert taking - left_out == set(BODIES)

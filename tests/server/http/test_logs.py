@@ -92,6 +92,19 @@ def test_a_request_has_one_line_with_its_tokens_and_times(caplog: pytest.LogCapt
     assert (fields["trace_id"], fields["client"]) == (TRACE_ID, "192.0.2.7")
 
 
+def test_a_line_for_embeddings_tells_how_many_texts_there_were(caplog: pytest.LogCaptureFixture) -> None:
+    async def embed(scope: Scope, receive: Receive, send: Send) -> None:
+        note_record(RequestRecord("tiny", usage=USAGE, num_texts=7))
+        await Inner()(scope, receive, send)
+
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(embed, Metrics()), path="/api/embed"))
+
+    assert line.getMessage().endswith(" 7 texts, 100 tokens, 60 cached")
+    fields = json.loads(JsonFormatter().format(line))
+    assert fields["texts"] == 7
+    assert "queue_s" not in fields and "first_token_s" not in fields
+
+
 def test_who_only_looks_whether_the_server_is_up_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     assert lines_of(caplog, lambda: send_to(LogsMiddleware(Inner(), Metrics()), path="/health")) == []
 

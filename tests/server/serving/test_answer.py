@@ -15,9 +15,9 @@ from bough.models.prompts import Encoded
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.answer import Answer, AnswerListener
 from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, ToolChoice
-from bough.server.serving.inbox import Inbox
 from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord
+from bough.system.inbox import Inbox
 from bough.types import Alternative, Chunk, Completion, SamplingParams, TokenLogprob, Usage
 from tests.models.tiny_tokenizer import byte_level
 
@@ -25,7 +25,7 @@ TOKENIZER = Tokenizer(byte_level())
 LOADED: Any = SimpleNamespace(
     name="m",
     info=SimpleNamespace(digest="0123"),
-    runner=SimpleNamespace(tokenizer=TOKENIZER, prefix_cache=SimpleNamespace(is_enabled=True)),
+    generator=SimpleNamespace(tokenizer=TOKENIZER, prefix_cache=SimpleNamespace(is_enabled=True)),
 )
 STARTED = Usage(prompt_tokens=10, matched_tokens=6, cached_tokens=6)
 CALLS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'

@@ -41,7 +41,7 @@ class OneModel(Service):
         engine = SimpleNamespace(context_tokens=100)
         self.loaded: Any = SimpleNamespace(
             name="m",
-            runner=SimpleNamespace(prompts=prompts, cache=cache, engine=engine),
+            generator=SimpleNamespace(prompts=prompts, cache=cache, engine=engine),
             info=SimpleNamespace(capabilities=()),
             templates=OtherTemplates(),
             threads=PromptThreads(),

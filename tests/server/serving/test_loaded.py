@@ -9,6 +9,7 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import EngineError, ModelNotFound, NoRoom, ShuttingDown, UnsupportedModel
+from bough.runner import Runner
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from tests.server.fake_models import MODEL_BYTES
@@ -206,8 +207,9 @@ def test_two_real_models_take_turns_in_the_room_of_one(tmp_path, run):
         kept = []
         for name in ("first", "second", "first"):
             async with models.using(name) as loaded:
-                await asyncio.to_thread(loaded.runner.generate, list(range(1, 40)), max_tokens=2)
-                kept.append(loaded.runner.cache.stats()["tokens"])
+                runner = Runner(loaded.runtime)
+                await asyncio.to_thread(runner.generate, list(range(1, 40)), max_tokens=2)
+                kept.append(loaded.runtime.cache.stats()["tokens"])
                 assert [each.name for each in models.list()] == [name]
                 assert loaded.info.name == name and loaded.num_bytes > 0 and loaded.load_s > 0
         await models.close()

@@ -81,6 +81,22 @@ def test_names_that_clients_make_up_never_become_labels(metrics: Metrics) -> Non
     assert not any("made up" in value for sample in samples for value in sample.labels.values())
 
 
+def test_embeddings_count_their_texts_and_have_no_queue_of_their_own(metrics: Metrics, read: Read) -> None:
+    metrics.request_done(RequestRecord("tiny", usage=USAGE, num_texts=7))
+
+    assert read("bough_texts_total", model="tiny") == 7
+    assert read("bough_prompt_tokens_total", model="tiny", kind="computed") == 40
+    assert read("bough_queue_seconds_count", model="tiny") is None
+
+
+def test_a_model_without_lanes_shows_none() -> None:
+    worker = SimpleNamespace(snapshot=lambda: {"queue": 2, "running": 1})
+    read = reader_of(Metrics(SimpleNamespace(list=lambda: [SimpleNamespace(name="vectors", worker=worker)])))
+
+    assert read("bough_queue_length", model="vectors") == 2
+    assert read("bough_lanes", model="vectors", state="idle") is None
+
+
 def test_models_beyond_the_first_hundred_are_counted_together(metrics: Metrics, read: Read) -> None:
     for number in range(300):
         metrics.http_began()

@@ -25,8 +25,8 @@ class OneModel:
     """A loaded model that has only a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        runner = SimpleNamespace(prompts=Prompts(tokenizer, 500), engine=SimpleNamespace(context_tokens=8))
-        self._loaded = SimpleNamespace(runner=runner, threads=PromptThreads(), info=SimpleNamespace(capabilities=()))
+        runtime = SimpleNamespace(prompts=Prompts(tokenizer, 500), engine=SimpleNamespace(context_tokens=8))
+        self._loaded = SimpleNamespace(generator=runtime, threads=PromptThreads(), info=SimpleNamespace(capabilities=()))
 
     def choose_name(self, name: str | None) -> str:
         return name or "one"

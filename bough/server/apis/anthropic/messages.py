@@ -21,9 +21,9 @@ from bough.server.http.logs import current_trace
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse, sse_comment, to_json
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, Finished, Progress, ToolCall
+from bough.server.serving.ask import Answered, Ask, Delta, Finished, Progress
 from bough.server.serving.service import Service
-from bough.types import Usage
+from bough.types import ToolCall, Usage
 
 _KINDS = {
     400: "invalid_request_error",

@@ -29,8 +29,8 @@ from bough.server.http.bounds import (
     show,
 )
 from bough.server.http.wire import Wire
-from bough.server.serving.ask import Ask, Tool, ToolChoice, ToolMode
-from bough.types import Message, SamplingParams
+from bough.server.serving.ask import Ask, ToolChoice, ToolMode
+from bough.types import Message, SamplingParams, Tool
 
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"
 _ACCOUNTING = re.compile(rf"(?im)^[ \t]*{_ACCOUNTING_NAME}.*$(?:\r?\n)*")

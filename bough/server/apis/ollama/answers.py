@@ -19,14 +19,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
-from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, write_time
+from bough.server.apis.ollama.wire import AnswerRequest, ChatRequest, GenerateRequest, nanoseconds, write_time
 from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.streaming import NDJSON, AnswerStream, EventFrame, cancel_on_disconnect, json_line
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Event, Finished, ScoredToken, Started, ToolCall
+from bough.server.serving.ask import Ask, Delta, Event, Finished, ScoredToken, Started
 from bough.server.serving.service import Service
-from bough.types import Message
+from bough.types import Message, ToolCall
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
@@ -153,13 +153,13 @@ class LineWriter:
             **context,
             "done": True,
             "done_reason": reason,
-            "total_duration": _nanoseconds(time.perf_counter() - self.began_s),
-            "load_duration": _nanoseconds(started.load_s),
+            "total_duration": nanoseconds(time.perf_counter() - self.began_s),
+            "load_duration": nanoseconds(started.load_s),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_cached_count": usage.cached_tokens,
-            "prompt_eval_duration": _nanoseconds(timings.prefill_s),
+            "prompt_eval_duration": nanoseconds(timings.prefill_s),
             "eval_count": usage.completion_tokens or int(reason == "stop"),  # at least the token that ended it
-            "eval_duration": _nanoseconds(timings.decode_s),
+            "eval_duration": nanoseconds(timings.decode_s),
         }
 
 
@@ -182,7 +182,3 @@ def _write_logprob(token: ScoredToken) -> dict[str, Any]:
 
 def _write_token(token: ScoredToken) -> dict[str, Any]:
     return {"token": token.data.decode("utf-8", "replace"), "logprob": token.logprob, "bytes": list(token.data)}
-
-
-def _nanoseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1e9))

@@ -1,6 +1,6 @@
 """Ollama's API for models: list, show, pull, copy and delete. Names are listed with their tag.
 
-What Bough does not support (embeddings, publishing models, files of models) is refused with a status below 500 and the
+What Bough does not support (publishing models, files of models) is refused with a status below 500 and the
 reason.
 Everything that touches files runs in a thread, so that it does not delay streams.
 """
@@ -125,14 +125,6 @@ async def delete(body: NamedRequest, service: ServiceOf) -> Response:
         raise Unavailable(f"model '{name}' is in use: it can be deleted when its answers have ended")
     await asyncio.to_thread(service.catalog.remove, name)
     return Response()
-
-
-@router.post("/api/embed")
-@router.post("/api/embeddings")
-async def embed(body: NamedRequest, service: ServiceOf) -> Response:
-    """Refused: embeddings are not supported."""
-    entry = await _find(service, body.wanted)
-    raise RequestError(f"{entry.name} does not support embeddings")
 
 
 @router.post("/api/push")

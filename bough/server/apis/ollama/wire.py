@@ -56,6 +56,11 @@ def write_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def nanoseconds(seconds: float) -> int:
+    """A duration as answers have it: never 0, which clients leave out."""
+    return max(1, round(seconds * 1e9))
+
+
 def parse_keep_alive(value: Any) -> float | None:
     """Seconds of a number or of a Go duration such as "1h30m"; negative ones are infinite. Raises ValueError for others."""
     if value is None:
@@ -81,7 +86,8 @@ def _to_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _to_list(value: Any) -> Any:
+def to_list(value: Any) -> Any:
+    """A text may stand for a list of one; an empty text is the same as none."""
     if isinstance(value, str):
         return [value] if value else None
     return value
@@ -137,7 +143,7 @@ class Options(Wire):
     seed: Whole | None = None
     num_predict: Whole | None = None
     num_ctx: Whole | None = None
-    stop: Annotated[Stops | None, BeforeValidator(_to_list, json_schema_input_type=list[str] | str | None)] = None
+    stop: Annotated[Stops | None, BeforeValidator(to_list, json_schema_input_type=list[str] | str | None)] = None
     repeat_penalty: Real | None = None
     repeat_last_n: Whole | None = None
     presence_penalty: Real | None = None

@@ -45,8 +45,8 @@ from bough.server.http.bounds import (
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, EventFrame, cancel_on_disconnect, sse, to_json
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken, ToolCall
-from bough.types import Message
+from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, Progress, ScoredToken
+from bough.types import Message, ToolCall
 
 router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 

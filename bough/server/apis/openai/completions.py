@@ -28,9 +28,10 @@ from bough.server.apis.openai.wire import (
     finite,
     format_error,
     progress_comment,
+    read_texts,
     write_finish,
 )
-from bough.server.http.bounds import MAX_ANSWERS, MAX_IDS, MAX_PROMPTS, check_length
+from bough.server.http.bounds import MAX_ANSWERS, MAX_PROMPTS
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
 from bough.server.http.wire import SaltOf, ServiceOf, route_class
 from bough.server.serving.answer import Answer
@@ -71,7 +72,7 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
     _check_fields(body)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = body.params(max_tokens, logprobs=body.logprobs)
-    prompts = read_prompts(body.prompt)
+    prompts = read_texts(body.prompt, "prompt", MAX_PROMPTS)
     if body.suffix and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("suffix needs a prompt that is a text, and this one has token ids")
     num_answers = len(prompts) * (body.n or 1)
@@ -103,32 +104,6 @@ def _check_fields(body: CompletionRequest) -> None:
     if body.best_of is not None and body.best_of > (body.n or 1):
         asked = f"best_of is {body.best_of} and n is {body.n or 1}"
         raise RequestError(f"{asked}: choosing among answers is not supported, so best_of may be at most n")
-
-
-def read_prompts(prompt: Any) -> Sequence[str | list[int]]:
-    """The prompts in a body: a text, token ids, or a list of either."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt:
-        raise RequestError("prompt is neither a text nor a list of texts or token ids with at least 1 entry")
-    if _is_ids(prompt):
-        _check_num_ids(len(prompt))
-        return [prompt]
-    check_length(prompt, "prompt", MAX_PROMPTS)
-    if not all(isinstance(each, str) for each in prompt) and not all(_is_ids(each) for each in prompt):
-        raise RequestError("prompt is a list of mixed things, and must be texts, token ids, or lists of token ids")
-    _check_num_ids(sum(len(each) for each in prompt if isinstance(each, list)))
-    return prompt
-
-
-def _is_ids(value: Any) -> bool:
-    """Whether this is a list of integers only. Fast for a million of them."""
-    return isinstance(value, list) and set(map(type, value)) <= {int}
-
-
-def _check_num_ids(num_ids: int) -> None:
-    if num_ids > MAX_IDS:
-        raise RequestError(f"prompt has {num_ids:,} token ids, and may have {MAX_IDS:,}")
 
 
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:

@@ -17,7 +17,8 @@ from typing import Any
 from bough.server.apis.openai.wire import count, make_id, write_logprobs, write_loop
 from bough.server.http.errors import to_http_error
 from bough.server.http.streaming import to_json
-from bough.server.serving.ask import Delta, Finished, ScoredToken, Started, ToolCall
+from bough.server.serving.ask import Delta, Finished, ScoredToken, Started
+from bough.types import ToolCall
 
 Item = dict[str, Any]
 Event = dict[str, Any]

@@ -1,4 +1,4 @@
-"""OpenAI's list of models, and the refusal of embeddings."""
+"""OpenAI's list of models."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from bough.errors import RequestError
 from bough.server.apis.openai.wire import format_error
-from bough.server.http.wire import ServiceOf, Wire, route_class
+from bough.server.http.wire import ServiceOf, route_class
 from bough.server.serving.catalog import CatalogEntry
 
 router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
-
-
-class EmbeddingsRequest(Wire):
-    """The part of the body that the refusal needs."""
-
-    model: str
 
 
 @router.get("/v1/models")
@@ -31,13 +24,6 @@ async def list_models(service: ServiceOf) -> dict[str, Any]:
 async def retrieve_model(name: str, service: ServiceOf) -> dict[str, Any]:
     """One local model."""
     return write_model(await asyncio.to_thread(service.catalog.find, name))
-
-
-@router.post("/v1/embeddings")
-async def embed(body: EmbeddingsRequest, service: ServiceOf) -> dict[str, Any]:
-    """Refused: the models here are for generating text."""
-    entry = await asyncio.to_thread(service.catalog.find, body.model)
-    raise RequestError(f"model {entry.name!r} does not support embeddings")
 
 
 def write_model(entry: CatalogEntry) -> dict[str, Any]:

@@ -51,8 +51,8 @@ from bough.server.http.bounds import (
 from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started, Tool
-from bough.types import Message, SamplingParams
+from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started
+from bough.types import Message, SamplingParams, Tool
 
 router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 

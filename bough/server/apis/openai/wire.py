@@ -21,9 +21,11 @@ from bough.server.http.bounds import (
     MAX_ARGUMENTS_CHARACTERS,
     MAX_CHOICES,
     MAX_DEPTH,
+    MAX_IDS,
     MAX_NAME_CHARACTERS,
     SHORT_NAME,
     SMALL_SCHEMA,
+    check_length,
     check_schema,
     check_text,
     check_tools_size,
@@ -152,6 +154,32 @@ class Schema(Wire):
 
     name: str | None = None
     schema_: Annotated[dict[str, Any], SMALL_SCHEMA] = Field(alias="schema")
+
+
+def read_texts(value: Any, place: str, limit: int) -> Sequence[str | list[int]]:
+    """The texts in a field: a text, token ids, or a list of at most `limit` of either. Raises RequestError for others."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise RequestError(f"{place} is neither a text nor a list of texts or token ids with at least 1 entry")
+    if _is_ids(value):
+        _check_num_ids(len(value), place)
+        return [value]
+    check_length(value, place, limit)
+    if not all(isinstance(each, str) for each in value) and not all(_is_ids(each) for each in value):
+        raise RequestError(f"{place} is a list of mixed things, and must be texts, token ids, or lists of token ids")
+    _check_num_ids(sum(len(each) for each in value if isinstance(each, list)), place)
+    return value
+
+
+def _is_ids(value: Any) -> bool:
+    """Whether this is a list of integers only. Fast for a million of them."""
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def _check_num_ids(num_ids: int, place: str) -> None:
+    if num_ids > MAX_IDS:
+        raise RequestError(f"{place} has {num_ids:,} token ids, and may have {MAX_IDS:,}")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:

@@ -25,7 +25,7 @@ from bough.models.aliases import Alias, AliasRules, Overlay
 from bough.models.sources import find_local
 from bough.models.store import describe_names, plain_name
 from bough.models.tokenizer import load_tokenizer
-from bough.runner import gguf_support
+from bough.runtime import gguf_support
 from bough.server.serving.catalog.entries import CatalogEntry, read_entry
 from bough.server.serving.catalog.memos import InfoMemo, TwinMemo
 from bough.server.serving.overlay import check_overlay, merge_overlays

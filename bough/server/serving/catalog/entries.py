@@ -36,7 +36,7 @@ class CatalogEntry:
     modified: datetime
     context_tokens: int
     embedding_length: int
-    capabilities: tuple[str, ...]  # of completion, tools, thinking, insert
+    capabilities: tuple[str, ...]  # of completion, tools, thinking, insert; or embedding, rerank
     template: str
     license: str
     sampling: Mapping[str, Any]  # the model's own defaults, by the names of SamplingParams; empty if it has none

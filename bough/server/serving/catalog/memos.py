@@ -17,7 +17,7 @@ from bough.models import ModelFiles, ModelInfo, describe
 from bough.models.files import read_notes, stamp_of, translate_os_errors, write_notes
 from bough.models.fingerprint import fingerprint, hash_weights
 
-_FORMAT = 2
+_FORMAT = 3
 _MEMO_FILE = "digests.json"
 
 

@@ -11,21 +11,21 @@ from typing import Any, TypeVar
 
 from bough.errors import PromptTooLong, RequestError
 from bough.generate.request import default_max_tokens
+from bough.models.chat.tools import prepare_messages
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
-from bough.server.serving.ask import Ask, EchoedPrompt, Tool
+from bough.server.serving.ask import Ask, EchoedPrompt
 from bough.server.serving.prompting.continuation import continue_context
 from bough.server.serving.prompting.echo import make_echo
-from bough.server.serving.prompting.tools import forced_format, prepare_messages
+from bough.server.serving.prompting.tools import forced_format
 from bough.server.serving.prompting.truncation import shorten
 from bough.system.threads import lower_priority
-from bough.types import TO_THE_END, Message, SamplingParams
+from bough.types import TO_THE_END, Message, SamplingParams, Tool
 
 Result = TypeVar("Result")
 
 LARGE_CHARS = 2**18  # a prompt of more characters is large
 _NUM_THREADS = 4
-_THINK = "<think>"
 _ROOM_TOKENS = 128
 """Tokens reserved for an answer of unknown length when a chat is shortened."""
 
@@ -87,7 +87,7 @@ def prepare_prompt(
         {tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
         is_forced=forced is not None,
         splits_thinking=splits,
-        starts_thinking=splits and model.prompts.decode(encoded.ids[-8:]).rstrip().endswith(_THINK),
+        starts_thinking=splits and model.prompts.starts_thinking(encoded),
         echo=make_echo(ask, encoded.ids, model.prompts.tokenizer) if ask.echoes else None,
     )
 
@@ -187,7 +187,9 @@ class _Rendering:
 
     def _given(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, Any]]:
         """The messages for the template, and its options."""
-        given = prepare_messages(messages, self.tools, self.ask.tool_choice, template_knows_tools=self.model.knows_tools)
+        given = prepare_messages(
+            messages, self.ask.tool_choice.offer(self.tools), template_knows_tools=self.model.knows_tools
+        )
         options: dict[str, Any] = {"tools": given.tools}
         if self.ask.think is not None and self.model.knows_thinking:
             options["enable_thinking"] = self.ask.think

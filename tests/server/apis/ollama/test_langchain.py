@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_ollama import ChatOllama, OllamaEmbeddings
+from langchain_ollama import ChatOllama
 from ollama import ResponseError
 
 pytestmark = pytest.mark.model
@@ -75,10 +75,3 @@ def test_it_sends_the_history_of_tools(chat):
     answer = chat.invoke([HumanMessage("How is the weather?"), called, ToolMessage("It rains.", tool_call_id="call_1")])
 
     assert answer.content
-
-
-def test_it_hears_that_there_are_no_embeddings(server):
-    embeddings = OllamaEmbeddings(model="smollm2", base_url=server.url)
-
-    with closing(embeddings._client), pytest.raises(ResponseError, match="does not support embeddings"):
-        embeddings.embed_query("Hello")

@@ -224,8 +224,6 @@ def test_what_is_not_there_is_not_found(little, method, path, body):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/api/embed", {"model": "little", "input": "x"}),
-        ("/api/embeddings", {"model": "little", "prompt": "x"}),
         ("/api/push", {"model": "little"}),
         ("/api/blobs/sha256:00", {}),
         ("/api/show", {}),

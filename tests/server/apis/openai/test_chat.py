@@ -440,9 +440,3 @@ def test_a_model_that_is_not_there_is_not_found(client: openai.OpenAI, name: str
         client.models.retrieve(name)
 
     assert caught.value.code == "model_not_found"
-
-
-@pytest.mark.model
-def test_embeddings_are_refused_with_a_reason(client: openai.OpenAI, server: Server) -> None:
-    with pytest.raises(openai.BadRequestError, match="does not support embeddings"):
-        client.embeddings.create(model=server.model, input="tree")

@@ -13,11 +13,11 @@ from bough.errors import RequestError
 from bough.server.apis.openai.completions import (
     CompletionRequest,
     LogprobList,
-    read_prompts,
     to_asks,
     write_events,
     write_whole,
 )
+from bough.server.apis.openai.wire import read_texts
 from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, ScoredToken
 from tests.server.scripted_answer import LOOP, collect, finish, parse, script
 from tests.server.servers import Server, StartServer
@@ -28,13 +28,13 @@ from tests.server.servers import Server, StartServer
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
 )
 def test_a_prompt_is_a_text_or_tokens_or_several(prompt: Any, expected: Any) -> None:
-    assert read_prompts(prompt) == expected
+    assert read_texts(prompt, "prompt", 2) == expected
 
 
 @pytest.mark.parametrize("prompt", [None, 5, [], ["a", 1], [True], [[1], "a"], {"a": 1}])
 def test_any_other_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(RequestError, match=r"^prompt is"):
-        read_prompts(prompt)
+        read_texts(prompt, "prompt", 2)
 
 
 def test_an_answer_has_sixteen_tokens_unless_told_otherwise() -> None:

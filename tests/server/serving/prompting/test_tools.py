@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.errors import RequestError
+from bough.models.answers.tool_calls import ToolCallParser
+from bough.models.chat.tools import prepare_messages
 from bough.server.serving.ask import ToolChoice
-from bough.server.serving.parsing.tool_calls import ToolCallParser
-from bough.server.serving.prompting.tools import forced_format, prepare_messages
+from bough.server.serving.prompting.tools import forced_format
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": PARAMETERS}}
@@ -219,22 +220,22 @@ def test_any_arguments_are_found_letter_by_letter(arguments, is_ascii, indent):
 
 
 def test_a_template_that_knows_tools_gets_them_and_the_messages_as_they_are():
-    prepared = prepare_messages(ASKED, [WEATHER], AUTO, template_knows_tools=True)
+    prepared = prepare_messages(ASKED, [WEATHER], template_knows_tools=True)
 
     assert prepared.messages == ASKED
     assert prepared.tools == [WEATHER]
 
 
 def test_no_tools_are_offered_where_none_may_be_called():
-    assert prepare_messages(ASKED, [WEATHER], NONE, template_knows_tools=True).tools is None
-    assert prepare_messages(ASKED[:1], [WEATHER], NONE, template_knows_tools=False).messages == ASKED[:1]
+    assert prepare_messages(ASKED, NONE.offer([WEATHER]), template_knows_tools=True).tools is None
+    assert prepare_messages(ASKED[:1], NONE.offer([WEATHER]), template_knows_tools=False).messages == ASKED[:1]
 
 
 def test_other_templates_get_the_tools_in_the_system_message():
     system = {"role": "system", "content": "Be brief."}
 
-    added = prepare_messages(ASKED[:1], [WEATHER, CLOCK], AUTO, template_knows_tools=False)
-    joined = prepare_messages([system, *ASKED[:1]], [WEATHER, CLOCK], AUTO, template_knows_tools=False)
+    added = prepare_messages(ASKED[:1], [WEATHER, CLOCK], template_knows_tools=False)
+    joined = prepare_messages([system, *ASKED[:1]], [WEATHER, CLOCK], template_knows_tools=False)
 
     assert added.tools is None
     assert added.messages[0]["role"] == "system"
@@ -244,7 +245,7 @@ def test_other_templates_get_the_tools_in_the_system_message():
 
 
 def test_other_templates_get_past_calls_and_results_as_text():
-    messages = prepare_messages(ASKED, [], AUTO, template_knows_tools=False).messages
+    messages = prepare_messages(ASKED, [], template_knows_tools=False).messages
 
     assert messages[0] == ASKED[0]
     assert messages[1] == {"role": "assistant", "content": f"I look.\n<tool_call>\n{PARIS}\n</tool_call>"}
@@ -253,7 +254,7 @@ def test_other_templates_get_past_calls_and_results_as_text():
 
 
 def test_a_past_call_is_written_as_it_would_be_found():
-    messages = prepare_messages(ASKED, [], AUTO, template_knows_tools=False).messages
+    messages = prepare_messages(ASKED, [], template_knows_tools=False).messages
 
     assert calls_of(messages[1]["content"]) == ONE
 

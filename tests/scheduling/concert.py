@@ -1,0 +1,166 @@
+"""Many requests on a fake engine, driven turn by turn, with everything checked in between."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from bough.bench.alone import run_alone
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency.memory import Tiers
+from bough.errors import BoughError
+from bough.generate.generation import ChunkSize, Generation
+from bough.generate.request import Request
+from bough.scheduling.job import Job
+from bough.scheduling.scheduler import Scheduler
+from bough.scheduling.verifier import Verifier
+from bough.types import Chunk, Completion, SamplingParams, Usage
+from tests import invariants
+from tests.fake_disk import FakeDisk
+from tests.fakes import MODELS, FakeEngine
+
+
+class Letters:
+    """A vocabulary whose tokens are single letters; none ends an answer."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([ord("A") + token_id % 57])
+
+
+class Client:
+    """Listens to one request, and may hang up. `mistakes` are calls that should not have come."""
+
+    def __init__(self) -> None:
+        self.mistakes: list[str] = []
+        self.started: Usage | None = None
+        self.loaded: Usage | None = None
+        self.tokens: list[int] = []
+        self.scored: list[int] = []
+        self.completion: Completion | None = None
+        self.error: BoughError | None = None
+        self.is_gone = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.completion is not None or self.error is not None
+
+    def on_start(self, usage: Usage, waited_s: float) -> None:
+        self._note("a start", is_wrong=self.started is not None or self.is_done)
+        self.started = usage
+
+    def on_loaded(self, usage: Usage) -> None:
+        self._note("the end of loading", is_wrong=self.loaded is not None or self.is_done)
+        self.loaded = usage
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        self._note("a chunk", is_wrong=self.is_done)
+        self.tokens += chunk.token_ids
+        self.scored += [each.token_id for each in chunk.prompt_logprobs]
+
+    def on_end(self, completion: Completion) -> None:
+        self._note("an end", is_wrong=self.is_done)
+        self.completion = completion
+
+    def on_error(self, error: BoughError) -> None:
+        self._note("an error", is_wrong=self.is_done)
+        self.error = error
+
+    def _note(self, what: str, *, is_wrong: bool) -> None:
+        if is_wrong:
+            self.mistakes.append(f"{what} came twice, or after the end")
+
+
+class Concert:
+    """A fake engine with lanes, a scheduler over it, and clients."""
+
+    def __init__(
+        self,
+        model: str = "full",
+        *,
+        lanes: int = 4,
+        chunk: int = 16,
+        budget_bytes: int | None = None,
+        random: Callable[[], float] | None = None,
+        has_disk: bool = False,
+    ) -> None:
+        self.engine = FakeEngine(MODELS[model])
+        self.disk = FakeDisk(16) if has_disk else None
+        lanes_made = [self.engine.make_lane() for _ in range(lanes)]
+        tiers = Tiers(self.engine, disk=self.disk) if self.disk else None  # type: ignore[arg-type]
+        self.cache = PrefixCache(self.engine, lanes_made, page_tokens=16, budget_bytes=budget_bytes, tiers=tiers)
+        self.clients: list[Client] = []
+        ticks = itertools.count(1)
+        self.clock = lambda: next(ticks) / 100
+        self.verifier = Verifier(self.engine, 0.5, random, self.prepare) if random else None
+        self.scheduler = Scheduler(self.engine, self.cache, ChunkSize(chunk), self.clock, self.verifier)
+
+    def prepare(self, request: Request) -> Generation:
+        return Generation(self.engine, request, Letters(), None, self.clock)
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        *,
+        deadline_s: float = math.inf,
+        salt: str = "",
+        seed: int = 0,
+        tenant: str = "",
+        scores_prompt: bool = False,
+        wants_state: bool = False,
+        store: bool = True,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        **params: object,
+    ) -> Client:
+        client = Client()
+        self.clients.append(client)
+        wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
+        request = Request(
+            list(ids),
+            wanted,
+            salt=salt,
+            seed=seed,
+            scores_prompt=scores_prompt,
+            wants_state=wants_state,
+            store=store,
+            is_cancelled=lambda: client.is_gone,
+            on_progress=on_progress,
+        )
+        job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock(), tenant=tenant)
+        self.scheduler.add(job)
+        return client
+
+    def turn(self) -> None:
+        self.scheduler.turn()
+        sessions = [job.generation.session for job in self.scheduler.running]
+        invariants.check(self.cache, self.engine, sessions)  # type: ignore[arg-type]
+        assert not any(client.mistakes for client in self.clients)
+
+    def play(self, most: int = 10_000) -> None:
+        """Turn until everybody is served."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                break
+            self.turn()
+        assert not self.scheduler.has_work
+        assert not any(slot.is_busy for slot in self.cache.lanes.slots)
+        assert all(client.is_done for client in self.clients)
+
+    def alone(self, ids: Sequence[int], *, seed: int = 0, **params: object) -> list[int]:
+        """What a request generates when it is the only one, on an engine of its own."""
+        engine = FakeEngine(self.engine.groups)
+        cache = PrefixCache(engine, [engine.make_lane()], page_tokens=16)
+        wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
+        generation = Generation(engine, Request(list(ids), wanted, seed=seed), Letters(), None, self.clock)
+        *_, completion = run_alone(engine, cache, generation, ChunkSize(16))
+        assert isinstance(completion, Completion)
+        return list(completion.token_ids)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """A prompt that shares nothing with those of other seeds."""
+    chance = random.Random(seed)
+    return [chance.randrange(64) for _ in range(length)]
