@@ -1,0 +1,1 @@
+"""Embeddings of texts, and scores of documents, for all APIs."""
