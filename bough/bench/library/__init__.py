@@ -1,0 +1,1 @@
+"""`bough bench library`: many requests at once in the library, against clients of a server; and many forks of one chat."""
