@@ -13,11 +13,13 @@ import bough
 from bough.cli.main import COMMANDS
 from bough.models import ModelFiles
 from tests import settings_reference
+from tests.tiny_encoders import make_encoder, make_reranker, pooling, write_modules
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").rglob("*.md")])
+FOLDERS = (ROOT / "bench", ROOT / "examples")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(page for each in FOLDERS for page in each.rglob("*.md"))])
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -92,15 +94,20 @@ def test_the_example_in_the_readme_runs(
 ) -> None:
     monkeypatch.setattr(bough, "load", lambda: nullcontext(runner))
     (example,) = _examples(README)
-    exec(example.replace("seed=1)", "seed=1, max_tokens=5)"), {})
+    exec(example, {})
     assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
 
 
 @pytest.mark.model
 def test_the_examples_in_the_library_page_run(
-    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bough, "load", lambda disk: runner)
+    stand_ins = {
+        "BAAI/bge-small-en-v1.5": write_modules(make_encoder(tmp_path / "encoder"), pooling("cls"), ("Normalize", {})),
+        "BAAI/bge-reranker-base": make_reranker(tmp_path / "reranker", "xlm-roberta"),
+    }
+    load = bough.load
+    monkeypatch.setattr(bough, "load", lambda name=None, **settings: load(stand_ins[name]) if name else runner)
     monkeypatch.setattr(runner, "close", lambda: None)
     exec("\n".join(_examples(DOCS / "library.md")), {})
     assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
