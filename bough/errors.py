@@ -5,6 +5,7 @@
     ├── RequestError             the request is wrong; nothing was changed
     │   ├── PromptTooLong        more tokens than the model's context
     │   ├── DoesNotFit           the request needs more memory than the budget has
+    │   ├── NodeNotFound         the tree has no such node, or no longer
     │   └── TooLarge             the body has too many bytes
     ├── Unavailable              this cannot be done now; the same request may succeed later
     │   ├── LanesBusy            every lane serves another request
@@ -73,6 +74,10 @@ class DoesNotFit(RequestError):
     @property
     def can_wait(self) -> bool:
         return self.needed_bytes <= self.budget_bytes
+
+
+class NodeNotFound(RequestError):
+    """The tree has no such node, or it has gone meanwhile."""
 
 
 class TooLarge(RequestError):

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bough.cache.admin.archive import Exported, Imported, export_tree, import_tree
+from bough.cache.admin.nodes import EvictedNodes, KeptNode, NodeDetails, evict_node, keep_node, read_node
 from bough.cache.admin.stats import salt_stats, stats
 from bough.cache.admin.upkeep import keep
 from bough.cache.admin.view import Explanation, Lookup, TreeRecords, TreeView, Viewer, look_up, take_records
+from bough.cache.admin.watch import TreeWatch
 from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import Steps
-from bough.cache.tree.tokens import pack
+from bough.cache.tree.tokens import pack, unpack
 from bough.errors import RequestError
 from bough.models.prompts import Prompts
 from bough.scheduling.worker import Worker
@@ -60,6 +62,26 @@ class CacheHandle:
     def view(self, records: TreeRecords) -> TreeView:
         """The tree as it was when these records were collected. Any thread may call it."""
         return self._viewer.view(records)
+
+    def watch(self) -> TreeWatch:
+        """A watch over the tree, for the engine's thread. Only one at a time may be open."""
+        return TreeWatch(self._cache)
+
+    def decode(self, packed: bytes) -> str:
+        """The text of packed tokens. Any thread may call it."""
+        return self._prompts.decode(unpack(packed))
+
+    def read_node(self, root: str, key: int) -> Steps[NodeDetails]:
+        """Steps for the engine's thread that read one node. They raise NodeNotFound."""
+        return read_node(self._cache, root, key)
+
+    def keep_node(self, root: str, key: int, kept: bool) -> Steps[KeptNode]:
+        """Steps for the engine's thread that keep a node's path, or keep it no longer. They raise RequestError."""
+        return keep_node(self._cache, root, key, kept)
+
+    def evict_node(self, root: str, key: int) -> Steps[EvictedNodes]:
+        """Steps for the engine's thread that drop a node with all below it. They raise NodeNotFound."""
+        return evict_node(self._cache, root, key)
 
     def stats(self, salt: str | None = None) -> dict[str, Any]:
         """Numbers and bytes of everything in the tree; of one salt, if asked, those of its part alone."""

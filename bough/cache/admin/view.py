@@ -64,11 +64,11 @@ def take_records(forest: SaltForest, clock: Callable[[], float], salt: str | Non
     if salt is not None:
         records = forest.find(salt).records.take()
         return TreeRecords({salt: records} if records else {}, clock())
-    roots = {_name(each, trie): trie.records.take() for each, trie in forest.tries.items()}
+    roots = {name_root(each, trie): trie.records.take() for each, trie in forest.tries.items()}
     return TreeRecords(roots, clock())
 
 
-def _name(salt: str, trie: SaltTrie) -> str:
+def name_root(salt: str, trie: SaltTrie) -> str:
     """The salt; for a root that was found on disk, and whose salt is not known yet, its id there."""
     return salt if salt == trie.salt else f"(on disk {trie.root_id.hex()[:8]})"
 
@@ -243,7 +243,7 @@ class Lookup:
             cached_tokens=self.cached,
             prompt_goes_on=decode(unpack(cut(prompt, self.matched, self.matched + AROUND))),
             tree_goes_on=tuple(decode(unpack(rest)) for rest in self.continuations),
-            reason=_reason(total, self.matched, self.cached, is_enabled=self.is_enabled),
+            reason=explain_reuse(total, self.matched, self.cached, is_enabled=self.is_enabled),
         )
 
 
@@ -272,7 +272,8 @@ def _continuations(node: Node, at: int) -> tuple[bytes, ...]:
     return tuple(cut(child.edge, 0, AROUND) for child in islice(node.children.values(), MOST_BRANCHES))
 
 
-def _reason(total: int, matched: int, cached: int, *, is_enabled: bool) -> str:
+def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool) -> str:
+    """Why so many tokens of a prompt of `total` were reused, and not more."""
     if not is_enabled:
         return "reuse is off for this model or by the settings"
     if matched == 0:

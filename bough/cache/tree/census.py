@@ -1,13 +1,15 @@
 """The census of a tree: what it holds, counted as it changes, and a plain record of each node for who looks at it.
 
 The tries count and note their own changes. So figures cost nothing to read, and a view of the whole tree costs what has
-changed since the last one. Records never change: any thread may read them.
+changed since the last one. Records never change: any thread may read them. While somebody watches the tree, the census also
+keeps which records are new and which nodes are gone since the last look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from bough.cache.tree.node import Node
@@ -44,7 +46,9 @@ class TreeCounts:
 
 
 class NodeRecord(NamedTuple):
-    """A node as it was when it last changed. `key` is unique among the nodes of one moment; `parent` is one, or None.
+    """A node as it was when it last changed. `parent` is a key, or None below the root. A key is never given again.
+
+    When an edge is split, the node further from the root keeps its key; so it does when two nodes are merged.
 
     `nbytes` is memory; `tiers` counts pages and states by where their content lies; `number` gives the order of siblings.
     """
@@ -72,8 +76,8 @@ class NodeRecord(NamedTuple):
             tiers[item.tier] += 1
             nbytes += item.nbytes
         return NodeRecord(
-            id(node),
-            id(parent) if parent is not None and parent.parent is not None else None,
+            node.key,
+            parent.key if parent is not None and parent.parent is not None else None,
             node.number,
             node.start,
             node.end,
@@ -96,15 +100,18 @@ class TrieRecords:
         self.by_node: dict[Node, NodeRecord] = {}
         self._taken: tuple[NodeRecord, ...] | None = ()  # all of them, until one changes
 
-    def record(self, node: Node) -> None:
+    def record(self, node: Node) -> NodeRecord:
         """Make the record of a node, or make it anew."""
-        self.by_node[node] = NodeRecord.of(node)
+        made = self.by_node[node] = NodeRecord.of(node)
         self._taken = None
+        return made
 
-    def forget(self, node: Node) -> None:
-        """A node was removed."""
-        if self.by_node.pop(node, None) is not None:
-            self._taken = None
+    def forget(self, node: Node) -> bool:
+        """A node was removed; tells whether it had a record."""
+        if self.by_node.pop(node, None) is None:
+            return False
+        self._taken = None
+        return True
 
     def take(self) -> tuple[NodeRecord, ...]:
         """All records; costs nothing if none has changed since the last time."""
@@ -113,16 +120,44 @@ class TrieRecords:
         return self._taken
 
 
+class Changes:
+    """What a watcher has not looked at yet.
+
+    `nodes` has the newest record of each changed node, by the records of its trie and by its key; None: the node is gone.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[TrieRecords, dict[int, NodeRecord | None]] = {}
+
+    def note(self, records: TrieRecords, key: int, record: NodeRecord | None) -> None:
+        self.nodes.setdefault(records, {})[key] = record
+
+
 class Census:
     """The counts of a forest, and which nodes have changed since they were recorded."""
 
     def __init__(self) -> None:
         self.counts = TreeCounts()
         self.changed: dict[Node, TrieRecords] = {}  # each with the records of its trie; never a root or a removed node
+        self.watchers: list[Changes] = []
+        self._keys = count(1)
+
+    def next_key(self) -> int:
+        """A key for a new node."""
+        return next(self._keys)
 
     def update(self) -> Iterator[None]:
         """Record the nodes that have changed, one a step. Those that change meanwhile are recorded too."""
         while self.changed:
             node, records = self.changed.popitem()
-            records.record(node)
+            record = records.record(node)
+            for watcher in self.watchers:
+                watcher.note(records, record.key, record)
             yield
+
+    def forget(self, node: Node, records: TrieRecords) -> None:
+        """A node of this trie was removed."""
+        self.changed.pop(node, None)
+        if records.forget(node):
+            for watcher in self.watchers:
+                watcher.note(records, node.key, None)

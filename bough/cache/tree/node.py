@@ -87,6 +87,7 @@ class Node:
         "edge",
         "has_holes",
         "hits",
+        "key",
         "last_used",
         "number",
         "pages",
@@ -110,6 +111,7 @@ class Node:
         self.previous_used = float("-inf")
         self.hits = 0
         self.has_holes = False  # a full row is missing, after a load that failed
+        self.key = 0  # no other node of the forest has had it; the root has none
         self.number = 0  # siblings with a lower one come first
         self.stamp = 0  # entries of the eviction heap with an older stamp are stale
 

@@ -112,8 +112,7 @@ class Trie(Generic[M]):
         self._census.counts.change(nodes, tokens, pages, points, kept)
 
     def _forget(self, node: Node) -> None:
-        self._census.changed.pop(node, None)
-        self.records.forget(node)
+        self._census.forget(node, self.records)
 
     def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
         """Find the longest known prefix of `tokens`, changing nothing.
@@ -140,7 +139,7 @@ class Trie(Generic[M]):
         child = Node(parent, parent.end, pack(tokens), now)
         assert child.edge and child.first_token not in parent.children
         parent.children[child.first_token] = child
-        child.number = next(self._numbers)
+        child.key, child.number = self._census.next_key(), next(self._numbers)
         self.count(nodes=1, tokens=num_tokens(child.edge))
         self.note(child)
         self.version += 1
@@ -176,6 +175,7 @@ class Trie(Generic[M]):
             head.points[point.offset] = node.points.pop(point.offset)
         for pin in [pin for pin in node.pins if pin.offset <= at]:
             pin.move(head, pin.offset)
+        head.key = self._census.next_key()
         head.number, node.number = node.number, next(self._numbers)
         self.count(nodes=1)
         self.note(head)
