@@ -21,7 +21,8 @@ from bough.models import ModelFiles
 from bough.server.apis.anthropic import messages as anthropic
 from bough.server.apis.anthropic import models as anthropic_models
 from bough.server.apis.bough import cache as cache_api
-from bough.server.apis.bough import docs, health
+from bough.server.apis.bough import docs, health, nodes, page
+from bough.server.apis.bough import events as events_api
 from bough.server.apis.bough import run as run_api
 from bough.server.apis.bough import tokens as tokens_api
 from bough.server.apis.ollama import answers as ollama
@@ -38,7 +39,7 @@ from bough.server.apis.openai import wire as openai_wire
 from bough.server.http.errors import Api, ErrorFormat, HttpError, api_of, error_response, format_plain_error
 from bough.server.http.limits import LimitsMiddleware
 from bough.server.http.logs import LogsMiddleware
-from bough.server.http.security import SCHEMA_PATH, Authenticator, SecurityMiddleware
+from bough.server.http.security import PAGE_PATH, SCHEMA_PATH, Authenticator, SecurityMiddleware
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.loaded_model import start_model
@@ -59,10 +60,13 @@ _ROUTERS = (
     openai_responses.router,
     anthropic.router,
     cache_api.router,
+    nodes.router,
+    events_api.router,
     run_api.router,
     tokens_api.router,
     health.router,
     docs.router,
+    page.router,
 )
 _ERROR_FORMATS: dict[Api, ErrorFormat] = {
     "ollama": format_plain_error,
@@ -90,6 +94,7 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
     app.state.is_starting = app.state.is_draining = False
     for router in _ROUTERS:
         app.include_router(router)
+    app.mount(PAGE_PATH, page.PageFiles(directory=page.FOLDER))
     if settings.keys_file is not None:
         docs.ask_for_key(app)
     app.add_exception_handler(HTTPException, _answer_unmatched)

@@ -22,6 +22,7 @@ from bough.errors import (
     DownloadError,
     EngineError,
     ModelNotFound,
+    NodeNotFound,
     PromptTooLong,
     RateLimited,
     RequestCancelled,
@@ -42,6 +43,7 @@ CLIENT_CLOSED_REQUEST = 499
 _STATUSES: tuple[tuple[type[BoughError], int], ...] = (
     (RequestCancelled, CLIENT_CLOSED_REQUEST),
     (TooLarge, 413),
+    (NodeNotFound, 404),
     (RequestError, 400),
     (SettingsError, 400),
     (ModelNotFound, 404),

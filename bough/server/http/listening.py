@@ -110,6 +110,8 @@ class HttpServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
+        if self._ends_at_s is not None:
+            self._service.events.close()  # these streams would go on for ever
         if self._ends_at_s is not None and (not self.server_state.tasks or time.monotonic() >= self._ends_at_s):
             self.should_exit = True
             self._waiting.close_all()

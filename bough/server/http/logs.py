@@ -21,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.server.http.errors import CLIENT_CLOSED_REQUEST, api_of
-from bough.server.http.security import OPEN_PATHS
+from bough.server.http.security import OPEN_PATHS, PAGE_PATH
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.record import RecordSlot, RequestRecord, current_slot
 
@@ -85,6 +85,7 @@ class LogsMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         trace = read_trace(Headers(scope=scope))
+        trace.slot.request_id = trace.request_id
         scope.setdefault("state", {})["trace"] = trace
         tokens = current_trace.set(trace), current_slot.set(trace.slot)
         self._metrics.http_began()
@@ -104,7 +105,8 @@ class LogsMiddleware:
         model = record.model if record and record.usage else ""
         self._metrics.http_ended(api_of(scope["path"]), model, trace.status)
         fields = describe(scope, trace, time.perf_counter() - trace.started)
-        level = logging.DEBUG if scope["path"] in _PROBED_PATHS else logging.INFO  # probes come every few seconds
+        is_quiet = scope["path"] in _PROBED_PATHS or scope["path"].startswith(f"{PAGE_PATH}/")
+        level = logging.DEBUG if is_quiet else logging.INFO  # probes come every few seconds, and a page has many files
         log.log(level, to_line(fields), extra={"fields": fields})
 
 

@@ -28,6 +28,9 @@ DOCS_PATH = "/docs"
 SCHEMA_PATH = "/openapi.json"
 """The pages on the API need no key either: they are the same on every server, and a browser cannot send one for a page."""
 
+PAGE_PATH = "/web"
+"""The files of the page at `/`, for which the same holds."""
+
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _HEADERS = frozenset(
     (
@@ -53,7 +56,7 @@ _PREFLIGHT_S = "600"
 
 def is_open(path: str) -> bool:
     """Whether a path needs no key."""
-    return path in OPEN_PATHS or path in (DOCS_PATH, SCHEMA_PATH) or path.startswith(f"{DOCS_PATH}/")
+    return path in OPEN_PATHS or path in (DOCS_PATH, SCHEMA_PATH) or path.startswith((f"{DOCS_PATH}/", f"{PAGE_PATH}/"))
 
 
 class SecurityMiddleware:

@@ -17,8 +17,9 @@ from bough.server.serving.ask import Ask, Delta, Event, Progress, Started
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.loaded_model import LoadedModel
 from bough.server.serving.metrics import Metrics
+from bough.server.serving.progress import LiveRequests
 from bough.server.serving.prompting.prompt import PreparedPrompt
-from bough.server.serving.record import RequestRecord, note_record
+from bough.server.serving.record import RequestRecord, current_request_id, note_record
 from bough.system.inbox import Inbox, Mailbox
 from bough.types import Chunk, Completion, Usage
 
@@ -82,6 +83,7 @@ class Answer:
         models: LoadedModels,
         metrics: Metrics,
         inbox: Inbox[ChoiceMessage],
+        requests: LiveRequests,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.ask = ask
@@ -96,12 +98,9 @@ class Answer:
         self._models = models
         self._metrics = metrics
         self._clock = clock
-        self._opened_s = clock()
+        self._requests = requests
+        self.progress = requests.begin(current_request_id(), loaded.name, ask.salt, clock())
         self._parsers: list[AnswerParser] = []
-        self._waited_s = 0.0
-        self._first_s = 0.0
-        self._done_tokens = 0  # of the prompt
-        self._num_generated = 0
         self._completions: dict[int, Completion] = {}  # by choice
         self._error: str | None = None
         self._is_closed = False
@@ -109,6 +108,7 @@ class Answer:
     def set_prompt(self, prepared: PreparedPrompt) -> None:
         """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
         self.started = replace(self.started, prompt_ids=prepared.encoded.ids, params=prepared.params, echo=prepared.echo)
+        self.progress.prompt_ids = prepared.encoded.ids
         ask, tokenizer = self.ask, self._loaded.generator.tokenizer
         self._parsers = [AnswerParser(prepared, tokenizer, choice, ask) for choice in range(ask.num_choices)]
 
@@ -121,10 +121,10 @@ class Answer:
                     self._error = str(message)
                     raise message
                 if isinstance(message, Progress):
-                    self._done_tokens = message.done_tokens
+                    self.progress.done_tokens = message.done_tokens
                 elif isinstance(message, _Begin):
-                    self.started = replace(self.started, usage=message.usage)
-                    self._waited_s = message.waited_s
+                    self._set_usage(message.usage)
+                    self.progress.has_lane, self.progress.waited_s = True, message.waited_s
                     self._unread = messages[number + 1 :]
                     return
 
@@ -152,24 +152,29 @@ class Answer:
                 yield events
 
     def _read_chunk(self, choice: int, chunk: Chunk) -> Delta:
-        if not self._first_s and not chunk.prompt_logprobs:
-            self._first_s = self._clock() - self._opened_s
-        self._num_generated += len(chunk.token_ids)
+        progress = self.progress
+        if not progress.first_s and not chunk.prompt_logprobs:
+            progress.first_s = self._clock() - progress.opened_s
+        progress.num_generated += len(chunk.token_ids)
         return self._parsers[choice].add(chunk)
 
     def _read(self, choice: int, message: _Begin | _Loaded | Progress | Completion) -> Iterator[Event]:
         """The events of a message that is neither a chunk nor an error."""
         if isinstance(message, Progress):
-            self._done_tokens = message.done_tokens
+            self.progress.done_tokens = message.done_tokens
             yield message
         elif isinstance(message, _Loaded) and choice == 0:
-            self.started = replace(self.started, usage=message.usage)
+            self._set_usage(message.usage)
         elif isinstance(message, Completion):
             self._completions[choice] = message
             last, finished = self._parsers[choice].finish(message)
             if last.text or last.thinking or last.tool_calls:
                 yield last
             yield finished
+
+    def _set_usage(self, usage: Usage) -> None:
+        self.started = replace(self.started, usage=usage)
+        self.progress.usage = usage
 
     def close(self) -> None:
         """End the answer, count it and release its model. Computed state is kept. A second call does nothing."""
@@ -179,19 +184,22 @@ class Answer:
             record = self._record()
             self._models.release(self._loaded)
             self._metrics.request_done(record)
+            self._requests.end(self.progress, record, is_complete=len(self._completions) == len(self.listeners))
             note_record(record)
 
     def _record(self) -> RequestRecord:
         """The record of the answer; if it was cancelled, of the part that was computed."""
-        usage, completions = self._usage(), self._completions.values()
+        usage, completions, progress = self._usage(), self._completions.values(), self.progress
+        if 0 in self._completions:
+            progress.answer_ids = self._completions[0].token_ids
         return RequestRecord(
             model=self._loaded.name,
             usage=usage if usage.prompt_tokens else None,
-            completion_tokens=self._num_generated,
-            queue_s=self._waited_s,
-            first_token_s=max(0.0, self._first_s - self._waited_s),
+            completion_tokens=progress.num_generated,
+            queue_s=progress.waited_s,
+            first_token_s=max(0.0, progress.first_s - progress.waited_s),
             decode_s=max((each.timings.decode_s for each in completions), default=0.0),
-            total_s=self._clock() - self._opened_s,
+            total_s=self._clock() - progress.opened_s,
             host_bytes=sum(each.timings.loading.host_bytes for each in completions),
             disk_bytes=sum(each.timings.loading.disk_bytes for each in completions),
             recomputed_tokens=sum(each.timings.loading.recomputed_tokens for each in completions),
@@ -202,7 +210,7 @@ class Answer:
         """That of the first choice. If it was cancelled while it loaded, it has reused and computed nothing."""
         if 0 in self._completions:
             return self._completions[0].usage
-        usage, done_tokens = self.started.usage, self._done_tokens
+        usage, done_tokens = self.started.usage, self.progress.done_tokens
         if done_tokens < usage.cached_tokens:  # what is to be reused is not there yet
             return replace(usage, cached_tokens=0)
         return replace(usage, computed_tokens=done_tokens - usage.cached_tokens)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bough.cache.admin.archive import Imported
+from bough.cache.admin.nodes import EvictedNodes, KeptNode, NodeDetails
 from bough.cache.admin.view import Explanation, TreeView
 from bough.cache.disk import DiskError
 from bough.cache.steps import Steps
@@ -25,6 +26,7 @@ from bough.errors import BoughError, RequestError, Unavailable
 from bough.models.chat.tools import prepare_messages
 from bough.models.encoder import PromptLimit
 from bough.models.prompts import Encoded, Prompts
+from bough.runtime.cache_handle import CacheHandle
 from bough.scheduling.job import Job
 from bough.server.serving.ask import Ask, tenant_of
 from bough.server.serving.catalog import Catalog
@@ -53,6 +55,14 @@ class Pinned:
 
     explanation: Explanation
     is_kept: bool
+
+
+@dataclass(frozen=True)
+class FromNode(FromModel[Result]):
+    """A result that is of one node: the name of its tree, and what gives packed tokens their text."""
+
+    root: str
+    decode: Callable[[bytes], str]
 
 
 class CacheService:
@@ -90,6 +100,26 @@ class CacheService:
             cache = loaded.generator.cache
             records = await asyncio.wrap_future(loaded.worker.run_in_slices(lambda: cache.take_records(salt)))
             return FromModel(loaded.name, cache.view(records))
+
+    async def read_node(self, model: str | None, root: str, key: int) -> FromNode[NodeDetails]:
+        """One node, by the name of its tree and its key. Raises NodeNotFound."""
+        return await self._at_node(model, root, lambda cache: cache.read_node(root, key))
+
+    async def keep_node(self, model: str | None, root: str, key: int, kept: bool) -> FromNode[KeptNode]:
+        """Keep the path to a node longer than others, or no longer. Raises NodeNotFound, or RequestError if that fails."""
+        return await self._at_node(model, root, lambda cache: cache.keep_node(root, key, kept))
+
+    async def evict_node(self, model: str | None, root: str, key: int) -> FromNode[EvictedNodes]:
+        """Drop a node and all below it that no running request uses. Raises NodeNotFound."""
+        return await self._at_node(model, root, lambda cache: cache.evict_node(root, key))
+
+    async def _at_node(
+        self, model: str | None, root: str, work: Callable[[CacheHandle], Steps[Result]]
+    ) -> FromNode[Result]:
+        async with self._using(model) as loaded:
+            cache = loaded.generator.cache
+            result = await asyncio.wrap_future(loaded.worker.run_in_slices(lambda: work(cache)))
+            return FromNode(loaded.name, result, root, cache.decode)
 
     async def explain(self, prefix: Ask) -> FromModel[Explanation]:
         """How much of a prompt would be reused, and why not more."""

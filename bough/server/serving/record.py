@@ -34,13 +34,20 @@ class RequestRecord:
 
 @dataclass
 class RecordSlot:
-    """Where the record of one HTTP request is left, for its line in the log."""
+    """Where the record of one HTTP request is left, for its line in the log, and the id that its answer has."""
 
     record: RequestRecord | None = None
+    request_id: str = ""
 
 
 current_slot: ContextVar[RecordSlot | None] = ContextVar("bough_record", default=None)
 """The slot of the HTTP request that the running task serves; None outside of one."""
+
+
+def current_request_id() -> str:
+    """The id of the HTTP request that the running task serves; "" outside of one."""
+    slot = current_slot.get()
+    return slot.request_id if slot is not None else ""
 
 
 def note_record(record: RequestRecord) -> None:

@@ -23,10 +23,12 @@ from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog, LoadedEntry
 from bough.server.serving.embedding.service import EmbeddingService
+from bough.server.serving.events.hub import EventHub
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.loaded_model import LoadedModel
 from bough.server.serving.metrics import Metrics
 from bough.server.serving.overlay import with_overlay
+from bough.server.serving.progress import LiveRequests
 from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
 from bough.server.serving.tokens import TokenService
 from bough.system.inbox import Inbox
@@ -53,6 +55,8 @@ class Service:
         self.models = models
         self.catalog = catalog
         self.metrics = Metrics(models)
+        self.requests = LiveRequests()
+        self.events = EventHub(models, self.requests, settings.model)
         self.cache = CacheService(settings, models, catalog)
         self.tokens = TokenService(models)
         self.embeddings = EmbeddingService(settings, models, self.metrics)
@@ -68,7 +72,8 @@ class Service:
         ask = await with_overlay(ask, self.catalog.overlay)
         loaded = await self.models.acquire(ask.model, ask.keep_alive_s)
         try:
-            answer = Answer(ask, loaded, time.perf_counter() - started_s, self.models, self.metrics, self._inbox)
+            load_s = time.perf_counter() - started_s
+            answer = Answer(ask, loaded, load_s, self.models, self.metrics, self._inbox, self.requests)
         except BaseException:
             self.models.release(loaded)
             raise
@@ -76,6 +81,7 @@ class Service:
             jobs = await loaded.threads.run(
                 lambda is_cancelled: self._make_jobs(answer, loaded, is_cancelled), ask.num_chars
             )
+            answer.progress.job = jobs[0]
             for job in jobs:
                 loaded.worker.submit(job)
             await answer.start()
@@ -165,6 +171,7 @@ class Service:
 
     async def close(self) -> None:
         """Unload everything; trees are saved."""
+        self.events.close()
         await self.models.close()
 
     @property

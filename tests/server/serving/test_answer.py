@@ -15,6 +15,7 @@ from bough.models.prompts import Encoded
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.answer import Answer, AnswerListener
 from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, ToolChoice
+from bough.server.serving.progress import LiveRequests
 from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord
 from bough.system.inbox import Inbox
@@ -38,7 +39,9 @@ def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]],
     async def play() -> None:
         models: Any = SimpleNamespace(release=lambda loaded: None)
         metrics: Any = SimpleNamespace(request_done=records.append)
-        answer = Answer(Ask("m", **ask), LOADED, 0.0, models, metrics, Inbox(asyncio.get_running_loop()), lambda: 0.0)
+        answer = Answer(
+            Ask("m", **ask), LOADED, 0.0, models, metrics, Inbox(asyncio.get_running_loop()), LiveRequests(), lambda: 0.0
+        )
         tools: dict[str, Any] = {"add": None} if "tool_choice" in ask else {}
         answer.set_prompt(PreparedPrompt(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
         listener = answer.listeners[0]

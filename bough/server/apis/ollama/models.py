@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from bough import models
 from bough.errors import ModelNotFound, RequestError, Unavailable
@@ -37,13 +37,6 @@ OLLAMA_VERSION = "0.14.2"
 
 FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 """The date that clients see for a model that never expires."""
-
-
-@router.get("/", response_class=PlainTextResponse)
-@router.head("/", include_in_schema=False)
-async def greet() -> Response:
-    """Say that there is a server: clients look for this text."""
-    return PlainTextResponse("Ollama is running")
 
 
 @router.get("/api/version")

@@ -1,0 +1,1 @@
+"""What happens in the server, as it happens: trees, requests and figures for those who watch."""
