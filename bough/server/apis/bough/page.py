@@ -6,11 +6,14 @@ a strict Content-Security-Policy forbids it.
 
 from __future__ import annotations
 
+import os
+from os import PathLike
 from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 FOLDER = Path(__file__).parents[2] / "web"
 
@@ -22,6 +25,9 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+
+_MEDIA_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+"""Said here, because the operating system's table may say something else, and a browser would then refuse the file."""
 
 router = APIRouter()
 
@@ -38,7 +44,12 @@ async def greet(request: Request) -> Response:
 class PageFiles(StaticFiles):
     """The files of the page, each with the headers that bind a browser."""
 
-    def file_response(self, *args: object, **kwargs: object) -> Response:
-        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
+    def file_response(
+        self, full_path: str | PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_HEADERS)
+        media_type = _MEDIA_TYPES.get(Path(full_path).suffix)
+        if media_type is not None and response.status_code == 200:
+            response.headers["Content-Type"] = media_type
         return response
