@@ -131,7 +131,10 @@ def _describe_reuse(figures: Mapping[str, Any]) -> str:
 
 
 def _tree_notes(figures: Mapping[str, Any]) -> list[Note]:
-    notes: list[Note] = [(f"{figures['nodes']:,} nodes", ""), (f"{figures['tokens']:,} tokens", "")]
+    notes: list[Note] = [
+        (f"{figures['nodes']:,} node{'' if figures['nodes'] == 1 else 's'}", ""),
+        (f"{figures['tokens']:,} tokens", ""),
+    ]
     for tier, each in figures["tiers"].items():
         budget = each.get("budget_bytes")
         of = f" of {memory(budget)}" if budget else ""
