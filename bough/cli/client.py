@@ -10,7 +10,7 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,10 +23,13 @@ from bough.system.announcement import PROOF_PATH, read_announcement
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # the server may load a model before it answers
 _STREAM_TIMEOUT = httpx.Timeout(None, connect=10.0)  # a long prompt may be computed for minutes before the first line
+_EVENTS_TIMEOUT = httpx.Timeout(40.0, connect=10.0)  # the server tells at least every 10 s that it is there
 _PROOF_TIMEOUT_S = 3.0
 _MAX_PROOF_BYTES = 1_024
 _POLL_S = 0.05
 _PIECE_BYTES = 2**20
+
+ReadLines = Callable[[Iterable[str]], Iterator[dict[str, Any]]]
 
 
 def find_url(settings: Settings, url: str | None = None) -> str:
@@ -153,7 +156,12 @@ class Client:
 
     def post_stream(self, path: str, **fields: Any) -> LineStream:
         """Send the fields as JSON; the lines of the response come as they are sent. Close the stream."""
-        return LineStream(self._connect(_STREAM_TIMEOUT), self.url, path, _given(fields))
+        return LineStream(self._connect(_STREAM_TIMEOUT), self.url, _read_objects, "POST", path, json=_given(fields))
+
+    def watch(self, path: str, salt: str = "", **params: str | None) -> LineStream:
+        """The server-sent events of a path as they come, each an object with `event` and `data`. Close the stream."""
+        http, parts = self._connect(_EVENTS_TIMEOUT), {"params": _given(params), "headers": _salt_header(salt)}
+        return LineStream(http, self.url, read_events, "GET", path, **parts)
 
     def _send(self, method: str, path: str, **parts: Any) -> httpx.Response:
         try:
@@ -181,47 +189,54 @@ class Client:
 
 
 class LineStream:
-    """The JSON objects in the lines of one response. A thread reads them, so that the wait for the next can be given up.
+    """The objects that `read` finds in the lines of one response. A thread reads, so that the wait for the next can be
+    given up.
 
     It has a connection of its own. Closing it, even before the first line, tells the server that nobody reads any more.
     """
 
-    def __init__(self, http: httpx.Client, url: str, path: str, fields: dict[str, Any]) -> None:
+    def __init__(self, http: httpx.Client, url: str, read: ReadLines, method: str, path: str, **parts: Any) -> None:
+        self.has_ended = False
         self._http = http
         self._url = url
         self._found: queue.SimpleQueue[dict[str, Any] | BoughError | None] = queue.SimpleQueue()
         self._socket: socket.socket | None = None
-        threading.Thread(target=self._read, args=(path, fields), daemon=True).start()
+        threading.Thread(target=self._read, args=(read, method, path, parts), daemon=True).start()
 
     def read_until(self, is_cancelled: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         """Yield the objects up to the end of the response, or until `is_cancelled`.
 
         Raises BoughError for an error response, for a line that tells an error, and if the connection breaks.
         """
-        while not is_cancelled():
-            try:
-                found = self._found.get(timeout=_POLL_S)
-            except queue.Empty:
-                continue
-            if isinstance(found, BoughError):
-                raise found
-            if found is None:
-                return
-            if "error" in found:
-                raise BoughError(str(found["error"]))
-            yield found
+        while not is_cancelled() and not self.has_ended:
+            found = self.take(_POLL_S)
+            if found is not None:
+                yield found
 
-    def _read(self, path: str, fields: dict[str, Any]) -> None:
+    def take(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next object; None if none has come within this time, or the response `has_ended`. Raises as `read_until`."""
+        try:
+            found = self._found.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(found, BoughError):
+            raise found
+        if found is not None and "error" in found:
+            raise BoughError(str(found["error"]))
+        self.has_ended = found is None
+        return found
+
+    def _read(self, read: ReadLines, method: str, path: str, parts: dict[str, Any]) -> None:
         """Read the response, on a thread of its own."""
         has_begun = False
         try:
-            with self._http.stream("POST", path, json=fields, extensions={"trace": self._note_socket}) as response:
+            with self._http.stream(method, path, **parts, extensions={"trace": self._note_socket}) as response:
                 if response.is_error:
                     response.read()
                     return self._found.put(_to_error(response))
                 has_begun = True
-                for line in response.iter_lines():
-                    self._found.put(json.loads(line))
+                for found in read(_lines_of(response)):
+                    self._found.put(found)
             self._found.put(None)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             broken = Unavailable(f"the server at {self._url} ended in the middle of the answer")
@@ -241,6 +256,36 @@ class LineStream:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone would not wake the thread that reads
         self._http.close()
+
+
+def _lines_of(response: httpx.Response) -> Iterator[str]:
+    """The lines of a response as they come. Only a line feed ends one: JSON may have Unicode's other line breaks in it."""
+    rest = b""
+    for piece in response.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in lines)
+    if rest:
+        yield rest.decode()
+
+
+def _read_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    return map(json.loads, lines)
+
+
+def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The events in the lines of an event stream, each with its name and the value of its JSON. Comments are left out."""
+    name, data = "message", list[str]()
+    for line in lines:
+        field, _, value = line.removesuffix("\r").partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif not line.strip():
+            if data:
+                yield {"event": name, "data": json.loads("\n".join(data))}
+            name, data = "message", []
 
 
 def _is_encrypted(url: str) -> bool:

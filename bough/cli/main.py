@@ -34,6 +34,7 @@ COMMANDS = {
     "stop": "bough.cli.server:stop",
     "tree": "bough.cli.tree:tree",
     "explain": "bough.cli.tree:explain",
+    "launch": "bough.cli.launch.command:launch",
     "cache": "bough.cli.cache.app:app",
     "bench": "bough.cli.bench.app:app",
     "replay": "bough.cli.replay:replay",

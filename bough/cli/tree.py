@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from bough.cache.admin import view
 from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
@@ -26,7 +27,7 @@ from bough.cache.disk import DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cli import options
 from bough.cli.cache.trees import is_of
-from bough.cli.client import find_client
+from bough.cli.client import Client, find_client
 from bough.cli.prompt_args import read_prompt_args
 from bough.cli.terminal.columns import describe
 from bough.cli.terminal.screen import Screen
@@ -46,6 +47,9 @@ Salt = Annotated[str | None, typer.Option(help="Only the tree of this salt.")]
 def tree(
     model: Annotated[str | None, typer.Argument(help="A model, or a tree on disk; not given: the default model.")] = None,
     salt: Salt = None,
+    is_live: Annotated[
+        bool, typer.Option("--live", help="Draw the tree, requests and figures of a running server as they change.")
+    ] = False,
     as_json: options.AsJson = False,
     url: options.Url = None,
     is_local: options.IsLocal = False,
@@ -53,8 +57,15 @@ def tree(
     """Draw the tree: each edge with its text and its tier, what is kept and what is in use.
 
     Without a running server the tree on disk is drawn. No model is loaded for that.
+
+    --live goes on until Ctrl-C, and needs a server. In a pipe it writes a line whenever a request begins, comes to another
+    state or ends; with --json each event as a line of JSON.
     """
     screen, settings = Screen(), load_settings()
+    if is_live:
+        if is_local:
+            raise typer.BadParameter("--live needs a running server, and --local uses none")
+        return _watch(model, salt or "", as_json, settings, url, screen)
     client = find_client(settings, url, is_local=is_local)
     if client is None:
         return _draw_stored(model, salt, as_json, settings, screen)
@@ -64,6 +75,29 @@ def tree(
             return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
         shown = client.get_text("/api/cache/tree", model=model, salt=salt, format="text", width=str(_width()))
         return screen.write_line(shown)
+
+
+def _watch(model: str | None, salt: str, as_json: bool, settings: Settings, url: str | None, screen: Screen) -> None:
+    """Show what a server does until Ctrl-C. A server that was started again elsewhere is found by its announcement."""
+    from bough.cli.live.views import JsonLines, LiveScreen, RequestLines
+    from bough.cli.live.watch import watch
+
+    known = url
+
+    def connect() -> Client:
+        nonlocal known
+        client = find_client(settings, url) or Client(settings, known)
+        known = client.url
+        return client
+
+    console = Console(highlight=False)
+    if as_json or not screen.is_terminal or console.is_dumb_terminal:
+        return watch(connect, JsonLines(screen) if as_json else RequestLines(screen), model, salt)
+    with connect() as client:
+        client.get("/health")  # an error is told before the screen is taken
+        server = client.url
+    with LiveScreen(console, server) as view:
+        return watch(connect, view, model, salt)
 
 
 def _width() -> int:

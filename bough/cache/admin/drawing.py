@@ -21,7 +21,8 @@ TEXT_COLUMNS = 48
 LEAST_TEXT = 16
 """A text is not shortened below this: then the counts go to the next line."""
 
-_STEP = 3  # columns for each level
+STEP = 3
+"""Columns for each level."""
 
 
 def draw(roots: Mapping[str, Sequence[NodeView]], width: int | None = None) -> str:
@@ -43,15 +44,15 @@ def _draw_nodes(nodes: Sequence[NodeView], width: int | None) -> list[str]:
         if width is None:
             lines.append(f"{indent}{'└─' if is_last else '├─'} {_one_line(view)}")
         else:
-            most = width // 3 // _STEP * _STEP
-            before = _bound(indent, view.depth, most) + ("└─ " if is_last else "├─ ")
-            after = _bound(below, view.depth, most + _STEP) + ("│  " if view.children else "   ")
+            most = width // 3 // STEP * STEP
+            before = bound_indent(indent, view.depth, most) + ("└─ " if is_last else "├─ ")
+            after = bound_indent(below, view.depth, most + STEP) + ("│  " if view.children else "   ")
             lines += _fit(view, before, after, width)
         stack += [(below, child, child is view.children[-1]) for child in reversed(view.children)]
     return lines
 
 
-def _bound(indent: str, depth: int, most: int) -> str:
+def bound_indent(indent: str, depth: int, most: int) -> str:
     """The indent, or the number of levels and the last of them, in as many columns as there may be."""
     if len(indent) <= most:
         return indent

@@ -1,0 +1,1 @@
+"""`bough launch`: other tools that use a running server."""
