@@ -169,9 +169,13 @@ class Service:
         await self.models.unload(files.name)
         return self.models.find(files.name) is None
 
+    def drain(self) -> None:
+        """End the streams that would go on for ever; answers go on. A second call does nothing."""
+        self.events.close()
+
     async def close(self) -> None:
         """Unload everything; trees are saved."""
-        self.events.close()
+        self.drain()
         await self.models.close()
 
     @property
