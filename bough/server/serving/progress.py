@@ -73,7 +73,7 @@ class Totals:
 
 
 class Followed:
-    """The requests of one model, None: of all, for who follows them: those that have ended wait here until they are taken."""
+    """The requests of one model, or of all, for who follows them: those that have ended wait here until they are taken."""
 
     def __init__(self, model: str | None) -> None:
         self.model = model

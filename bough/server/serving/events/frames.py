@@ -63,7 +63,7 @@ def _write_node(record: NodeRecord, decode: Decode, wall_offset: float) -> str:
             "kept": record.kept,
             "in_use": record.is_pinned,
             "hits": record.hits,
-            "last_used": round(record.last_used + wall_offset, 3),
+            "last_used": round(record.last_used + wall_offset, 3) if record.last_used else None,
         }
     )
 
