@@ -2,7 +2,8 @@
 
 import { activePath, childrenOf, leavesOf, titleOf } from "./conversation.js";
 
-const LABEL_CHARACTERS = 80;
+const LABEL_CHARACTERS = 300; // a row shows what it has room for
+const COMMON_WORDS = 3;
 
 /**
  * The rows, from top to bottom; none if there is only one branch. Each has the `id` of its first message, `end` (its leaf, or
@@ -24,11 +25,20 @@ export function layOutBranches(conversation) {
 
 function piecesAfter(conversation, id, depth, guides) {
   const children = childrenOf(conversation, id);
+  const labels = dropCommonWords(children.map(labelOf));
   return children.map((message, number) => {
     const fork = forkBelow(conversation, message.id);
     const end = childrenOf(conversation, fork).length ? null : fork;
-    return { id: message.id, role: message.role, label: labelOf(message), fork, end, depth, guides, isLast: number === children.length - 1 };
+    return { id: message.id, label: labels[number], fork, end, depth, guides, isLast: number === children.length - 1 };
   });
+}
+
+/** Labels that begin alike are shown from the word where they differ. */
+function dropCommonWords(labels) {
+  const words = labels.map((label) => label.split(" "));
+  let same = 0;
+  while (words.every((each) => same < each.length - 1 && each[same] === words[0][same])) same++;
+  return labels.length < 2 || same < COMMON_WORDS ? labels : words.map((each) => `… ${each.slice(same).join(" ")}`);
 }
 
 /** The first message at or below one that has not exactly one child. */

@@ -12,15 +12,17 @@ const MOST_GROWING = 16_000;
 const MOST_COMPLETE = 200_000;
 const MOST_HIGHLIGHTED = 30_000;
 
+const PLAIN_ATTRIBUTES = ["start", "target", "rel", "type", "tabindex", "dir"]; // their values are no addresses
 const ALLOWED = {
   ALLOWED_TAGS: "a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul".split(" "),
-  ALLOWED_ATTR: ["href", "class", "start", "target", "rel", "type", "tabindex", "dir"],
+  ALLOWED_ATTR: ["href", "class", ...PLAIN_ATTRIBUTES],
+  ADD_URI_SAFE_ATTR: PLAIN_ATTRIBUTES,
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
 };
 
-const markdown = new MarkdownIt({ html: false, linkify: true, maxNesting: 30 });
+const markdown = new MarkdownIt({ html: false, linkify: true });
 markdown.disable("image");
 markdown.validateLink = (url) => /^(?:https?|mailto):/i.test(url.trim());
 const rules = markdown.renderer.rules;

@@ -10,12 +10,12 @@ const COUNTS = Array.from({ length: MOST_FORKS }, (_, number) => number + 1);
 
 /** `problem`: why nothing can be sent now, for instance a wrong setting. */
 export function Composer({ conversation, actions, problem }) {
-  const { conversations, answers, models } = useServices();
+  const { answers, models } = useServices();
   const [text, setText] = useDraft(conversation.id);
   const [count, setCount] = useState(1);
   const [isResult, setResult] = useState(true);
   const area = useRef(null);
-  const isRunning = useStore(conversations, () => answers.runningIn(conversation.id).length > 0);
+  const isRunning = conversation.messages.some((each) => each.state === "answering" && answers.isRunning(each.id));
   const model = useStore(models, () => models.nameFor(conversation));
   useLayoutEffect(() => grow(area.current), [text]);
   const calls = findMessage(conversation, conversation.active)?.tool_calls ?? [];
@@ -24,6 +24,7 @@ export function Composer({ conversation, actions, problem }) {
   const send = () => {
     if (!canSend) return;
     setText("");
+    setCount(1);
     actions.send({ text, count, tool_name });
   };
   const onKeyDown = (event) => {

@@ -5,13 +5,30 @@ import { BlockSplitter } from "../blocks.js";
 import { renderBlock } from "../markdown.js";
 import { copyText } from "./services.js";
 
+const GROUP = 32;
+
 export function MarkdownText({ text, isGrowing }) {
   const splitter = useRef(null);
   splitter.current ??= new BlockSplitter();
   const blocks = splitter.current.update(text.replaceAll("\r\n", "\n"));
+  const groups = [];
+  for (let start = 0; start < blocks.length; start += GROUP) groups.push(blocks.slice(start, start + GROUP));
   return html`<div class="markdown" onClick=${copyCode}>
-    ${blocks.map((block, number) => html`<${Block} key=${number} text=${block} isComplete=${!isGrowing || number < blocks.length - 1} />`)}
+    ${groups.map((group, number) => html`<${Group} key=${number} blocks=${group} isGrowing=${isGrowing && number === groups.length - 1} />`)}
   </div>`;
+}
+
+/** Some blocks. A group that is full and closed costs nothing when the text grows, and nothing while it is out of sight. */
+class Group extends Component {
+  shouldComponentUpdate({ blocks, isGrowing }) {
+    const last = this.props.blocks.length - 1;
+    return isGrowing || this.props.isGrowing || blocks.length - 1 !== last || blocks[last] !== this.props.blocks[last];
+  }
+
+  render({ blocks, isGrowing }) {
+    const isComplete = (number) => !isGrowing || number < blocks.length - 1;
+    return html`<div class="group">${blocks.map((text, number) => html`<${Block} key=${number} text=${text} isComplete=${isComplete(number)} />`)}</div>`;
+  }
 }
 
 class Block extends Component {
