@@ -17,7 +17,8 @@ export function Sidebar({ open, onOpen, onBeside, onNew, onRemove }) {
   useStore(conversations, () => conversations.version);
   const [sought, setSought] = useState("");
   const file = useRef(null);
-  const shown = conversations.list.filter((each) => contains(each, sought.trim().toLowerCase()));
+  const isShown = (each) => (hasMessages(each) || open.includes(each.id)) && contains(each, sought.trim().toLowerCase());
+  const shown = conversations.list.filter(isShown);
   const load = async (event) => {
     const [chosen] = event.target.files;
     event.target.value = "";
@@ -78,11 +79,11 @@ function TitleRow({ item, isOpen, isCurrent, isRenaming, actions }) {
   };
   const exportOne = () => saveFile(`${fileName(title)}.json`, writeArchive([conversation], Date.now()));
   return html`<div role="treeitem" aria-level="1" aria-selected=${isOpen ? "true" : "false"} aria-label=${title} class=${isOpen ? "title-row is-open" : "title-row"}
-    data-item=${item.id} tabindex=${isCurrent ? 0 : -1} onClick=${() => actions.choose(item)} onFocus=${() => actions.setFocused(item.id)}>
+    data-item=${item.id} tabindex=${isCurrent ? 0 : -1} onClick=${(event) => event.target.closest("button") ?? actions.choose(item)} onFocus=${() => actions.setFocused(item.id)}>
     ${isRenaming
       ? html`<input class="rename" aria-label="Title" dir="auto" value=${title} ref=${selectOnce} onClick=${(event) => event.stopPropagation()} onKeyDown=${onKeyDown} onBlur=${save} />`
       : html`<span class="title" dir="auto">${title}</span>`}
-    <span class="row-actions" onClick=${(event) => event.stopPropagation()}>
+    <span class="row-actions">
       <${IconButton} icon="beside" label="Open beside" tabindex="-1" onClick=${() => actions.onBeside(conversation.id)} />
       <${IconButton} icon="edit" label="Rename" tabindex="-1" onClick=${() => actions.setRenaming(conversation.id)} />
       <${IconButton} icon="download" label="Export" tabindex="-1" onClick=${exportOne} />

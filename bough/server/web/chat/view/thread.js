@@ -42,7 +42,7 @@ export function Thread({ id, onClose, onModels }) {
       <h2 dir="auto">${titleOf(conversation)}</h2>
       <${ModelChoice} ...${{ conversation, conversations, models, onModels }} />
       <button type="button" class="small" aria-label="Settings of this conversation" onClick=${() => setSetting(true)}>
-        <${Icon} name="sliders" />${countSettings(conversation.settings) || "Settings"}
+        <${Icon} name="sliders" /><span class="wide-only">Settings</span>${countSettings(conversation.settings) || ""}
       </button>
       ${onClose && html`<${IconButton} icon="close" label="Close this one" onClick=${onClose} />`}
     </header>
