@@ -9,7 +9,10 @@ import { node, request } from "./nodes.mjs";
 
 const HELLO = ["hello", { version: 1, scope: "all" }];
 const MODELS = ["models", { models: [{ model: "m", is_default: true }] }];
-const TREE = ["tree", { model: "m", reset: true, more: false, roots: [{ root: "", nodes: [node(1, null, 0, 5)], gone: [] }] }];
+const TREE = [
+  "tree",
+  { model: "m", reset: true, more: false, roots: [{ root: "", nodes: [node(1, null, 0, 5)], gone: [] }] },
+];
 
 function makeLive(events) {
   const live = new LiveEvents({ schedule: (work) => work(), now: () => 0 });
@@ -59,7 +62,10 @@ test("after a reconnection, requests that are not told again no longer count as 
   live.apply(...HELLO);
   live.apply("request", request("b", "answering"));
 
-  assert.deepEqual([...live.requests.values()].map((each) => each.state), ["lost", "answering"]);
+  assert.deepEqual(
+    [...live.requests.values()].map((each) => each.state),
+    ["lost", "answering"],
+  );
 });
 
 test("a lost connection is opened again, and the state is told anew", async () => {

@@ -92,7 +92,10 @@ test("boxes that are too small are merged, all nodes are counted, and zooming sh
   const seen = findVisible(layout.top, fit, SIZE, (box) => box);
   assert.equal(seen.numShown + seen.numMerged, 10_000);
   assert.ok(seen.items.length <= MOST_BOXES);
-  assert.equal(seen.items.reduce((sum, item) => sum + item.count, 0), seen.numMerged);
+  assert.equal(
+    seen.items.reduce((sum, item) => sum + item.count, 0),
+    seen.numMerged,
+  );
 
   let view = fit;
   for (let step = 0; step < 9; step += 1) view = zoomView(view, 2, { x: 390, y: 300 }, layout, SIZE);
@@ -168,7 +171,10 @@ test("boxes glide to a new layout, new ones fade in and those that are gone fade
   assert.ok(scene.placeOf(moved, 1100).y0 < 1);
   assert.equal(scene.placeOf(moved, 1200).y0, 0);
   assert.ok(scene.alphaOf(layout.byId.get(5), 1100) < 1);
-  assert.deepEqual(scene.takeLeaving(1100).map((each) => each.box.id), [2]);
+  assert.deepEqual(
+    scene.takeLeaving(1100).map((each) => each.box.id),
+    [2],
+  );
   assert.equal(scene.isMoving(1100), true);
   assert.equal(scene.takeLeaving(2000).length, 0);
   assert.equal(scene.isMoving(2000), false);
@@ -216,11 +222,14 @@ test("a node has the tier of a lane, else the fastest that holds some of it", ()
   assert.equal(mainTier(node(1, null, 0, 5, { in_use: true })), "lane");
   assert.equal(mainTier(node(1, null, 0, 5, { tiers: { host: 1, disk: 3 } })), "host");
   assert.equal(mainTier(node(1, null, 0, 5, { tiers: {} })), null);
-  assert.deepEqual(tierShares(node(1, null, 0, 5, { tiers: { host: 1, disk: 3 } })), [["host", 0.25], ["disk", 0.75]]);
+  assert.deepEqual(tierShares(node(1, null, 0, 5, { tiers: { host: 1, disk: 3 } })), [
+    ["host", 0.25],
+    ["disk", 0.75],
+  ]);
 });
 
 test("labels show what cannot be seen, so that no text can change how others are shown", () => {
-  assert.equal(toLabel("<|im_start|>user\nWhen?<|im_end|>\n"), "user: When? ·");
+  assert.equal(toLabel("<|im_start|>user\nWhen?<|im_end|>\n"), "user: When?\u00a0·");
   assert.equal(toLabel("a\u202eb\u200bc\u0000d\ne"), "a▯b▯c▯d⏎e");
   const said = describeNode(node(1, null, 31, 64, { text: "When do you open?", hits: 3, kept: [64], points: [64] }));
   assert.equal(said, "tokens 31 to 64, 'When do you open?', device, 3 uses, kept");

@@ -27,13 +27,16 @@ export function Details({ live, tree, node, asks, conversations, currentId, onOp
   const run = async (work) => {
     setBusy(true);
     setProblem(null);
-    try {
-      await work();
-      onAsk(null);
-    } catch (error) {
-      setProblem(error.message);
-    }
+    await work().catch((error) => setProblem(error.message));
     setBusy(false);
+  };
+  const evict = async () => {
+    const { left_nodes } = await evictNode(tree, node);
+    if (left_nodes === 0) return onClose();
+    onAsk(null);
+    setProblem(
+      `${left_nodes === 1 ? "1 node stays" : `${formatCount(left_nodes)} nodes stay`}: running requests use it`,
+    );
   };
   const isKept = node.kept.length > 0;
 
@@ -52,7 +55,7 @@ export function Details({ live, tree, node, asks, conversations, currentId, onOp
     ${
       asks === "evict" &&
       html`<${EvictQuestion} tree=${tree} node=${node} isBusy=${isBusy}
-      onYes=${() => run(() => evictNode(tree, node))} onNo=${() => onAsk(null)} />`
+      onYes=${() => run(evict)} onNo=${() => onAsk(null)} />`
     }
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     <${WhyNotMore} request=${lastRequestThrough(live.requests, node, tree)} />

@@ -1,6 +1,6 @@
 /** The pane that shows the tree at work: what runs, the icicle, details of a node, plots. */
 
-import { html, useEffect, useReducer, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact-htm.js";
 import { Details, pinNode } from "./details.js";
 import { Icicle } from "./icicle/icicle.js";
 import { formatCount } from "./icicle/labels.js";
@@ -94,18 +94,24 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
   const [chosenKey, setChosenKey] = useState(null);
   const [asks, setAsks] = useState(null);
   const [problem, setProblem] = useState(null);
+  const box = useRef(null);
   const node = tree.root.get(chosenKey);
+  useEffect(() => choose(null), [tree.resets]); // keys may mean other nodes now
   const choose = (each, question = null) => {
     setChosenKey(each?.node ?? null);
     setAsks(question);
     setProblem(null);
+  };
+  const leave = () => {
+    choose(null);
+    box.current?.querySelector("[role=tree]")?.focus();
   };
   const pin = (each) =>
     pinNode(tree, each, each.kept.length === 0).then(
       () => setProblem(null),
       (error) => setProblem(error.message),
     );
-  return html`<div class="live-tree">
+  return html`<div class="live-tree" ref=${box}>
     <${Icicle} live=${live} tree=${tree} version=${version} chosenKey=${chosenKey}
       onChoose=${choose} onPin=${pin} onEvict=${(each) => choose(each, "evict")} />
     <${Legend} />
@@ -113,7 +119,7 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
     ${
       node &&
       html`<${Details} live=${live} tree=${tree} node=${node} asks=${asks} conversations=${conversations}
-      currentId=${currentId} onOpen=${onOpen} onClose=${() => choose(null)} onAsk=${setAsks} />`
+      currentId=${currentId} onOpen=${onOpen} onClose=${leave} onAsk=${setAsks} />`
     }
   </div>`;
 }

@@ -27,7 +27,7 @@ function reusePlot(requests) {
     summary:
       share === null
         ? "No request has ended yet."
-        : `${Math.round(100 * share)} % of the prompt tokens of the last ${count(requests.length, "request")} were reused.`,
+        : `${Math.round(100 * share)} % of the prompt tokens of ${requests.length === 1 ? "the last request" : `the last ${requests.length} requests`} were reused.`,
   };
 }
 

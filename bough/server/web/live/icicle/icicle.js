@@ -3,7 +3,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/preact-htm.js";
 import { isRunning } from "../events.js";
 import { Breadcrumb, HiddenItems, Tooltip, itemId } from "./companions.js";
-import { formatCount } from "./labels.js";
+import { describeNode, formatCount } from "./labels.js";
 import { SCALES, layoutTree } from "./layout.js";
 import { isChoosable, moveByKey } from "./navigation.js";
 import { Pointer } from "./pointer.js";
@@ -45,9 +45,10 @@ export function Icicle({ live, tree, version, chosenKey, onChoose, onPin, onEvic
 
   const focused = layout?.byId.get(focusKey) ?? layout?.top.find(isChoosable) ?? null;
   useEffect(() => {
-    const hovered = hover?.box ?? null;
-    const chosen = stage.current.layout.byId.get(isFocused ? focused?.id : chosenKey) ?? null;
-    stage.current.mark({ path: pathOf(hovered ?? (isFocused ? focused : null)), hovered, chosen, isFocused });
+    const { byId } = stage.current.layout;
+    const hovered = byId.get(hover?.box?.id) ?? null;
+    const chosen = byId.get(isFocused ? focused?.id : chosenKey) ?? null;
+    stage.current.mark({ path: pathOf(hovered ?? (isFocused ? chosen : null)), hovered, chosen, isFocused });
   }, [hover, chosenKey, isFocused, focused, version]);
 
   const zoom = (factor) => {
@@ -64,11 +65,13 @@ export function Icicle({ live, tree, version, chosenKey, onChoose, onPin, onEvic
   };
   const goTo = (box) => {
     setFocusKey(box.id);
+    if (chosenKey !== null) onChoose(box.node); // the details go along
     const { view, layout, size } = stage.current;
     stage.current.moveTo(revealBox(view, box, layout, size));
   };
   const onKeyDown = (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !focused) return;
+    setFocused(true);
     const actions = {
       Enter: () => onChoose(focused.node),
       " ": () => onChoose(focused.node),
@@ -110,7 +113,7 @@ export function Icicle({ live, tree, version, chosenKey, onChoose, onPin, onEvic
       <${HiddenItems} focused=${focused} layout=${layout} chosenKey=${chosenKey} />
       <${Tooltip} hover=${hover} size=${stage.current?.size} />
     </div>
-    <p class="icicle-note" aria-live="off">${describeCounts(counts, layout)}</p>
+    <p class="icicle-note">${isFocused && focused ? describeNode(focused.node) : describeCounts(counts, layout)}</p>
   </section>`;
 }
 
@@ -162,9 +165,8 @@ function describeCounts({ numShown, numMerged }, layout) {
   if (numMerged > 0) {
     return `Showing the ${formatCount(numShown)} largest of ${formatCount(total)} nodes. Zoom in to see the others.`;
   }
-  return numShown < total
-    ? `${formatCount(numShown)} of ${formatCount(total)} nodes in view`
-    : `${formatCount(total)} nodes`;
+  if (numShown < total) return `${formatCount(numShown)} of ${formatCount(total)} nodes in view`;
+  return total === 1 ? "1 node" : `${formatCount(total)} nodes`;
 }
 
 function readScale() {

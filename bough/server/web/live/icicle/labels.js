@@ -14,7 +14,7 @@ export function toOneLine(text) {
 export function toLabel(text) {
   return toOneLine(text)
     .replace(/<\|im_start\|>(\w+)⏎?/g, "$1: ")
-    .replace(/<\|im_end\|>⏎?/g, " · ")
+    .replace(/<\|im_end\|>⏎?/g, "\u00a0· ")
     .trim();
 }
 
@@ -71,9 +71,10 @@ export function formatAgo(time_s, now_s) {
 export class TextFitter {
   /** `measure(text)` gives a width in pixels, `em` that of the widest letters. */
   constructor(measure, em) {
-    this._widths = new Float32Array(128);
-    for (let code = 32; code < 127; code += 1) this._widths[code] = measure(String.fromCharCode(code));
+    this._widths = new Float32Array(256);
+    for (let code = 32; code < 256; code += 1) this._widths[code] = measure(String.fromCharCode(code));
     this._em = em;
+    this._ellipsis = measure("…");
   }
 
   /** The lines of a text that fit into a width and a number of lines, broken at spaces; the last may end in "…". */
@@ -82,10 +83,11 @@ export class TextFitter {
     let start = 0;
     while (start < text.length && lines.length < mostLines) {
       const isLast = lines.length === mostLines - 1;
-      const end = this._lineEnd(text, start, width, isLast);
-      if (end === start) return lines;
+      let end = this._lineEnd(text, start, width, isLast);
       const isCut = isLast && end < text.length;
-      lines.push(isCut ? `${text.slice(start, Math.max(start, end - 1))}…` : text.slice(start, end).trimEnd());
+      if (isCut) end = this._lineEnd(text, start, width - this._ellipsis, true);
+      if (end === start) return lines;
+      lines.push(text.slice(start, end).trimEnd() + (isCut ? "…" : ""));
       start = end;
       while (text[start] === " ") start += 1;
     }
@@ -97,7 +99,7 @@ export class TextFitter {
     let space = -1;
     for (let at = start; at < text.length; at += 1) {
       const code = text.charCodeAt(at);
-      used += code < 128 ? this._widths[code] : this._em;
+      used += code < 256 ? this._widths[code] : this._em;
       if (used > width) return !isLast && space > start ? space : at;
       if (code === 32) space = at;
     }

@@ -62,7 +62,11 @@ export class Painter {
         pattern,
         0.3,
       );
-    this._fillRects(items.filter((item) => item.width > 12 && item.height > 5 && item.x > -3).map(leftEdge), colour, 0.95);
+    this._fillRects(
+      items.filter((item) => item.width > 12 && item.height > 5 && item.x > -3).map(leftEdge),
+      colour,
+      0.95,
+    );
   }
 
   _fillRects(rects, fill, alpha) {
@@ -115,6 +119,7 @@ export class Painter {
     const left = glow.age > 0 ? Math.max(0, (glow.endsAt - now) / 1500) : 1;
     const pulse = glow.isLoading ? 0.35 + 0.3 * Math.sin(now / 160) : 0.5;
     this._fillRects([span], glow.isLoading ? this._palette.accent : this._colourOf(item.box.node), pulse * left);
+    if (item.height < 8) return;
     this._fillRects([{ ...span, y: item.y + gapped(item.height) - 3, height: 4 }], this._palette.accent, left);
   }
 

@@ -113,6 +113,7 @@ export class Stage {
     this._from = this._viewNow(now);
     this._view = view;
     this._viewAt = isGliding && this.isMotionWanted ? now : -Infinity;
+    this._canvas.style.touchAction = this.isFitted ? "pan-y" : "none"; // a finger scrolls the page, or the tree
   }
 
   _viewNow(now) {
