@@ -1,0 +1,179 @@
+/** The tree as an icicle: a canvas that people see, and tree items for keyboards and screen readers. */
+
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/preact-htm.js";
+import { isRunning } from "../events.js";
+import { Breadcrumb, HiddenItems, Tooltip, itemId } from "./companions.js";
+import { describeNode, formatCount } from "./labels.js";
+import { SCALES, layoutTree } from "./layout.js";
+import { isChoosable, moveByKey } from "./navigation.js";
+import { Pointer } from "./pointer.js";
+import { readRequests } from "./scene.js";
+import { Stage } from "./stage.js";
+import { fitView, revealBox, viewOf, zoomView } from "./viewport.js";
+
+const SCALE_NAME = "bough.scale";
+
+/** `tree` is {model, root: RootMirror, resets}; `live` the events. onPin(node) and onEvict(node) are called for keys. */
+export function Icicle({ live, tree, version, chosenKey, onChoose, onPin, onEvict }) {
+  const canvas = useRef(null);
+  const stage = useRef(null);
+  const ended = useRef(new EndTimes());
+  const shown = useRef({ name: "", signature: "" });
+  const [counts, setCounts] = useState({ numShown: 0, numMerged: 0 });
+  const [scale, setScale] = useState(readScale);
+  const [focusKey, setFocusKey] = useState(null);
+  const [hover, setHover] = useState(null);
+  const [isFocused, setFocused] = useState(false);
+  const [zoomKey, setZoomKey] = useState(null);
+  const [layout, setLayout] = useState(null);
+  const onChooseNow = useRef(onChoose);
+  onChooseNow.current = onChoose;
+
+  useLayoutEffect(() => {
+    stage.current = new Stage(canvas.current, ({ numShown, numMerged }) => setCounts({ numShown, numMerged }));
+    const pointer = new Pointer(canvas.current, stage.current, {
+      onHover: (item, x, y) => setHover(item && !item.count ? { box: item.box, x, y } : item ? { item, x, y } : null),
+      onChoose: (box) => (setHover(null), setFocusKey(box.node.node), onChooseNow.current(box.node)),
+      onZoom: (box) => setZoomKey(box?.node?.node ?? null),
+    });
+    return () => (pointer.close(), stage.current.close());
+  }, []);
+
+  useLayoutEffect(() => {
+    if (updateStage(stage.current, live, tree, scale, ended.current, shown.current)) setLayout(stage.current.layout);
+  }, [version, tree.root, scale]);
+
+  const focused = layout?.byId.get(focusKey) ?? layout?.top.find(isChoosable) ?? null;
+  useEffect(() => {
+    const { byId } = stage.current.layout;
+    const hovered = byId.get(hover?.box?.id) ?? null;
+    const chosen = byId.get(isFocused ? focused?.id : chosenKey) ?? null;
+    stage.current.mark({ path: pathOf(hovered ?? (isFocused ? chosen : null)), hovered, chosen, isFocused });
+  }, [hover, chosenKey, isFocused, focused, version]);
+
+  const zoom = (factor) => {
+    const { view, layout, size } = stage.current;
+    stage.current.moveTo(zoomView(view, factor, { x: size.width / 2, y: size.height / 2 }, layout, size));
+  };
+  const fit = () => {
+    setZoomKey(null);
+    stage.current.moveTo(fitView(stage.current.layout, stage.current.size));
+  };
+  const zoomTo = (box) => {
+    setZoomKey(box.node.node);
+    stage.current.moveTo(viewOf(box, stage.current.layout, stage.current.size));
+  };
+  const goTo = (box) => {
+    setFocusKey(box.id);
+    if (chosenKey !== null) onChoose(box.node); // the details go along
+    const { view, layout, size } = stage.current;
+    stage.current.moveTo(revealBox(view, box, layout, size));
+  };
+  const onKeyDown = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !focused) return;
+    setFocused(true);
+    const actions = {
+      Enter: () => onChoose(focused.node),
+      " ": () => onChoose(focused.node),
+      "+": () => zoom(1.5),
+      "=": () => zoom(1.5),
+      "-": () => zoom(1 / 1.5),
+      0: fit,
+      z: () => zoomTo(focused),
+      p: () => onPin(focused.node),
+      P: () => onPin(focused.node),
+      Delete: () => onEvict(focused.node),
+      Escape: () => (fit(), onChoose(null)),
+    };
+    const next = moveByKey(event.key, focused, stage.current.layout);
+    if (next) goTo(next);
+    else if (actions[event.key]) actions[event.key]();
+    else return;
+    event.preventDefault();
+  };
+
+  return html`<section class="icicle" aria-label="Tree of prefixes">
+    <div class="icicle-bar">
+      <${Breadcrumb} box=${layout?.byId.get(zoomKey)} onFit=${fit} onZoom=${zoomTo} />
+      <label class="icicle-scale">width
+        <select value=${scale} onChange=${(event) => (writeScale(event.target.value), setScale(event.target.value))}>
+          ${Object.keys(SCALES).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+        </select>
+      </label>
+      <span class="icicle-buttons">
+        <button type="button" title="Zoom out (-)" aria-label="Zoom out" onClick=${() => zoom(1 / 1.5)}>−</button>
+        <button type="button" title="Zoom in (+)" aria-label="Zoom in" onClick=${() => zoom(1.5)}>+</button>
+        <button type="button" title="Whole tree (0)" onClick=${fit}>Fit</button>
+      </span>
+    </div>
+    <div class="icicle-canvas" role="tree" tabindex="0" aria-label="Tree of prefixes: arrows move, Enter shows details"
+      aria-activedescendant=${focused ? itemId(focused) : undefined} onKeyDown=${onKeyDown}
+      onFocus=${(event) => setFocused(event.target.matches(":focus-visible"))} onBlur=${() => setFocused(false)}>
+      <canvas ref=${canvas} aria-hidden="true"></canvas>
+      <${HiddenItems} focused=${focused} layout=${layout} chosenKey=${chosenKey} />
+      <${Tooltip} hover=${hover} size=${stage.current?.size} />
+    </div>
+    <p class="icicle-note">${isFocused && focused ? describeNode(focused.node) : describeCounts(counts, layout)}</p>
+  </section>`;
+}
+
+/** Give the stage a new layout if something that it shows has changed; tells whether it has. */
+function updateStage(stage, live, { model, root, resets }, scale, ended, shown) {
+  const now = performance.now();
+  ended.note(live.requests, now);
+  const { ghosts, glows } = readRequests(live.requests, model, root.name, ended.times, now);
+  const name = JSON.stringify([model, root.name, resets]);
+  const news = [
+    name,
+    root.version,
+    scale,
+    ghosts,
+    glows.map(({ node, reach, isLoading, age }) => [node, reach, isLoading, age > 0]),
+  ];
+  const signature = JSON.stringify(news);
+  if (signature === shown.signature) return false;
+  stage.show(layoutTree(root, ghosts, scale), glows, root, { isSame: shown.name === name });
+  shown.name = name;
+  shown.signature = signature;
+  return true;
+}
+
+/** When requests were first seen to have ended, so that their paths can fade. */
+class EndTimes {
+  constructor() {
+    this.times = new Map();
+    this._running = new Set();
+  }
+
+  note(requests, now) {
+    for (const [id, each] of requests) {
+      if (isRunning(each)) this._running.add(id);
+      else if (this._running.delete(id)) this.times.set(id, now);
+    }
+    for (const id of this.times.keys()) if (!requests.has(id)) this.times.delete(id);
+  }
+}
+
+function pathOf(box) {
+  const path = new Set();
+  for (let each = box; each; each = each.parent) path.add(each);
+  return path;
+}
+
+function describeCounts({ numShown, numMerged }, layout) {
+  const total = layout?.numNodes ?? 0;
+  if (numMerged > 0) {
+    return `Showing the ${formatCount(numShown)} largest of ${formatCount(total)} nodes. Zoom in to see the others.`;
+  }
+  if (numShown < total) return `${formatCount(numShown)} of ${formatCount(total)} nodes in view`;
+  return total === 1 ? "1 node" : `${formatCount(total)} nodes`;
+}
+
+function readScale() {
+  const name = localStorage.getItem(SCALE_NAME);
+  return name in SCALES ? name : "square root";
+}
+
+function writeScale(name) {
+  localStorage.setItem(SCALE_NAME, name);
+}
