@@ -44,10 +44,10 @@ StartServer = Callable[..., Server]
 
 
 @contextmanager
-def running(model: str, folder: Path, **settings: Any) -> Iterator[Server]:
+def running(model: str, folder: Path, *, port: int | None = None, **settings: Any) -> Iterator[Server]:
     """A server of this model with these settings in its environment. It must end well when it is told to."""
     share_self_checks(folder)
-    port = find_port()
+    port = port or find_port()
     command = [sys.executable, "-m", "bough", "serve", "--model", model, "--port", str(port)]
     log_file = folder / "server.log"
     with log_file.open("wb") as output:
