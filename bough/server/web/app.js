@@ -6,6 +6,7 @@ import { describeEnds } from "./chat/branches.js";
 import { activate } from "./chat/conversation.js";
 import { Conversations } from "./chat/conversations.js";
 import { Models } from "./chat/models.js";
+import { Notices } from "./chat/notices.js";
 import { IconButton, Icon } from "./chat/view/controls.js";
 import { HelpDialog, KeyDialog } from "./chat/view/dialogs.js";
 import { ModelsDialog } from "./chat/view/models_dialog.js";
@@ -18,20 +19,18 @@ import { LivePane } from "./live/pane.js";
 import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 
 const OPEN_NAME = "bough.open";
-const SAY_MS = 10_000;
 const THEMES = { "": "dark", dark: "light", light: "" };
 const THEME_ICONS = { "": "auto", dark: "moon", light: "sun" };
 
-/** Make what the parts share. `announce` and `say` are given by the page, when it is drawn. */
+/** Make what the parts share. */
 function createServices() {
   const live = new LiveEvents();
   const access = new Access();
   const conversations = new Conversations();
   const models = new Models(access, live);
-  const made = { live, access, conversations, models, announce: () => {}, say: () => {} };
-  const chooseModel = (conversation) => models.nameFor(conversation);
-  made.answers = new Answers({ conversations, live, access, chooseModel, announce: (text) => made.announce(text) });
-  return made;
+  const notices = new Notices();
+  const answers = new Answers({ conversations, live, access, models, notices });
+  return { live, access, conversations, models, notices, answers };
 }
 
 function App({ services }) {
@@ -116,12 +115,15 @@ function TopBar({ panes, onDialog }) {
   </header>`;
 }
 
-/** Whether the server is there. A short break says nothing. */
+/** Whether the server is there, and whether it lets us in. */
 function Status() {
-  const { live } = useServices();
+  const { live, access } = useServices();
+  const needsKey = useStore(live, () => live.needsKey);
   const problem = useStore(live, () => (live.isConnected ? "" : live.problem ? `${live.problem}: trying again` : "connecting"));
   return html`<p class=${problem ? "status is-away" : "status"} role="status">
-    <span class="dot" aria-hidden="true"></span><span class="status-text">${problem || "connected"}</span>
+    <span class="dot" aria-hidden="true"></span>
+    <span class="status-text">${needsKey ? "This server asks for a key." : problem || "connected"}</span>
+    ${needsKey && html`<button type="button" class="small" onClick=${() => access.ask()}>Give one</button>`}
   </p>`;
 }
 
@@ -132,55 +134,47 @@ function TabBar({ panes }) {
   </nav>`;
 }
 
-/** What happens, for readers (`announce`), and notes with an undo (`say`). */
+/** States for screen readers, problems of the storage, and notes. */
 function Notes() {
-  const services = useServices();
-  const [announced, setAnnounced] = useState("");
-  const [note, setNote] = useState(null);
-  const problem = useStore(services.conversations, () => services.conversations.problem);
-  services.announce = setAnnounced;
-  services.say = (text, undo) => setNote({ text, undo });
-  useEffect(() => {
-    if (!note) return undefined;
-    const timer = setTimeout(() => setNote(null), SAY_MS);
-    return () => clearTimeout(timer);
-  }, [note]);
-  const undo = () => {
-    note.undo();
-    setNote(null);
-  };
+  const { conversations, notices } = useServices();
+  const announced = useStore(notices, () => notices.announced);
+  const note = useStore(notices, () => notices.note);
+  const problem = useStore(conversations, () => conversations.problem);
   return html`
     <div class="offscreen" aria-live="polite" role="status">${announced}</div>
     <div class="notes" role="status">
       ${problem && html`<p class="note problem">${problem}</p>`}
       ${note && html`<p class="note" dir="auto"><span>${note.text}</span>
-        ${note.undo && html`<button type="button" class="small" onClick=${undo}>Undo</button>`}
-        <${IconButton} icon="close" label="Close" onClick=${() => setNote(null)} />
+        ${note.undo && html`<button type="button" class="small" onClick=${() => notices.undo()}>Undo</button>`}
+        <${IconButton} icon="close" label="Close" onClick=${() => notices.dismiss()} />
       </p>`}
     </div>
   `;
 }
 
-function removeConversation({ conversations, answers, say }, id) {
+function removeConversation({ conversations, answers, notices }, id) {
   answers.stopAll(id);
   const restore = conversations.remove(id);
-  say("The conversation was deleted.", restore);
+  notices.say("The conversation was deleted.", restore);
 }
 
-/** The ids of the conversations that are shown, one or two. They are kept in this tab; what is gone is replaced. */
+/** The ids of the conversations that are shown, one or two. They are kept in this tab; a new one stands for what is gone. */
 function useOpen() {
   const { conversations } = useServices();
-  const [wanted, setWanted] = useState(() => JSON.parse(sessionStorage.getItem(OPEN_NAME) ?? "[]"));
-  const isThere = useStore(conversations, () => wanted.map((id) => Boolean(conversations.get(id))).join());
-  const spare = useRef(null);
-  const found = useMemo(() => {
-    const there = wanted.filter((id) => conversations.get(id));
-    if (there.length) return there;
-    spare.current = conversations.get(spare.current) ? spare.current : conversations.create({ id: wanted[0] }).id;
-    return [spare.current];
-  }, [wanted, isThere]);
-  useEffect(() => sessionStorage.setItem(OPEN_NAME, JSON.stringify(found)), [found]);
-  return [found, setWanted];
+  const [wanted, setWanted] = useState(() => openFirst(conversations));
+  const there = useStore(conversations, () => wanted.filter((id) => conversations.get(id)).join());
+  useEffect(() => {
+    if (!there) setWanted([conversations.create().id]);
+    else sessionStorage.setItem(OPEN_NAME, JSON.stringify(wanted));
+  }, [there, wanted]);
+  return [wanted.filter((id) => conversations.get(id)), setWanted];
+}
+
+/** What was open before a reload. A conversation without messages is not stored: it begins again, with what was typed. */
+function openFirst(conversations) {
+  const stored = JSON.parse(sessionStorage.getItem(OPEN_NAME) ?? "[]");
+  const found = stored.filter((id) => conversations.get(id));
+  return found.length ? found : [conversations.create(stored.length ? { id: stored[0] } : {}).id];
 }
 
 /** Ask for a key when the event stream needs one, and let it go on when there is one. */

@@ -102,9 +102,14 @@ function Progress({ message }) {
   const request = useStore(live, () => (message.requestId ? live.requests.get(message.requestId) : undefined));
   const hasText = Boolean(message.content || message.thinking);
   const share = hasText ? null : shareDone(request);
-  const isHere = answers.isRunning(message.id);
+  const isLoaded = useStore(live, () => live.models.some((each) => each.model === message.model));
+  const describe = () => {
+    if (!answers.isRunning(message.id)) return "answered in another tab";
+    if (answers.isWaiting(message.id)) return "waiting for the other answers";
+    return message.requestId || isLoaded ? describeProgress(request, hasText) : "loading the model";
+  };
   return html`<footer class="message-foot">
-    <p class="progress"><span class="pulse" aria-hidden="true"></span>${isHere ? describeProgress(request, hasText) : "answered in another tab"}</p>
+    <p class="progress"><span class="pulse" aria-hidden="true"></span>${describe()}</p>
     ${share !== null && html`<progress class="share" value=${share} aria-label="Computed share of the prompt"></progress>`}
     ${request?.cached_tokens > 0 && !hasText && html`<p class="figures">${writeCount(request.cached_tokens)} tokens reused</p>`}
   </footer>`;

@@ -11,7 +11,7 @@ export function SettingsDialog({ conversation, actions, onClose }) {
   const { models } = useServices();
   const { settings } = conversation;
   const name = models.nameFor(conversation);
-  const capabilities = useStore(models, () => models.capabilitiesOf(name)) ?? [];
+  const capabilities = useStore(models, () => models.capabilitiesOf(name));
   const { problems } = readSettings(settings);
   const set = (field) => (event) => actions.setSettings({ ...settings, [field]: event.target.value });
   return html`<${Dialog} title="Settings of this conversation" onClose=${onClose}>
@@ -30,7 +30,7 @@ export function SettingsDialog({ conversation, actions, onClose }) {
           <option value="schema">JSON schema</option>
         </select>`}
       <//>
-      ${capabilities.includes("thinking") && html`<${Field} label="Thinking">
+      ${capabilities?.includes("thinking") && html`<${Field} label="Thinking">
         ${(attributes) => html`<select value=${settings.think ?? ""} onChange=${set("think")} ...${attributes}>
           <option value="">as the model does</option>
           <option value="on">on</option>
@@ -51,6 +51,6 @@ export function SettingsDialog({ conversation, actions, onClose }) {
 }
 
 function describeTools(capabilities, name) {
-  if (capabilities.includes("tools")) return "A list as JSON, as Ollama's and OpenAI's APIs take it. You write the results.";
-  return `${name} was not made for tools: its server refuses them.`;
+  if (capabilities && !capabilities.includes("tools")) return `The chat template of ${name} knows no tools: the server refuses them.`;
+  return "A list as JSON, as Ollama's and OpenAI's APIs take it. You write the results.";
 }

@@ -13,7 +13,7 @@ const MOST_DEPTH = 9;
 
 /** `open` are the ids of the conversations that are shown; `onOpen(id)`, `onBeside(id)`, `onNew()`. */
 export function Sidebar({ open, onOpen, onBeside, onNew, onRemove }) {
-  const { conversations, say } = useServices();
+  const { conversations, notices } = useServices();
   useStore(conversations, () => conversations.version);
   const [sought, setSought] = useState("");
   const file = useRef(null);
@@ -22,7 +22,7 @@ export function Sidebar({ open, onOpen, onBeside, onNew, onRemove }) {
   const load = async (event) => {
     const [chosen] = event.target.files;
     event.target.value = "";
-    if (chosen) await importFile(chosen, conversations, say);
+    if (chosen) await importFile(chosen, conversations, notices);
   };
   const exportAll = () => saveFile("bough-conversations.json", writeArchive(conversations.list.filter(hasMessages), Date.now()));
   return html`<div class="sidebar">
@@ -164,11 +164,11 @@ function fileName(title) {
   return `bough-${title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40)}`;
 }
 
-async function importFile(file, conversations, say) {
+async function importFile(file, conversations, notices) {
   try {
     const number = conversations.import(readArchive(await file.text()));
-    say(`${number} ${number === 1 ? "conversation was" : "conversations were"} imported.`);
+    notices.say(`${number} ${number === 1 ? "conversation was" : "conversations were"} imported.`);
   } catch (error) {
-    say(`${file.name} was not imported: ${error.message}`);
+    notices.say(`${file.name} was not imported: ${error.message}`);
   }
 }

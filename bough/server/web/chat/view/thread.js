@@ -150,7 +150,7 @@ function switchByKey(event, conversation, actions) {
 
 /** What can be done with the messages of a conversation. The object stays the same as long as the conversation does. */
 function useActions(id, setEditing) {
-  const { conversations, answers, access, models, say } = useServices();
+  const { conversations, answers, access, models, notices } = useServices();
   return useMemo(() => {
     const change = (make) => conversations.change(id, make);
     const branch = (make) => {
@@ -194,7 +194,7 @@ function useActions(id, setEditing) {
           if (pathTo(before, running).some((each) => each.id === message.id)) answers.stop(running);
         }
         change((each, now) => deleteBranch(each, message.id, now));
-        say("The branch was deleted.", () => change((each, now) => putBack(each, before, now)));
+        notices.say("The branch was deleted.", () => change((each, now) => putBack(each, before, now)));
       },
       explain: async (message) => {
         const conversation = conversations.get(id);
