@@ -45,7 +45,9 @@ function Page() {
   useKeyOfServer();
   const isAsking = useStore(services.access, () => services.access.isAsking);
   const onNew = () => {
-    const made = services.conversations.list.find((each) => !each.messages.length && !open.slice(1).includes(each.id)) ?? services.conversations.create();
+    const made =
+      services.conversations.list.find((each) => !each.messages.length && !open.slice(1).includes(each.id)) ??
+      services.conversations.create();
     setOpen([made.id, ...open.slice(1)]);
     panes.show("chat");
     setTimeout(() => document.querySelector(".composer textarea")?.focus());
@@ -60,6 +62,7 @@ function Page() {
     services.conversations.change(id, (each, now) => activate(each, messageId, now));
     onOpen(id);
   };
+  const closeOf = (id) => (open.length > 1 ? () => setOpen(open.filter((each) => each !== id)) : null);
   const onRemove = (id) => removeConversation(services, id);
   return html`
     <${TopBar} panes=${panes} onDialog=${setDialog} />
@@ -69,7 +72,7 @@ function Page() {
       </nav>
       <${Divider} side="left" panes=${panes} />
       <div class=${open.length > 1 ? "pane pane-chat is-split" : "pane pane-chat"} hidden=${!panes.isShown("chat")}>
-        ${open.map((id, number) => html`<${Thread} key=${id} id=${id} onModels=${() => setDialog("models")} onClose=${open.length > 1 ? () => setOpen(open.filter((_, each) => each !== number)) : null} />`)}
+        ${open.map((id) => html`<${Thread} key=${id} id=${id} onModels=${() => setDialog("models")} onClose=${closeOf(id)} />`)}
       </div>
       <${Divider} side="right" panes=${panes} />
       <aside class="pane pane-right" aria-label="The tree at work" hidden=${!panes.isShown("tree")}>
@@ -103,23 +106,34 @@ function TopBar({ panes, onDialog }) {
     live.start();
   };
   return html`<header class="top-bar">
-    ${!panes.isNarrow && html`<${IconButton} icon="paneLeft" label="Show or hide the conversations" aria-pressed=${panes.isShown("conversations") ? "true" : "false"} onClick=${() => panes.fold("left")} />`}
+    ${!panes.isNarrow && html`<${FoldButton} side="left" icon="paneLeft" label="Show or hide the conversations" panes=${panes} />`}
     <h1><img src="/web/icon.svg" alt="" width="20" height="20" />Bough</h1>
     <${Status} />
     <span class="spring"></span>
     <button type="button" class="small" onClick=${() => onDialog("models")}><${Icon} name="model" />Models</button>
-    <${IconButton} icon=${THEME_ICONS[theme]} label=${`Colours: ${theme || "as the system"}`} onClick=${() => setTheme(THEMES[theme])} />
+    <${IconButton}
+      icon=${THEME_ICONS[theme]}
+      label=${`Colours: ${theme || "as the system"}`}
+      onClick=${() => setTheme(THEMES[theme])}
+    />
     <${IconButton} icon="help" label="Keys (?)" onClick=${() => onDialog("help")} />
-    ${hasKey && html`<${IconButton} icon="key" label="Log out: forget the key" onClick=${logOut} />`}
-    ${!panes.isNarrow && html`<${IconButton} icon="paneRight" label="Show or hide the tree" aria-pressed=${panes.isShown("tree") ? "true" : "false"} onClick=${() => panes.fold("right")} />`}
+    ${hasKey && html`<${IconButton} icon="leave" label="Log out: forget the key" onClick=${logOut} />`}
+    ${!panes.isNarrow && html`<${FoldButton} side="right" icon="paneRight" label="Show or hide the tree" panes=${panes} />`}
   </header>`;
+}
+
+function FoldButton({ side, icon, label, panes }) {
+  const isShown = panes.isShown(side === "left" ? "conversations" : "tree");
+  return html`<${IconButton} ...${{ icon, label }} aria-pressed=${String(isShown)} onClick=${() => panes.fold(side)} />`;
 }
 
 /** Whether the server is there, and whether it lets us in. */
 function Status() {
   const { live, access } = useServices();
   const needsKey = useStore(live, () => live.needsKey);
-  const problem = useStore(live, () => (live.isConnected ? "" : live.problem ? `${live.problem}: trying again` : "connecting"));
+  const problem = useStore(live, () =>
+    live.isConnected ? "" : live.problem ? `${live.problem}: trying again` : "connecting",
+  );
   return html`<p class=${problem ? "status is-away" : "status"} role="status">
     <span class="dot" aria-hidden="true"></span>
     <span class="status-text">${needsKey ? "This server asks for a key." : problem || "connected"}</span>
@@ -128,9 +142,22 @@ function Status() {
 }
 
 function TabBar({ panes }) {
-  const tabs = [["conversations", "Conversations"], ["chat", "Chat"], ["tree", "Tree"]];
+  const tabs = [
+    ["conversations", "Conversations"],
+    ["chat", "Chat"],
+    ["tree", "Tree"],
+  ];
   return html`<nav class="tab-bar" aria-label="Panes">
-    ${tabs.map(([name, label]) => html`<button key=${name} type="button" aria-current=${panes.isShown(name) ? "page" : undefined} onClick=${() => panes.show(name)}>${label}</button>`)}
+    ${tabs.map(
+      ([name, label]) => html`<button
+        key=${name}
+        type="button"
+        aria-current=${panes.isShown(name) ? "page" : undefined}
+        onClick=${() => panes.show(name)}
+      >
+        ${label}
+      </button>`,
+    )}
   </nav>`;
 }
 
@@ -144,10 +171,14 @@ function Notes() {
     <div class="offscreen" aria-live="polite" role="status">${announced}</div>
     <div class="notes" role="status">
       ${problem && html`<p class="note problem">${problem}</p>`}
-      ${note && html`<p class="note" dir="auto"><span>${note.text}</span>
-        ${note.undo && html`<button type="button" class="small" onClick=${() => notices.undo()}>Undo</button>`}
-        <${IconButton} icon="close" label="Close" onClick=${() => notices.dismiss()} />
-      </p>`}
+      ${
+        note &&
+        html`<p class="note" dir="auto">
+          <span>${note.text}</span>
+          ${note.undo && html`<button type="button" class="small" onClick=${() => notices.undo()}>Undo</button>`}
+          <${IconButton} icon="close" label="Close" onClick=${() => notices.dismiss()} />
+        </p>`
+      }
     </div>
   `;
 }

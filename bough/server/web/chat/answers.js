@@ -6,7 +6,15 @@
  */
 
 import { readLines } from "../server/http.js";
-import { addMessage, changeMessage, compare, createMessage, findMessage, titleOf, toChatMessages } from "./conversation.js";
+import {
+  addMessage,
+  changeMessage,
+  compare,
+  createMessage,
+  findMessage,
+  titleOf,
+  toChatMessages,
+} from "./conversation.js";
 import { figuresOf, figuresOfRequest, writeCounted } from "./figures.js";
 import { Flush, Turns } from "./pacing.js";
 import { readSettings, withSeedOf } from "./settings.js";
@@ -40,16 +48,25 @@ export class Answers {
 
   /** The messages of a conversation that are being answered. */
   runningIn(conversationId) {
-    return [...this._running.values()].filter((each) => each.conversationId === conversationId).map((each) => each.messageId);
+    return [...this._running.values()]
+      .filter((each) => each.conversationId === conversationId)
+      .map((each) => each.messageId);
   }
 
   /** Answer a message, `count` times side by side. */
   ask(conversationId, parentId, count = 1) {
     const messages = [];
     this._conversations.change(conversationId, (conversation, now) => {
-      const fields = { parent: parentId, role: "assistant", content: "", state: "answering", owner: this._conversations.tab };
+      const fields = {
+        parent: parentId,
+        role: "assistant",
+        content: "",
+        state: "answering",
+        owner: this._conversations.tab,
+      };
       const model = this._models.nameFor(conversation);
-      for (let number = 0; number < count; number++) messages.push(createMessage({ ...fields, model, now: now + number }));
+      for (let number = 0; number < count; number++)
+        messages.push(createMessage({ ...fields, model, now: now + number }));
       const asked = messages.reduce(addMessage, conversation);
       return count > 1 ? compare({ ...asked, active: messages[0].id }, parentId, now) : asked;
     });
@@ -144,7 +161,9 @@ export class Answers {
   }
 
   _change(conversationId, messageId, fields) {
-    this._conversations.change(conversationId, (conversation, now) => changeMessage(conversation, messageId, fields, now));
+    this._conversations.change(conversationId, (conversation, now) =>
+      changeMessage(conversation, messageId, fields, now),
+    );
   }
 
   /** Keep what the event stream tells of requests that have ended: it is gone after a reload. */
