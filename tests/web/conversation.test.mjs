@@ -115,7 +115,10 @@ test("before the first question a system prompt is written in place", () => {
   const empty = createConversation({ now: ++clock });
   const first = writeSystemPrompt(empty, "be short", ++clock).conversation;
   const second = writeSystemPrompt(first, "be long", ++clock).conversation;
-  assert.deepEqual(second.messages.map((message) => message.content), ["be long"]);
+  assert.deepEqual(
+    second.messages.map((message) => message.content),
+    ["be long"],
+  );
   assert.deepEqual(writeSystemPrompt(second, "", ++clock).conversation.messages, []);
 });
 
@@ -156,7 +159,14 @@ test("two tabs that add to one conversation lose nothing, and what one has delet
 
   const merged = merge(mine, theirs);
 
-  assert.deepEqual(merged.messages.map((each) => each.content).sort(), ["hello", "hey", "mine", "that", "theirs", "what?"]);
+  assert.deepEqual(merged.messages.map((each) => each.content).sort(), [
+    "hello",
+    "hey",
+    "mine",
+    "that",
+    "theirs",
+    "what?",
+  ]);
   assert.deepEqual(shown(merged).at(-1), "theirs");
   check(merged);
   check(merge(theirs, mine));
@@ -166,13 +176,21 @@ test("what another tab has added below a deleted message goes with it", () => {
   const made = chat();
   const mine = deleteBranch(made, idOf(made, "what?"), ++clock);
   const merged = merge(mine, say(made, "this", "user", "more"));
-  assert.deepEqual(merged.messages.map((each) => each.content), ["hello", "hi"]);
+  assert.deepEqual(
+    merged.messages.map((each) => each.content),
+    ["hello", "hi"],
+  );
   check(merged);
 });
 
 test("an import adds what is missing, also what was deleted, and changes nothing that is here", () => {
   const made = chat();
-  const mine = changeMessage(deleteBranch(made, idOf(made, "this"), ++clock), idOf(made, "hi"), { content: "hey" }, ++clock);
+  const mine = changeMessage(
+    deleteBranch(made, idOf(made, "this"), ++clock),
+    idOf(made, "hi"),
+    { content: "hey" },
+    ++clock,
+  );
   const merged = addFrom(mine, made);
   assert.deepEqual(merged.messages.map((each) => each.content).sort(), ["hello", "hey", "that", "this", "what?"]);
   check(merged);
@@ -180,8 +198,17 @@ test("an import adds what is missing, also what was deleted, and changes nothing
 
 test("answers of tabs that are gone are marked as stopped, and their text stays", () => {
   const made = say(chat(), "that", "assistant", "half", { state: "answering", owner: "gone" });
-  assert.equal(stopOrphans(made, () => true, ++clock), made);
-  assert.equal(findMessage(stopOrphans(made, () => false, ++clock), made.active).state, "stopped");
+  assert.equal(
+    stopOrphans(made, () => true, ++clock),
+    made,
+  );
+  assert.equal(
+    findMessage(
+      stopOrphans(made, () => false, ++clock),
+      made.active,
+    ).state,
+    "stopped",
+  );
 });
 
 test("the drawing has a row for each piece between forks, and marks the path that is shown", () => {
@@ -189,12 +216,15 @@ test("the drawing has a row for each piece between forks, and marks the path tha
   made = say(made, "this", "user", "and");
   made = say(made, "hello", "assistant", "hey");
   const rows = layOutBranches(made);
-  assert.deepEqual(rows.map(({ label, depth, isLast, isActive, end }) => [label, depth, isLast, isActive, Boolean(end)]), [
-    ["hi", 0, false, false, false],
-    ["this", 1, false, false, true],
-    ["that", 1, true, false, true],
-    ["hey", 0, true, true, true],
-  ]);
+  assert.deepEqual(
+    rows.map(({ label, depth, isLast, isActive, end }) => [label, depth, isLast, isActive, Boolean(end)]),
+    [
+      ["hi", 0, false, false, false],
+      ["this", 1, false, false, true],
+      ["that", 1, true, false, true],
+      ["hey", 0, true, true, true],
+    ],
+  );
   assert.deepEqual(rows[1].guides, [true]);
   assert.equal(rows[1].end, idOf(made, "and"));
   assert.deepEqual(layOutBranches(say(createConversation({ now: ++clock }), null, "user", "one")), []);

@@ -9,7 +9,7 @@ import { moveByKey } from "../../bough/server/web/live/icicle/navigation.js";
 import { Scene, readRequests } from "../../bough/server/web/live/icicle/scene.js";
 import { fitView, viewOf, zoomView } from "../../bough/server/web/live/icicle/viewport.js";
 import { MOST_BOXES, findVisible } from "../../bough/server/web/live/icicle/visible.js";
-import { conversationsThrough, lastRequestThrough } from "../../bough/server/web/live/passing.js";
+import { conversationsThrough, keysThrough, lastRequestThrough } from "../../bough/server/web/live/passing.js";
 import { mainTier, tierShares } from "../../bough/server/web/live/tiers.js";
 import { RootMirror } from "../../bough/server/web/live/tree_mirror.js";
 import { node, request } from "./nodes.mjs";
@@ -203,6 +203,18 @@ test("a conversation passes through the nodes on the way to its end, if that is 
   assert.equal(through(3, [end]).length, 0);
   assert.equal(through(1, [{ ...end, offset: 900 }]).length, 0); // the node is another one by now
   assert.equal(through(1, [{ ...end, model: "other" }]).length, 0);
+});
+
+test("a conversation marks the nodes of all its branches, and a newer place told by the stream counts", () => {
+  const root = makeTree();
+  const end = { messageId: "x", requestId: "r", node: 2, root: "", model: "m", offset: 25 };
+  const other = { ...end, requestId: "s", node: null };
+  const requests = new Map([["s", request("s", "done", { node: 3, offset: 15 })]]);
+
+  const keys = keysThrough({ id: "c", ends: [end, other] }, { model: "m", root, requests });
+
+  assert.deepEqual([...keys].sort(), [1, 2, 3]);
+  assert.equal(keysThrough(undefined, { model: "m", root, requests }).size, 0);
 });
 
 test("the last request that passed a node is found", () => {

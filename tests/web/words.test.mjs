@@ -4,7 +4,14 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { BlockSplitter } from "../../bough/server/web/chat/blocks.js";
-import { describeFigures, describeProgress, figuresOf, shareDone, writeBytes, writeSeconds } from "../../bough/server/web/chat/figures.js";
+import {
+  describeFigures,
+  describeProgress,
+  figuresOf,
+  shareDone,
+  writeBytes,
+  writeSeconds,
+} from "../../bough/server/web/chat/figures.js";
 import { Turns } from "../../bough/server/web/chat/pacing.js";
 import { readSettings, withSeedOf } from "../../bough/server/web/chat/settings.js";
 
@@ -14,8 +21,15 @@ test("empty settings send nothing", () => {
 
 test("settings become the fields of a request", () => {
   const { fields, problems } = readSettings({
-    temperature: "0.5", top_k: "0", seed: "7", num_predict: "−1", stop: "END\n\\n\\n", format: "schema", schema: '{"type": "object"}',
-    think: "off", tools: '[{"type": "function", "function": {"name": "f"}}]',
+    temperature: "0.5",
+    top_k: "0",
+    seed: "7",
+    num_predict: "−1",
+    stop: "END\n\\n\\n",
+    format: "schema",
+    schema: '{"type": "object"}',
+    think: "off",
+    tools: '[{"type": "function", "function": {"name": "f"}}]',
   });
   assert.deepEqual(problems, {});
   assert.deepEqual(fields, {
@@ -29,7 +43,14 @@ test("settings become the fields of a request", () => {
 });
 
 test("each wrong setting has a sentence with what was typed", () => {
-  const { fields, problems } = readSettings({ temperature: "hot", top_p: "1.5", top_k: "1.5", format: "schema", schema: "{", tools: "{}" });
+  const { fields, problems } = readSettings({
+    temperature: "hot",
+    top_p: "1.5",
+    top_k: "1.5",
+    format: "schema",
+    schema: "{",
+    tools: "{}",
+  });
   assert.deepEqual(fields, {});
   assert.match(problems.temperature, /“hot”/);
   assert.match(problems.top_p, /1\.5, and must be from 0 to 1/);
@@ -42,7 +63,11 @@ test("each wrong setting has a sentence with what was typed", () => {
 
 test("an answer says what was reused, computed and saved, and how quick it was", () => {
   const last = {
-    prompt_eval_count: 41, prompt_eval_cached_count: 36, prompt_eval_duration: 48e6, eval_count: 42, eval_duration: 42e9 / 110,
+    prompt_eval_count: 41,
+    prompt_eval_cached_count: 36,
+    prompt_eval_duration: 48e6,
+    eval_count: 42,
+    eval_duration: 42e9 / 110,
     done_reason: "stop",
   };
   const figures = { ...figuresOf(last), first_token_s: 0.048, without_s: 0.31 };
@@ -64,7 +89,13 @@ test("a request says how far it is", () => {
 });
 
 test("times and sizes have few digits", () => {
-  assert.deepEqual([0.0004, 0.048, 0.31, 0.9999, 12.345].map(writeSeconds), ["0.4 ms", "48 ms", "310 ms", "1 s", "12.3 s"]);
+  assert.deepEqual([0.0004, 0.048, 0.31, 0.9999, 12.345].map(writeSeconds), [
+    "0.4 ms",
+    "48 ms",
+    "310 ms",
+    "1 s",
+    "12.3 s",
+  ]);
   assert.deepEqual([0, 1023, 98_400_000, 640_011_438].map(writeBytes), ["0 B", "1023 B", "93.8 MB", "610 MB"]);
 });
 
@@ -105,7 +136,8 @@ test("at most so many turns run at a time, in order, and one that is aborted whi
   const turns = new Turns(1);
   const order = [];
   const ends = [];
-  const take = (name, signal) => turns.run(signal, () => (order.push(name), new Promise((resolve) => ends.push(resolve))));
+  const take = (name, signal) =>
+    turns.run(signal, () => (order.push(name), new Promise((resolve) => ends.push(resolve))));
   const never = new AbortController().signal;
   const aborted = new AbortController();
   const first = take("first", never);

@@ -6,6 +6,7 @@ import { describeEnds } from "./chat/branches.js";
 import { activate } from "./chat/conversation.js";
 import { Conversations } from "./chat/conversations.js";
 import { Models } from "./chat/models.js";
+import { Notices } from "./chat/notices.js";
 import { IconButton, Icon } from "./chat/view/controls.js";
 import { HelpDialog, KeyDialog } from "./chat/view/dialogs.js";
 import { ModelsDialog } from "./chat/view/models_dialog.js";
@@ -18,20 +19,18 @@ import { LivePane } from "./live/pane.js";
 import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 
 const OPEN_NAME = "bough.open";
-const SAY_MS = 10_000;
 const THEMES = { "": "dark", dark: "light", light: "" };
 const THEME_ICONS = { "": "auto", dark: "moon", light: "sun" };
 
-/** Make what the parts share. `announce` and `say` are given by the page, when it is drawn. */
+/** Make what the parts share. */
 function createServices() {
   const live = new LiveEvents();
   const access = new Access();
   const conversations = new Conversations();
   const models = new Models(access, live);
-  const made = { live, access, conversations, models, announce: () => {}, say: () => {} };
-  const chooseModel = (conversation) => models.nameFor(conversation);
-  made.answers = new Answers({ conversations, live, access, chooseModel, announce: (text) => made.announce(text) });
-  return made;
+  const notices = new Notices();
+  const answers = new Answers({ conversations, live, access, models, notices });
+  return { live, access, conversations, models, notices, answers };
 }
 
 function App({ services }) {
@@ -46,7 +45,9 @@ function Page() {
   useKeyOfServer();
   const isAsking = useStore(services.access, () => services.access.isAsking);
   const onNew = () => {
-    const made = services.conversations.list.find((each) => !each.messages.length && !open.slice(1).includes(each.id)) ?? services.conversations.create();
+    const made =
+      services.conversations.list.find((each) => !each.messages.length && !open.slice(1).includes(each.id)) ??
+      services.conversations.create();
     setOpen([made.id, ...open.slice(1)]);
     panes.show("chat");
     setTimeout(() => document.querySelector(".composer textarea")?.focus());
@@ -61,6 +62,7 @@ function Page() {
     services.conversations.change(id, (each, now) => activate(each, messageId, now));
     onOpen(id);
   };
+  const closeOf = (id) => (open.length > 1 ? () => setOpen(open.filter((each) => each !== id)) : null);
   const onRemove = (id) => removeConversation(services, id);
   return html`
     <${TopBar} panes=${panes} onDialog=${setDialog} />
@@ -70,7 +72,7 @@ function Page() {
       </nav>
       <${Divider} side="left" panes=${panes} />
       <div class=${open.length > 1 ? "pane pane-chat is-split" : "pane pane-chat"} hidden=${!panes.isShown("chat")}>
-        ${open.map((id, number) => html`<${Thread} key=${id} id=${id} onModels=${() => setDialog("models")} onClose=${open.length > 1 ? () => setOpen(open.filter((_, each) => each !== number)) : null} />`)}
+        ${open.map((id) => html`<${Thread} key=${id} id=${id} onModels=${() => setDialog("models")} onClose=${closeOf(id)} />`)}
       </div>
       <${Divider} side="right" panes=${panes} />
       <aside class="pane pane-right" aria-label="The tree at work" hidden=${!panes.isShown("tree")}>
@@ -104,83 +106,106 @@ function TopBar({ panes, onDialog }) {
     live.start();
   };
   return html`<header class="top-bar">
-    ${!panes.isNarrow && html`<${IconButton} icon="paneLeft" label="Show or hide the conversations" aria-pressed=${panes.isShown("conversations") ? "true" : "false"} onClick=${() => panes.fold("left")} />`}
+    ${!panes.isNarrow && html`<${FoldButton} side="left" icon="paneLeft" label="Show or hide the conversations" panes=${panes} />`}
     <h1><img src="/web/icon.svg" alt="" width="20" height="20" />Bough</h1>
     <${Status} />
     <span class="spring"></span>
     <button type="button" class="small" onClick=${() => onDialog("models")}><${Icon} name="model" />Models</button>
-    <${IconButton} icon=${THEME_ICONS[theme]} label=${`Colours: ${theme || "as the system"}`} onClick=${() => setTheme(THEMES[theme])} />
+    <${IconButton}
+      icon=${THEME_ICONS[theme]}
+      label=${`Colours: ${theme || "as the system"}`}
+      onClick=${() => setTheme(THEMES[theme])}
+    />
     <${IconButton} icon="help" label="Keys (?)" onClick=${() => onDialog("help")} />
-    ${hasKey && html`<${IconButton} icon="key" label="Log out: forget the key" onClick=${logOut} />`}
-    ${!panes.isNarrow && html`<${IconButton} icon="paneRight" label="Show or hide the tree" aria-pressed=${panes.isShown("tree") ? "true" : "false"} onClick=${() => panes.fold("right")} />`}
+    ${hasKey && html`<${IconButton} icon="leave" label="Log out: forget the key" onClick=${logOut} />`}
+    ${!panes.isNarrow && html`<${FoldButton} side="right" icon="paneRight" label="Show or hide the tree" panes=${panes} />`}
   </header>`;
 }
 
-/** Whether the server is there. A short break says nothing. */
+function FoldButton({ side, icon, label, panes }) {
+  const isShown = panes.isShown(side === "left" ? "conversations" : "tree");
+  return html`<${IconButton} ...${{ icon, label }} aria-pressed=${String(isShown)} onClick=${() => panes.fold(side)} />`;
+}
+
+/** Whether the server is there, and whether it lets us in. */
 function Status() {
-  const { live } = useServices();
-  const problem = useStore(live, () => (live.isConnected ? "" : live.problem ? `${live.problem}: trying again` : "connecting"));
+  const { live, access } = useServices();
+  const needsKey = useStore(live, () => live.needsKey);
+  const problem = useStore(live, () =>
+    live.isConnected ? "" : live.problem ? `${live.problem}: trying again` : "connecting",
+  );
   return html`<p class=${problem ? "status is-away" : "status"} role="status">
-    <span class="dot" aria-hidden="true"></span><span class="status-text">${problem || "connected"}</span>
+    <span class="dot" aria-hidden="true"></span>
+    <span class="status-text">${needsKey ? "This server asks for a key." : problem || "connected"}</span>
+    ${needsKey && html`<button type="button" class="small" onClick=${() => access.ask()}>Give one</button>`}
   </p>`;
 }
 
 function TabBar({ panes }) {
-  const tabs = [["conversations", "Conversations"], ["chat", "Chat"], ["tree", "Tree"]];
+  const tabs = [
+    ["conversations", "Conversations"],
+    ["chat", "Chat"],
+    ["tree", "Tree"],
+  ];
   return html`<nav class="tab-bar" aria-label="Panes">
-    ${tabs.map(([name, label]) => html`<button key=${name} type="button" aria-current=${panes.isShown(name) ? "page" : undefined} onClick=${() => panes.show(name)}>${label}</button>`)}
+    ${tabs.map(
+      ([name, label]) => html`<button
+        key=${name}
+        type="button"
+        aria-current=${panes.isShown(name) ? "page" : undefined}
+        onClick=${() => panes.show(name)}
+      >
+        ${label}
+      </button>`,
+    )}
   </nav>`;
 }
 
-/** What happens, for readers (`announce`), and notes with an undo (`say`). */
+/** States for screen readers, problems of the storage, and notes. */
 function Notes() {
-  const services = useServices();
-  const [announced, setAnnounced] = useState("");
-  const [note, setNote] = useState(null);
-  const problem = useStore(services.conversations, () => services.conversations.problem);
-  services.announce = setAnnounced;
-  services.say = (text, undo) => setNote({ text, undo });
-  useEffect(() => {
-    if (!note) return undefined;
-    const timer = setTimeout(() => setNote(null), SAY_MS);
-    return () => clearTimeout(timer);
-  }, [note]);
-  const undo = () => {
-    note.undo();
-    setNote(null);
-  };
+  const { conversations, notices } = useServices();
+  const announced = useStore(notices, () => notices.announced);
+  const note = useStore(notices, () => notices.note);
+  const problem = useStore(conversations, () => conversations.problem);
   return html`
     <div class="offscreen" aria-live="polite" role="status">${announced}</div>
     <div class="notes" role="status">
       ${problem && html`<p class="note problem">${problem}</p>`}
-      ${note && html`<p class="note" dir="auto"><span>${note.text}</span>
-        ${note.undo && html`<button type="button" class="small" onClick=${undo}>Undo</button>`}
-        <${IconButton} icon="close" label="Close" onClick=${() => setNote(null)} />
-      </p>`}
+      ${
+        note &&
+        html`<p class="note" dir="auto">
+          <span>${note.text}</span>
+          ${note.undo && html`<button type="button" class="small" onClick=${() => notices.undo()}>Undo</button>`}
+          <${IconButton} icon="close" label="Close" onClick=${() => notices.dismiss()} />
+        </p>`
+      }
     </div>
   `;
 }
 
-function removeConversation({ conversations, answers, say }, id) {
+function removeConversation({ conversations, answers, notices }, id) {
   answers.stopAll(id);
   const restore = conversations.remove(id);
-  say("The conversation was deleted.", restore);
+  notices.say("The conversation was deleted.", restore);
 }
 
-/** The ids of the conversations that are shown, one or two. They are kept in this tab; what is gone is replaced. */
+/** The ids of the conversations that are shown, one or two. They are kept in this tab; a new one stands for what is gone. */
 function useOpen() {
   const { conversations } = useServices();
-  const [wanted, setWanted] = useState(() => JSON.parse(sessionStorage.getItem(OPEN_NAME) ?? "[]"));
-  const isThere = useStore(conversations, () => wanted.map((id) => Boolean(conversations.get(id))).join());
-  const spare = useRef(null);
-  const found = useMemo(() => {
-    const there = wanted.filter((id) => conversations.get(id));
-    if (there.length) return there;
-    spare.current = conversations.get(spare.current) ? spare.current : conversations.create({ id: wanted[0] }).id;
-    return [spare.current];
-  }, [wanted, isThere]);
-  useEffect(() => sessionStorage.setItem(OPEN_NAME, JSON.stringify(found)), [found]);
-  return [found, setWanted];
+  const [wanted, setWanted] = useState(() => openFirst(conversations));
+  const there = useStore(conversations, () => wanted.filter((id) => conversations.get(id)).join());
+  useEffect(() => {
+    if (!there) setWanted([conversations.create().id]);
+    else sessionStorage.setItem(OPEN_NAME, JSON.stringify(wanted));
+  }, [there, wanted]);
+  return [wanted.filter((id) => conversations.get(id)), setWanted];
+}
+
+/** What was open before a reload. A conversation without messages is not stored: it begins again, with what was typed. */
+function openFirst(conversations) {
+  const stored = JSON.parse(sessionStorage.getItem(OPEN_NAME) ?? "[]");
+  const found = stored.filter((id) => conversations.get(id));
+  return found.length ? found : [conversations.create(stored.length ? { id: stored[0] } : {}).id];
 }
 
 /** Ask for a key when the event stream needs one, and let it go on when there is one. */

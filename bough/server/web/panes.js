@@ -21,7 +21,12 @@ export function usePanes() {
     style: isNarrow ? {} : { gridTemplateColumns: columns },
     show: setShown,
     isShown: (name) => (isNarrow ? shown === name : !{ conversations: isLeftFolded, tree: isRightFolded }[name]),
-    fold: (side) => setWidths((each) => (side === "left" ? { ...each, isLeftFolded: !each.isLeftFolded } : { ...each, isRightFolded: !each.isRightFolded })),
+    fold: (side) =>
+      setWidths((each) =>
+        side === "left"
+          ? { ...each, isLeftFolded: !each.isLeftFolded }
+          : { ...each, isRightFolded: !each.isRightFolded },
+      ),
     resize: (side, width) => setWidths((each) => ({ ...each, [side]: clamp(width, BOUNDS[side]) })),
   };
 }
@@ -42,17 +47,30 @@ export function Divider({ side, panes }) {
     event.currentTarget.setPointerCapture(event.pointerId);
     start.current = { x: event.clientX, width };
   };
-  const onPointerMove = (event) => start.current && panes.resize(side, start.current.width + sign * (event.clientX - start.current.x));
+  const onPointerMove = (event) =>
+    start.current && panes.resize(side, start.current.width + sign * (event.clientX - start.current.x));
   const onPointerUp = () => (start.current = null);
   const [least, most] = BOUNDS[side];
-  return html`<div class="divider" role="separator" aria-orientation="vertical" tabindex="0" aria-label=${side === "left" ? "Width of the conversations" : "Width of the tree"}
-    aria-valuenow=${Math.round(width)} aria-valuemin=${least} aria-valuemax=${most} ...${{ onKeyDown, onPointerDown, onPointerMove, onPointerUp }}></div>`;
+  return html`<div
+    class="divider"
+    role="separator"
+    aria-orientation="vertical"
+    tabindex="0"
+    aria-label=${side === "left" ? "Width of the conversations" : "Width of the tree"}
+    aria-valuenow=${Math.round(width)}
+    aria-valuemin=${least}
+    aria-valuemax=${most}
+    ...${{ onKeyDown, onPointerDown, onPointerMove, onPointerUp }}
+  ></div>`;
 }
 
 function readWidths() {
   const usual = { left: 260, right: 420, isLeftFolded: false, isRightFolded: false };
   try {
-    const { left, right, isLeftFolded, isRightFolded } = { ...usual, ...JSON.parse(localStorage.getItem(STORED_NAME) ?? "{}") };
+    const { left, right, isLeftFolded, isRightFolded } = {
+      ...usual,
+      ...JSON.parse(localStorage.getItem(STORED_NAME) ?? "{}"),
+    };
     return { left: clamp(left, BOUNDS.left), right: clamp(right, BOUNDS.right), isLeftFolded, isRightFolded };
   } catch {
     return usual;

@@ -43,7 +43,9 @@ export class Access {
       await request("/api/version");
     } catch (error) {
       forgetKey();
-      this._set({ problem: error.needsKey ? "The server does not know this key." : `That did not work: ${error.message}.` });
+      this._set({
+        problem: error.needsKey ? "The server does not know this key." : `That did not work: ${error.message}.`,
+      });
       return;
     }
     this._end(true);

@@ -6,7 +6,15 @@
  */
 
 import { readLines } from "../server/http.js";
-import { addMessage, changeMessage, compare, createMessage, findMessage, titleOf, toChatMessages } from "./conversation.js";
+import {
+  addMessage,
+  changeMessage,
+  compare,
+  createMessage,
+  findMessage,
+  titleOf,
+  toChatMessages,
+} from "./conversation.js";
 import { figuresOf, figuresOfRequest, writeCounted } from "./figures.js";
 import { Flush, Turns } from "./pacing.js";
 import { readSettings, withSeedOf } from "./settings.js";
@@ -17,13 +25,12 @@ const MOST_UNTOLD = 300;
 const ENDS = ["done", "cancelled", "failed"];
 
 export class Answers {
-  /** `chooseModel(conversation)` names the model to ask; `announce(text)` tells the state to who cannot see it. */
-  constructor({ conversations, live, access, chooseModel, announce }) {
+  constructor({ conversations, live, access, models, notices }) {
     this._conversations = conversations;
     this._live = live;
     this._access = access;
-    this._chooseModel = chooseModel;
-    this._announce = announce;
+    this._models = models;
+    this._notices = notices;
     this._running = new Map(); // message id → Answer
     this._turns = new Turns(MOST_STREAMS);
     this._untold = new Map(); // request id → {conversationId, messageId}: of which the event stream has not told the end
@@ -34,18 +41,32 @@ export class Answers {
     return this._running.has(messageId);
   }
 
+  /** Whether an answer waits until other answers of this tab have ended. */
+  isWaiting(messageId) {
+    return this._running.get(messageId)?.hasBegun === false;
+  }
+
   /** The messages of a conversation that are being answered. */
   runningIn(conversationId) {
-    return [...this._running.values()].filter((each) => each.conversationId === conversationId).map((each) => each.messageId);
+    return [...this._running.values()]
+      .filter((each) => each.conversationId === conversationId)
+      .map((each) => each.messageId);
   }
 
   /** Answer a message, `count` times side by side. */
   ask(conversationId, parentId, count = 1) {
     const messages = [];
     this._conversations.change(conversationId, (conversation, now) => {
-      const fields = { parent: parentId, role: "assistant", content: "", state: "answering", owner: this._conversations.tab };
-      const model = this._chooseModel(conversation);
-      for (let number = 0; number < count; number++) messages.push(createMessage({ ...fields, model, now: now + number }));
+      const fields = {
+        parent: parentId,
+        role: "assistant",
+        content: "",
+        state: "answering",
+        owner: this._conversations.tab,
+      };
+      const model = this._models.nameFor(conversation);
+      for (let number = 0; number < count; number++)
+        messages.push(createMessage({ ...fields, model, now: now + number }));
       const asked = messages.reduce(addMessage, conversation);
       return count > 1 ? compare({ ...asked, active: messages[0].id }, parentId, now) : asked;
     });
@@ -70,7 +91,7 @@ export class Answers {
   }
 
   _start(asked) {
-    const answer = { number: 0, ...whatIsSaid(asked), ...asked, abort: new AbortController() };
+    const answer = { number: 0, hasBegun: false, ...whatIsSaid(asked), ...asked, abort: new AbortController() };
     this._running.set(answer.messageId, answer);
     this._run(answer);
   }
@@ -88,7 +109,8 @@ export class Answers {
   }
 
   async _read(answer) {
-    this._announce("Answering");
+    answer.hasBegun = true;
+    this._notices.announce("Answering");
     const body = this._writeBody(answer);
     const response = await this._access.request("/api/chat", { body, signal: answer.abort.signal });
     this._noteRequest(answer, response.headers.get("x-request-id"));
@@ -108,7 +130,7 @@ export class Answers {
   _writeBody(answer) {
     const conversation = this._conversations.get(answer.conversationId);
     const { fields } = readSettings(conversation.settings);
-    const model = this._chooseModel(conversation);
+    const model = this._models.nameFor(conversation);
     return { model, messages: toChatMessages(conversation, answer.parentId), ...withSeedOf(fields, answer.number) };
   }
 
@@ -128,18 +150,20 @@ export class Answers {
   _finish(answer, last) {
     const figures = figuresOf(last);
     this._change(answer.conversationId, answer.messageId, { ...whatIsSaid(answer), state: "done", figures });
-    this._announce(`Done, ${writeCounted(figures.completion_tokens, "token")}`);
+    this._notices.announce(`Done, ${writeCounted(figures.completion_tokens, "token")}`);
   }
 
   _fail(answer, error) {
     const isStopped = error.name === "AbortError";
     const fields = isStopped ? { state: "stopped" } : { state: "failed", error: error.message };
     this._change(answer.conversationId, answer.messageId, { ...whatIsSaid(answer), ...fields });
-    this._announce(isStopped ? "Stopped" : `The answer broke off: ${error.message}`);
+    this._notices.announce(isStopped ? "Stopped" : `The answer broke off: ${error.message}`);
   }
 
   _change(conversationId, messageId, fields) {
-    this._conversations.change(conversationId, (conversation, now) => changeMessage(conversation, messageId, fields, now));
+    this._conversations.change(conversationId, (conversation, now) =>
+      changeMessage(conversation, messageId, fields, now),
+    );
   }
 
   /** Keep what the event stream tells of requests that have ended: it is gone after a reload. */

@@ -13,14 +13,16 @@ export function writeArchive(conversations, now) {
 
 /** The conversations of a file's text. Throws Error, which says what is wrong, if one of them is not as it should be. */
 export function readArchive(text) {
-  if (text.length > MOST_CHARACTERS) fail(`the file has ${text.length} characters, and at most ${MOST_CHARACTERS} are read`);
+  if (text.length > MOST_CHARACTERS)
+    fail(`the file has ${text.length} characters, and at most ${MOST_CHARACTERS} are read`);
   let file;
   try {
     file = JSON.parse(text);
   } catch (error) {
     fail(`the file is not JSON: ${error.message}`);
   }
-  if (file?.kind !== KIND) fail(`the file is not an export of conversations: its kind is ${show(file?.kind)}, not "${KIND}"`);
+  if (file?.kind !== KIND)
+    fail(`the file is not an export of conversations: its kind is ${show(file?.kind)}, not "${KIND}"`);
   if (file.version !== FORMAT) fail(`the file has version ${show(file.version)}, and this page reads ${FORMAT}`);
   if (!Array.isArray(file.conversations)) fail("the file has no list `conversations`");
   return file.conversations.map((each, number) => readConversation(each, `conversations[${number}]`));

@@ -17,11 +17,13 @@ export class BlockSplitter {
 
   /** The texts of the blocks: all but the last are closed. The cost is that of the last block and of what is new. */
   update(text) {
-    if (text.length < this._offset || !text.startsWith(this._closedEnd, this._offset - this._closedEnd.length)) this._clear();
+    if (text.length < this._offset || !text.startsWith(this._closedEnd, this._offset - this._closedEnd.length))
+      this._clear();
     const tail = text.slice(this._offset);
     const lines = tail.slice(0, tail.lastIndexOf("\n") + 1);
     const starts = this._findStarts(lines);
-    for (let number = 0; number + 1 < starts.length; number++) this.closed.push(tail.slice(starts[number], starts[number + 1]));
+    for (let number = 0; number + 1 < starts.length; number++)
+      this.closed.push(tail.slice(starts[number], starts[number + 1]));
     if (starts.length > 1) {
       this._offset += starts.at(-1);
       this._closedEnd = text.slice(Math.max(0, this._offset - CHECKED_CHARACTERS), this._offset);
@@ -39,7 +41,9 @@ export class BlockSplitter {
   _findStarts(lines) {
     const tokens = [];
     this._parser.block.parse(lines, this._parser, {}, tokens);
-    const numbers = tokens.filter((token) => token.level === 0 && token.nesting >= 0 && token.map).map((token) => token.map[0]);
+    const numbers = tokens
+      .filter((token) => token.level === 0 && token.nesting >= 0 && token.map)
+      .map((token) => token.map[0]);
     const starts = [];
     let line = 0;
     let at = 0;

@@ -50,7 +50,11 @@ function forkBelow(conversation, id) {
 
 function labelOf(message) {
   const calls = (message.tool_calls ?? []).map((call) => call.function.name).join(", ");
-  const text = message.content.trim().slice(0, 4 * LABEL_CHARACTERS).replace(/\s+/g, " ") || calls;
+  const text =
+    message.content
+      .trim()
+      .slice(0, 4 * LABEL_CHARACTERS)
+      .replace(/\s+/g, " ") || calls;
   if (text) return Array.from(text).slice(0, LABEL_CHARACTERS).join("");
   return message.state === "answering" ? "…" : "(empty)";
 }

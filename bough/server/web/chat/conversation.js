@@ -81,7 +81,8 @@ export function leavesOf(conversation) {
 
 /** The newest leaf at or below a message; with null, the newest of all, or null if there is none. */
 export function newestLeaf(conversation, id) {
-  let newest = findMessage(conversation, id) && !childrenOf(conversation, id).length ? findMessage(conversation, id) : null;
+  let newest =
+    findMessage(conversation, id) && !childrenOf(conversation, id).length ? findMessage(conversation, id) : null;
   const waiting = [...childrenOf(conversation, id)];
   while (waiting.length) {
     const message = waiting.pop();
@@ -152,8 +153,10 @@ export function writeSystemPrompt(conversation, content, now) {
   const [first] = activePath(conversation);
   const system = first?.role === "system" ? first : null;
   if (system && system.content === content) return { conversation, toAnswer: null };
-  if (system && content && childrenOf(conversation, system.id).length) return editMessage(conversation, system.id, content, now);
-  if (system && content) return { conversation: changeMessage(conversation, system.id, { content }, now), toAnswer: null };
+  if (system && content && childrenOf(conversation, system.id).length)
+    return editMessage(conversation, system.id, content, now);
+  if (system && content)
+    return { conversation: changeMessage(conversation, system.id, { content }, now), toAnswer: null };
   const question = system ? activePath(conversation)[1] : first;
   if (system && !question) return { conversation: deleteBranch(conversation, system.id, now), toAnswer: null };
   if (!content) return system ? repeatQuestion(conversation, null, question, now) : { conversation, toAnswer: null };

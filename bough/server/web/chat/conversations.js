@@ -31,7 +31,7 @@ export class Conversations {
     return this._storage.tab;
   }
 
-  /** All of them, those that changed last first. */
+  /** All of them, the newest first. */
   get list() {
     this._sorted ??= [...this._byId.values()].sort((a, b) => b.created - a.created);
     return this._sorted;
@@ -165,6 +165,8 @@ export class Conversations {
 
 /** Another tab's change does not switch the branch that is shown here, if that still is an end. */
 function keepActive(merged, known) {
-  const isEnd = merged.messages.some((each) => each.id === known.active) && !merged.messages.some((each) => each.parent === known.active);
+  const isEnd =
+    merged.messages.some((each) => each.id === known.active) &&
+    !merged.messages.some((each) => each.parent === known.active);
   return isEnd ? { ...merged, active: known.active, compared: known.compared } : merged;
 }

@@ -43,7 +43,14 @@ export function figuresOf(last) {
 }
 
 /** What the event stream adds to the figures when a request has ended. */
-export function figuresOfRequest({ prompt_tokens, cached_tokens, completion_tokens, first_token_s, without_s, reason }) {
+export function figuresOfRequest({
+  prompt_tokens,
+  cached_tokens,
+  completion_tokens,
+  first_token_s,
+  without_s,
+  reason,
+}) {
   return { prompt_tokens, cached_tokens, completion_tokens, first_token_s, without_s, reason };
 }
 
@@ -52,10 +59,14 @@ export function describeFigures(figures) {
   const parts = [];
   const { prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, tokens_per_s, without_s } = figures;
   if (prompt_tokens) {
-    parts.push(`${writeCounted(cached_tokens, "token")} reused`, `${writeCount(prompt_tokens - cached_tokens)} computed`);
+    parts.push(
+      `${writeCounted(cached_tokens, "token")} reused`,
+      `${writeCount(prompt_tokens - cached_tokens)} computed`,
+    );
   }
   const first_s = figures.first_token_s ?? figures.prefill_s;
-  if (first_s) parts.push(`first token after ${writeSeconds(first_s)}${describeSaving(first_s, without_s, cached_tokens)}`);
+  if (first_s)
+    parts.push(`first token after ${writeSeconds(first_s)}${describeSaving(first_s, without_s, cached_tokens)}`);
   const rate = tokens_per_s ? ` at ${tokens_per_s < 10 ? tokens_per_s.toFixed(1) : Math.round(tokens_per_s)}/s` : "";
   if (completion_tokens) parts.push(`${writeCounted(completion_tokens, "token")}${rate}`);
   return parts;

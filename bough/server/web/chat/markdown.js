@@ -14,7 +14,10 @@ const MOST_HIGHLIGHTED = 30_000;
 
 const PLAIN_ATTRIBUTES = ["start", "target", "rel", "type", "tabindex", "dir"]; // their values are no addresses
 const ALLOWED = {
-  ALLOWED_TAGS: "a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul".split(" "),
+  ALLOWED_TAGS:
+    "a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul".split(
+      " ",
+    ),
   ALLOWED_ATTR: ["href", "class", ...PLAIN_ATTRIBUTES],
   ADD_URI_SAFE_ATTR: PLAIN_ATTRIBUTES,
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
@@ -31,7 +34,8 @@ rules.link_open = (tokens, at, options, env, self) => {
   tokens[at].attrSet("rel", "noopener noreferrer");
   return self.renderToken(tokens, at, options);
 };
-rules.fence = rules.code_block = (tokens, at, options, env) => writeCode(tokens[at].content, tokens[at].info, env.isComplete);
+rules.fence = rules.code_block = (tokens, at, options, env) =>
+  writeCode(tokens[at].content, tokens[at].info, env.isComplete);
 rules.th_open = rules.td_open = (tokens, at) => {
   const align = /text-align:(left|right|center)/.exec(tokens[at].attrGet("style") ?? "")?.[1];
   return align ? `<${tokens[at].tag} class="align-${align}">` : `<${tokens[at].tag}>`;
@@ -48,7 +52,8 @@ export function renderBlock(text, isComplete) {
 function writeCode(text, info, isComplete) {
   const name = /^[\w+#.-]{1,30}/.exec(info.trim())?.[0] ?? "";
   const head = `<div class="code-head"><span>${markdown.utils.escapeHtml(name)}</span>${COPY_BUTTON}</div>`;
-  return `<div class="code" dir="ltr">${head}<pre tabindex="0"><code>${writeColoured(text, name, isComplete)}</code></pre></div>`;
+  const body = `<pre tabindex="0"><code>${writeColoured(text, name, isComplete)}</code></pre>`;
+  return `<div class="code" dir="ltr">${head}${body}</div>`;
 }
 
 const COPY_BUTTON = '<button type="button" class="copy-code">Copy</button>';

@@ -26,7 +26,12 @@ export class Models {
   /** The model that a conversation asks: its own, else the server's default, else the first. "" if nothing is known yet. */
   nameFor(conversation) {
     if (conversation?.model) return conversation.model;
-    return this._live.models?.find((each) => each.is_default)?.model ?? this._live.models?.[0]?.model ?? this.list[0]?.name ?? "";
+    return (
+      this._live.models?.find((each) => each.is_default)?.model ??
+      this._live.models?.[0]?.model ??
+      this.list[0]?.name ??
+      ""
+    );
   }
 
   /** What a model can do, such as "tools" and "thinking"; undefined until it is known. */
@@ -37,8 +42,13 @@ export class Models {
 
   async refresh() {
     try {
-      const [tags, running] = await Promise.all([this._access.requestJson("/api/tags"), this._access.requestJson("/api/ps")]);
-      const loaded = new Map(running.models.flatMap((each) => [each.name, ...each.aliases].map((name) => [name, each.size])));
+      const [tags, running] = await Promise.all([
+        this._access.requestJson("/api/tags"),
+        this._access.requestJson("/api/ps"),
+      ]);
+      const loaded = new Map(
+        running.models.flatMap((each) => [each.name, ...each.aliases].map((name) => [name, each.size])),
+      );
       this.list = tags.models.map(({ name, size, details }) => ({
         name: plainName(name),
         bytes: size,
@@ -73,7 +83,8 @@ export class Models {
     this._setPull(name, { status: "asking the server", total: 0, completed: 0, problem: "", abort });
     try {
       const response = await this._access.request("/api/pull", { body: { model: name }, signal: abort.signal });
-      for await (const { status, total = 0, completed = 0 } of readLines(response)) this._setPull(name, { status, total, completed });
+      for await (const { status, total = 0, completed = 0 } of readLines(response))
+        this._setPull(name, { status, total, completed });
       this.pulls.delete(name);
       await this.refresh();
     } catch (error) {

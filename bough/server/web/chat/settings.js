@@ -4,11 +4,38 @@
 export const NUMBERS = [
   { name: "temperature", label: "Temperature", least: 0, most: 100, hint: "0 always takes the likeliest token" },
   { name: "top_p", label: "Top p", least: 0, most: 1, hint: "the likeliest tokens that sum to this probability" },
-  { name: "top_k", label: "Top k", least: 0, most: 1000000, isWhole: true, hint: "so many of the likeliest tokens; 0: all" },
-  { name: "min_p", label: "Min p", least: 0, most: 1, hint: "tokens with at least this share of the best one's probability" },
+  {
+    name: "top_k",
+    label: "Top k",
+    least: 0,
+    most: 1000000,
+    isWhole: true,
+    hint: "so many of the likeliest tokens; 0: all",
+  },
+  {
+    name: "min_p",
+    label: "Min p",
+    least: 0,
+    most: 1,
+    hint: "tokens with at least this share of the best one's probability",
+  },
   { name: "repeat_penalty", label: "Repeat penalty", least: 0.01, most: 100, hint: "1 is none" },
-  { name: "seed", label: "Seed", least: -1, most: 2 ** 53 - 1, isWhole: true, hint: "the same seed gives the same answer" },
-  { name: "num_predict", label: "Max tokens", least: -2, most: 2 ** 31, isWhole: true, hint: "−1: to the end of the context" },
+  {
+    name: "seed",
+    label: "Seed",
+    least: -1,
+    most: 2 ** 53 - 1,
+    isWhole: true,
+    hint: "the same seed gives the same answer",
+  },
+  {
+    name: "num_predict",
+    label: "Max tokens",
+    least: -2,
+    most: 2 ** 31,
+    isWhole: true,
+    hint: "−1: to the end of the context",
+  },
 ];
 
 /**
@@ -67,7 +94,8 @@ function readFormat({ format, schema }) {
   if (format === "json") return "json";
   if (format !== "schema") return undefined;
   const value = readJson(schema, "The schema");
-  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("The schema is not an object");
+  if (typeof value !== "object" || value === null || Array.isArray(value))
+    throw new Error("The schema is not an object");
   return value;
 }
 

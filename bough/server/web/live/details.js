@@ -48,7 +48,8 @@ export function Details({ live, tree, node, asks, conversations, currentId, onOp
     <${NodeText} tree=${tree} node=${node} />
     <${Facts} node=${node} />
     <p class="details-buttons">
-      <button type="button" disabled=${isBusy} aria-pressed=${isKept ? "true" : "false"} title="Keep this prefix longer than others"
+      <button type="button" disabled=${isBusy} aria-pressed=${isKept ? "true" : "false"}
+        title="Keep this prefix longer than others"
         onClick=${() => run(() => pinNode(tree, node, !isKept))}>${isKept ? "Unpin" : "Pin"}</button>
       <button type="button" disabled=${isBusy || asks === "evict"} onClick=${() => onAsk("evict")}>Evict…</button>
     </p>
@@ -79,7 +80,8 @@ function NodeText({ tree, node }) {
       .catch((error) => error.name !== "AbortError" && setProblem(error.message));
     return () => abort.abort();
   }, [tree.model, tree.root.name, node.node, node.start, node.end]);
-  return html`<pre class="details-text" dir="auto" tabindex="0" aria-label="Text of this node">${whole ?? node.text}${node.is_cut && whole === null && "…"}</pre>
+  const text = whole ?? node.text + (node.is_cut ? "…" : "");
+  return html`<pre class="details-text" dir="auto" tabindex="0" aria-label="Text of this node">${text}</pre>
     ${problem && html`<p class="problem" role="alert">The rest of the text is missing: ${problem}</p>`}`;
 }
 
@@ -96,7 +98,9 @@ function Facts({ node }) {
     ["uses", formatCount(node.hits)],
     ["last use", node.hits ? formatAgo(node.last_used, Date.now() / 1000) : "never reused"],
   ];
-  return html`<dl class="details-facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+  return html`<dl class="details-facts">
+    ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>`;
 }
 
 function describeOffsets(offsets) {
@@ -123,9 +127,10 @@ function WhyNotMore({ request }) {
   const { prompt_tokens, matched_tokens, cached_tokens, first_token_s, reason } = request;
   return html`<div class="details-why">
     <h4>Last request here: why not more?</h4>
-    <p>${formatCount(cached_tokens)} of ${formatCount(prompt_tokens)} prompt tokens reused (${formatCount(matched_tokens)} matched)${
-      first_token_s !== null && `, first token after ${formatSeconds(first_token_s)}`
-    }.</p>
+    <p>${formatCount(cached_tokens)} of ${formatCount(prompt_tokens)} prompt tokens reused,
+      ${" "}${formatCount(matched_tokens)} matched${
+        first_token_s !== null && `, first token after ${formatSeconds(first_token_s)}`
+      }.</p>
     ${reason && html`<p class="details-reason" dir="auto">${shorten(toLabel(reason), 400)}</p>`}
   </div>`;
 }
@@ -136,7 +141,8 @@ function Through({ found, currentId, onOpen }) {
     <h4>${found.length === 1 ? "1 conversation passes" : `${formatCount(found.length)} conversations pass`} through</h4>
     <ul>${found.slice(0, 50).map(
       ({ id, title, messageId }) => html`<li key=${id}>
-      <button type="button" class="link" aria-current=${id === currentId ? "true" : undefined} onClick=${() => onOpen(id, messageId)}>
+      <button type="button" class="link" aria-current=${id === currentId ? "true" : undefined}
+        onClick=${() => onOpen(id, messageId)}>
         <bdi>${shorten(toLabel(title || "untitled"), 60)}</bdi></button></li>`,
     )}</ul>
   </div>`;

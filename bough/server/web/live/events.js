@@ -1,8 +1,8 @@
 /**
  * The event stream of the server, mirrored: models, trees, requests and figures as they are now.
  *
- * This is the only reader of `/api/events`. When the connection is lost it reconnects; the server then tells the whole state
- * again, and what has ended meanwhile is not told at all.
+ * This is the only reader of `/api/events`. When the connection is lost it reconnects; the server then tells the whole
+ * state again, and what has ended meanwhile is not told at all.
  */
 
 import { readEvents, request } from "../server/http.js";

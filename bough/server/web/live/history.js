@@ -1,4 +1,7 @@
-/** What the plots show: the figures of a model over time, and its last requests. Bounded, so that a page may stay open for days. */
+/**
+ * What the plots show: the figures of a model over time, and its last requests.
+ * Bounded, so that a page may stay open for days.
+ */
 
 export const MOST_SAMPLES = 600;
 export const MOST_REQUESTS = 100;

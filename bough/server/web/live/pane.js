@@ -4,6 +4,7 @@ import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact-
 import { Details, pinNode } from "./details.js";
 import { Icicle } from "./icicle/icicle.js";
 import { formatCount } from "./icicle/labels.js";
+import { keysThrough } from "./passing.js";
 import { Plots } from "./plots.js";
 import { RunningRequests } from "./requests.js";
 import { TIERS } from "./tiers.js";
@@ -25,7 +26,11 @@ export function LivePane({ live, model, conversations = [], currentId = null, on
   return html`<section class=${`live ${live.isConnected ? "" : "is-stale"}`} aria-label="The tree at work">
     <header class="live-head">
       <h2>Tree</h2>
-      ${names.length > 1 && html`<${Choice} label="Model" value=${name} options=${names.map((each) => [each, each])} onChange=${setWantedModel} />`}
+      ${
+        names.length > 1 &&
+        html`<${Choice} label="Model" value=${name} onChange=${setWantedModel}
+          options=${names.map((each) => [each, each])} />`
+      }
       ${
         roots.length > 1 &&
         html`<${Choice} label="Root" value=${root.name} onChange=${setWantedRoot}
@@ -34,12 +39,12 @@ export function LivePane({ live, model, conversations = [], currentId = null, on
       <${Totals} figures=${live.figures.get(name)} />
     </header>
     <${Connection} live=${live} />
-    <${RunningRequests} live=${live} model=${name} />
     ${
       root
         ? html`<${TreeView} key=${`${name} ${root.name}`} live=${live} version=${version} conversations=${conversations}
           tree=${{ model: name, root, resets: mirror.resets }} currentId=${currentId} onOpen=${onOpen} />`
-        : html`<${Empty} live=${live} name=${name} mirror=${mirror} />`
+        : html`<${Empty} live=${live} name=${name} mirror=${mirror} />
+            <${RunningRequests} live=${live} model=${name} />`
     }
     ${name && html`<${PlotsBox} live=${live} name=${name} />`}
   </section>`;
@@ -113,8 +118,13 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
     );
   return html`<div class="live-tree" ref=${box}>
     <${Icicle} live=${live} tree=${tree} version=${version} chosenKey=${chosenKey}
+      current=${keysThrough(
+        conversations.find((each) => each.id === currentId),
+        { ...tree, requests: live.requests },
+      )}
       onChoose=${choose} onPin=${pin} onEvict=${(each) => choose(each, "evict")} />
     <${Legend} />
+    <${RunningRequests} live=${live} model=${tree.model} />
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${
       node &&
@@ -126,10 +136,13 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
 
 function Legend() {
   return html`<ul class="legend" aria-label="Legend">
-    ${TIERS.map((tier) => html`<li key=${tier}><span class=${`legend-tier is-${tier}`} aria-hidden="true"></span>${tier}</li>`)}
+    ${TIERS.map(
+      (tier) => html`<li key=${tier}><span class=${`legend-tier is-${tier}`} aria-hidden="true"></span>${tier}</li>`,
+    )}
     <li><span class="legend-ghost" aria-hidden="true"></span>computing</li>
     <li><span class="legend-point" aria-hidden="true"></span>restore point</li>
     <li><span class="legend-pin" aria-hidden="true"></span>pinned</li>
+    <li><span class="legend-current" aria-hidden="true"></span>this conversation</li>
   </ul>`;
 }
 

@@ -5,8 +5,8 @@ import { isRunning } from "./events.js";
 /**
  * The conversations that pass through a node: [{id, title, messageId}], each once, by its last end that does.
  *
- * An end may have been noted long ago: its node counts only if the end's offset still lies in it. What the event stream tells
- * of the request is newer than what the conversation has noted.
+ * An end may have been noted long ago: its node counts only if the end's offset still lies in it. What the event stream
+ * tells of the request is newer than what the conversation has noted.
  */
 export function conversationsThrough(conversations, node, { model, root, requests }) {
   const found = [];
@@ -23,10 +23,23 @@ function newest(end, requests) {
 }
 
 function endsBelow(end, node, model, root) {
-  const last = root.get(end.node);
-  const isThere =
-    last && end.model === model && (end.root ?? "") === root.name && end.offset > last.start && end.offset <= last.end;
-  return Boolean(isThere && end.offset > node.start && root.passesThrough(end.node, node.node));
+  return isThere(end, model, root) && root.passesThrough(end.node, node.node);
+}
+
+function isThere(end, model, root) {
+  const last = end.model === model && end.root === root.name ? root.get(end.node) : undefined;
+  return last !== undefined && end.offset > last.start && end.offset <= last.end;
+}
+
+/** The keys of all nodes on the branches of a conversation; empty if it is undefined. */
+export function keysThrough(conversation, { model, root, requests }) {
+  const keys = new Set();
+  for (const each of conversation?.ends ?? []) {
+    const end = newest(each, requests);
+    if (!isThere(end, model, root)) continue;
+    for (const node of root.pathTo(end.node)) keys.add(node.node);
+  }
+  return keys;
 }
 
 /** The newest request that ended in a node or passed it; null if none is known. */

@@ -1,4 +1,4 @@
-/** Small plots of what the server does: reuse, first tokens, bytes by tier, lanes. Each has its gist in words beneath. */
+/** Small plots of what the server does: reuse, first tokens, bytes by tier, lanes. Each says its gist in words, too. */
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact-htm.js";
 import uPlot from "../vendor/uplot.js";
@@ -18,6 +18,7 @@ export function Plots({ history, figures, theme }) {
 
 function reusePlot(requests) {
   const share = shareReused(requests);
+  const lastOnes = requests.length === 1 ? "the last request" : `the last ${requests.length} requests`;
   return {
     title: "Reused of each prompt",
     data: reuseSeries(requests),
@@ -27,7 +28,7 @@ function reusePlot(requests) {
     summary:
       share === null
         ? "No request has ended yet."
-        : `${Math.round(100 * share)} % of the prompt tokens of ${requests.length === 1 ? "the last request" : `the last ${requests.length} requests`} were reused.`,
+        : `${Math.round(100 * share)} % of the prompt tokens of ${lastOnes} were reused.`,
   };
 }
 
@@ -126,9 +127,15 @@ function Plot({ title, data, series, format, range, incrs, isTime = false, isLog
       series.length > 1 &&
       !isEmpty &&
       html`<ul class="plot-legend" aria-hidden="true">
-      ${series.map((each) => html`<li key=${each.label} class=${each.isDashed || each.shape === "rings" ? "is-dashed" : ""} style=${{ borderColor: `var(${each.colour})` }}>${each.label}</li>`)}</ul>`
+        ${series.map((each) => html`<${LegendLine} key=${each.label} ...${each} />`)}
+      </ul>`
     }
   </figure>`;
+}
+
+function LegendLine({ label, colour, shape, isDashed }) {
+  const style = { borderColor: `var(${colour})` };
+  return html`<li class=${isDashed || shape === "rings" ? "is-dashed" : ""} style=${style}>${label}</li>`;
 }
 
 function makeOptions(spec, width, element) {

@@ -18,7 +18,8 @@ export function describeProgress(request) {
   const { state, prompt_tokens, cached_tokens, done_tokens, completion_tokens } = request;
   const computed = Math.max(0, done_tokens - cached_tokens);
   const share = prompt_tokens ? Math.min(1, done_tokens / prompt_tokens) : 0;
-  const text = `${formatCount(cached_tokens)} cached, ${formatCount(computed)} of ${formatCount(prompt_tokens - cached_tokens)} computed`;
+  const wanted = Math.max(0, prompt_tokens - cached_tokens);
+  const text = `${formatCount(cached_tokens)} cached, ${formatCount(computed)} of ${formatCount(wanted)} computed`;
   if (state === "waiting")
     return { share: 0, text: `${formatCount(prompt_tokens)} prompt tokens, waiting for its turn` };
   return { share, text: state === "answering" ? `${text}, ${formatCount(completion_tokens)} answered` : text };
@@ -28,7 +29,9 @@ export function RunningRequests({ live, model }) {
   const running = runningOf(live.requests, model);
   if (!running.length) return null;
   return html`<ul class="running" aria-label="Requests under way">
-    ${running.slice(0, MOST_LINES).map((each) => html`<${Line} key=${each.id} request=${each} title=${live.answers.get(each.id)?.title} />`)}
+    ${running
+      .slice(0, MOST_LINES)
+      .map((each) => html`<${Line} key=${each.id} request=${each} title=${live.answers.get(each.id)?.title} />`)}
     ${running.length > MOST_LINES && html`<li class="muted">and ${running.length - MOST_LINES} more</li>`}
   </ul>`;
 }

@@ -1,4 +1,4 @@
-/** Where the content of a node lies: `lane` if a running request stands on it, else the fastest tier that has some of it. */
+/** Where the content of a node lies: `lane` if a running request stands on it, else the fastest tier with some of it. */
 
 export const TIERS = ["lane", "device", "host", "disk"];
 
@@ -8,7 +8,7 @@ export function mainTier(node) {
   return TIERS.find((tier) => node.tiers[tier] > 0) ?? null;
 }
 
-/** The shares of a node's content by tier, fastest first: [[tier, share]], shares add up to 1; empty if it holds nothing. */
+/** The shares of a node's content by tier, fastest first: [[tier, share]]; empty if it holds nothing. */
 export function tierShares(node) {
   const counts = TIERS.filter((tier) => node.tiers[tier] > 0).map((tier) => [tier, node.tiers[tier]]);
   const total = counts.reduce((sum, [, count]) => sum + count, 0);

@@ -1,9 +1,9 @@
 /**
  * The mirror of one model's tree, kept up to date by the `tree` events of the stream.
  *
- * A node is what the server told of it, and `order`: the place among its siblings. When an edge is split, the new head takes
- * the place of its tail, so that branches do not jump. Nodes may come before their parents; until the parent is there they
- * are in the mirror, but not below the root.
+ * A node is what the server told of it, and `order`: the place among its siblings. When an edge is split, the new head
+ * takes the place of its tail, so that branches do not jump. Nodes may come before their parents; until the parent is
+ * there they are in the mirror, but not below the root.
  */
 
 /** The nodes of one root (one salt). */
@@ -119,7 +119,7 @@ export class RootMirror {
   }
 }
 
-/** The roots of one model. `isWhole` is false while pieces of a large tree are still coming; `resets` counts beginnings. */
+/** The roots of one model. `isWhole` is false while pieces of a large tree still come; `resets` counts beginnings. */
 export class TreeMirror {
   constructor() {
     this.roots = new Map(); // name → RootMirror

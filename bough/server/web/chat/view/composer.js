@@ -34,16 +34,50 @@ export function Composer({ conversation, actions, problem }) {
   };
   return html`<form class="composer" onSubmit=${(event) => event.preventDefault()}>
     ${problem && html`<p class="problem">${problem}</p>`}
-    ${calls.length > 0 && html`<label class="as-result"><input type="checkbox" checked=${isResult} onChange=${(event) => setResult(event.target.checked)} />This is the result of ${calls[0].function.name}</label>`}
+    ${
+      calls.length > 0 &&
+      html`<label class="as-result">
+        <input type="checkbox" checked=${isResult} onChange=${(event) => setResult(event.target.checked)} />
+        ${`This is the result of ${calls[0].function.name}`}
+      </label>`
+    }
     <div class="composer-box">
-      <textarea ref=${area} rows="1" dir="auto" aria-label="Message" placeholder=${tool_name ? "The result, as the model should read it" : "Write a message"}
-        value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea>
+      <textarea
+        ref=${area}
+        rows="1"
+        dir="auto"
+        aria-label="Message"
+        placeholder=${tool_name ? "The result, as the model should read it" : "Write a message"}
+        value=${text}
+        onInput=${(event) => setText(event.target.value)}
+        onKeyDown=${onKeyDown}
+      ></textarea>
       <div class="composer-buttons">
-        <select class="small" aria-label="Number of answers" title="Number of answers" value=${count} onChange=${(event) => setCount(Number(event.target.value))}>
+        <select
+          class="small"
+          aria-label="Number of answers"
+          title="Number of answers"
+          value=${count}
+          onChange=${(event) => setCount(Number(event.target.value))}
+        >
           ${COUNTS.map((each) => html`<option key=${each} value=${each}>${each === 1 ? "1 answer" : `${each} forks`}</option>`)}
         </select>
-        ${isRunning && html`<button type="button" class="round" aria-label="Stop" title="Stop (Esc)" onClick=${actions.stopAll}><${Icon} name="stop" /></button>`}
-        <button type="button" class="round primary" aria-label="Send" title="Send (Enter)" disabled=${!canSend} onClick=${send}><${Icon} name="send" /></button>
+        ${
+          isRunning &&
+          html`<button type="button" class="round" aria-label="Stop" title="Stop (Esc)" onClick=${actions.stopAll}>
+            <${Icon} name="stop" />
+          </button>`
+        }
+        <button
+          type="button"
+          class="round primary"
+          aria-label="Send"
+          title="Send (Enter)"
+          disabled=${!canSend}
+          onClick=${send}
+        >
+          <${Icon} name="send" />
+        </button>
       </div>
     </div>
   </form>`;

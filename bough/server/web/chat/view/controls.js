@@ -13,7 +13,7 @@ const PATHS = {
   download: "M8 2.5v7.5M5 7l3 3 3-3M3 13h10",
   edit: "M3 13l.6-3L10.6 3l2.4 2.4-7 7zM9.3 4.3l2.4 2.4",
   help: "M5.8 6a2.2 2.2 0 1 1 3.2 2c-.7.4-1 .8-1 1.5M8 12v.2",
-  key: "M9.2 6.8L3 13v-2.2M5 11l1.4 1.4M10.6 8a2.8 2.8 0 1 0-2.8-2.8A2.8 2.8 0 0 0 10.6 8z",
+  leave: "M6.5 3H3v10h3.5M9.5 5l3 3-3 3M12.5 8H6.5",
   left: "M10 4L6 8l4 4",
   model: "M8 2l5.5 3v6L8 14l-5.5-3V5zM2.5 5L8 8l5.5-3M8 8v6",
   moon: "M13 9.5A5.5 5.5 0 0 1 6.5 3 5.5 5.5 0 1 0 13 9.5z",
@@ -51,7 +51,11 @@ export function CopyButton({ copy, label }) {
     const timer = setTimeout(() => setDone(false), 1500);
     return () => clearTimeout(timer);
   }, [isDone]);
-  return html`<${IconButton} icon=${isDone ? "check" : "copy"} label=${isDone ? "Copied" : label} onClick=${async () => setDone(await copy())} />`;
+  return html`<${IconButton}
+    icon=${isDone ? "check" : "copy"}
+    label=${isDone ? "Copied" : label}
+    onClick=${async () => setDone(await copy())}
+  />`;
 }
 
 let numDialogs = 0;
@@ -64,7 +68,13 @@ export function Dialog({ title, onClose, class: more = "", children }) {
     if (!element.current.open) element.current.showModal();
   }, []);
   const closeOutside = (event) => event.target === element.current && element.current.close();
-  return html`<dialog ref=${element} class=${`dialog ${more}`} aria-labelledby=${id.current} onClose=${onClose} onMouseDown=${closeOutside}>
+  return html`<dialog
+    ref=${element}
+    class=${`dialog ${more}`}
+    aria-labelledby=${id.current}
+    onClose=${onClose}
+    onMouseDown=${closeOutside}
+  >
     <div class="dialog-body">
       <header class="dialog-head">
         <h2 id=${id.current}>${title}</h2>
@@ -81,10 +91,13 @@ let numFields = 0;
 export function Field({ label, hint = "", problem = "", children }) {
   const id = useRef(`field-${++numFields}`).current;
   const note = problem || hint;
-  const attributes = { id, "aria-describedby": note ? `${id}-note` : undefined, "aria-invalid": problem ? "true" : undefined };
+  const attributes = {
+    id,
+    "aria-describedby": note ? `${id}-note` : undefined,
+    "aria-invalid": problem ? "true" : undefined,
+  };
   return html`<div class="field">
     <label for=${id}>${label}</label>
-    ${children(attributes)}
-    ${note && html`<p id=${`${id}-note`} class=${problem ? "problem" : "hint"}>${note}</p>`}
+    ${children(attributes)} ${note && html`<p id=${`${id}-note`} class=${problem ? "problem" : "hint"}>${note}</p>`}
   </div>`;
 }

@@ -18,7 +18,13 @@ const KEYS = [
 export function HelpDialog({ onClose }) {
   return html`<${Dialog} title="Keys" onClose=${onClose}>
     <dl class="keys">
-      ${KEYS.map(([keys, meaning]) => html`<div key=${keys}><dt><kbd>${keys}</kbd></dt><dd>${meaning}</dd></div>`)}
+      ${KEYS.map(
+        ([keys, meaning]) =>
+          html`<div key=${keys}>
+            <dt><kbd>${keys}</kbd></dt>
+            <dd>${meaning}</dd>
+          </div>`,
+      )}
     </dl>
     <p class="hint">On a Mac, Command K does what Ctrl K does.</p>
   <//>`;
@@ -38,10 +44,19 @@ export function KeyDialog() {
     <form onSubmit=${give}>
       <div class="field">
         <label for="key">Key</label>
-        <input id="key" type="password" autocomplete="current-password" value=${key} onInput=${(event) => setKey(event.target.value)} />
+        <input
+          id="key"
+          type="password"
+          autocomplete="current-password"
+          value=${key}
+          onInput=${(event) => setKey(event.target.value)}
+        />
         ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       </div>
-      <label class="check"><input type="checkbox" checked=${isKept} onChange=${(event) => setKept(event.target.checked)} />Keep it in this browser</label>
+      <label class="check"
+        ><input type="checkbox" checked=${isKept} onChange=${(event) => setKept(event.target.checked)} />Keep it in this
+        browser</label
+      >
       <p class="hint">Else it is forgotten when this tab is closed.</p>
       <div class="row"><button type="submit" class="primary" disabled=${!key.trim()}>Go on</button></div>
     </form>

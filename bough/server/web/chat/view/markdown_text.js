@@ -14,7 +14,10 @@ export function MarkdownText({ text, isGrowing }) {
   const groups = [];
   for (let start = 0; start < blocks.length; start += GROUP) groups.push(blocks.slice(start, start + GROUP));
   return html`<div class="markdown" onClick=${copyCode}>
-    ${groups.map((group, number) => html`<${Group} key=${number} blocks=${group} isGrowing=${isGrowing && number === groups.length - 1} />`)}
+    ${groups.map(
+      (group, number) =>
+        html`<${Group} key=${number} blocks=${group} isGrowing=${isGrowing && number === groups.length - 1} />`,
+    )}
   </div>`;
 }
 
@@ -27,7 +30,9 @@ class Group extends Component {
 
   render({ blocks, isGrowing }) {
     const isComplete = (number) => !isGrowing || number < blocks.length - 1;
-    return html`<div class="group">${blocks.map((text, number) => html`<${Block} key=${number} text=${text} isComplete=${isComplete(number)} />`)}</div>`;
+    return html`<div class="group">
+      ${blocks.map((text, number) => html`<${Block} key=${number} text=${text} isComplete=${isComplete(number)} />`)}
+    </div>`;
   }
 }
 

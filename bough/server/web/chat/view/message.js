@@ -15,7 +15,10 @@ export class Message extends Component {
   shouldComponentUpdate(next, nextState) {
     const { message, number, numSiblings, isEditing, isCompared, isActive } = this.props;
     const isSame =
-      next.message === message && next.number === number && next.numSiblings === numSiblings && next.isEditing === isEditing;
+      next.message === message &&
+      next.number === number &&
+      next.numSiblings === numSiblings &&
+      next.isEditing === isEditing;
     return !isSame || next.isCompared !== isCompared || next.isActive !== isActive || nextState !== this.state;
   }
 
@@ -43,10 +46,24 @@ export function placeOf(conversation, message) {
 
 function Siblings({ message, number, numSiblings, actions }) {
   const isAnswer = message.role === "assistant";
-  return html`<span class="siblings" role="group" aria-label=${isAnswer ? "Answers to the same message" : "Versions of this message"}>
-    <${IconButton} icon="left" label="The one before" disabled=${number === 0} onClick=${() => actions.switchTo(message, -1)} />
+  return html`<span
+    class="siblings"
+    role="group"
+    aria-label=${isAnswer ? "Answers to the same message" : "Versions of this message"}
+  >
+    <${IconButton}
+      icon="left"
+      label="The one before"
+      disabled=${number === 0}
+      onClick=${() => actions.switchTo(message, -1)}
+    />
     <span>${number + 1}/${numSiblings}</span>
-    <${IconButton} icon="right" label="The next one" disabled=${number === numSiblings - 1} onClick=${() => actions.switchTo(message, 1)} />
+    <${IconButton}
+      icon="right"
+      label="The next one"
+      disabled=${number === numSiblings - 1}
+      onClick=${() => actions.switchTo(message, 1)}
+    />
     ${isAnswer && html`<${IconButton} icon="columns" label="Show all side by side" onClick=${() => actions.compare(message)} />`}
   </span>`;
 }
@@ -73,7 +90,9 @@ function Thoughts({ message }) {
 function ToolCall({ call }) {
   const text = JSON.stringify(call.function.arguments ?? {}, null, 2);
   return html`<div class="tool-call">
-    <div class="code-head"><span>calls <strong>${call.function.name}</strong></span></div>
+    <div class="code-head">
+      <span>calls <strong>${call.function.name}</strong></span>
+    </div>
     <pre tabindex="0"><code dangerouslySetInnerHTML=${{ __html: renderJson(text) }} /></pre>
   </div>`;
 }
@@ -102,9 +121,14 @@ function Progress({ message }) {
   const request = useStore(live, () => (message.requestId ? live.requests.get(message.requestId) : undefined));
   const hasText = Boolean(message.content || message.thinking);
   const share = hasText ? null : shareDone(request);
-  const isHere = answers.isRunning(message.id);
+  const isLoaded = useStore(live, () => live.models.some((each) => each.model === message.model));
+  const describe = () => {
+    if (!answers.isRunning(message.id)) return "answered in another tab";
+    if (answers.isWaiting(message.id)) return "waiting for the other answers";
+    return message.requestId || isLoaded ? describeProgress(request, hasText) : "loading the model";
+  };
   return html`<footer class="message-foot">
-    <p class="progress"><span class="pulse" aria-hidden="true"></span>${isHere ? describeProgress(request, hasText) : "answered in another tab"}</p>
+    <p class="progress"><span class="pulse" aria-hidden="true"></span>${describe()}</p>
     ${share !== null && html`<progress class="share" value=${share} aria-label="Computed share of the prompt"></progress>`}
     ${request?.cached_tokens > 0 && !hasText && html`<p class="figures">${writeCount(request.cached_tokens)} tokens reused</p>`}
   </footer>`;
@@ -126,8 +150,14 @@ function Actions({ message, isCompared, actions }) {
   const isAnswer = message.role === "assistant";
   const isRunning = message.state === "answering";
   return html`<div class="message-actions">
-    ${isCompared && html`<button type="button" class="small primary" onClick=${() => actions.choose(message)}>Go on with this one</button>`}
-    ${isRunning && html`<button type="button" class="small" onClick=${() => actions.stop(message)}><${Icon} name="stop" />Stop</button>`}
+    ${
+      isCompared &&
+      html`<button type="button" class="small primary" onClick=${() => actions.choose(message)}>Go on with this one</button>`
+    }
+    ${
+      isRunning &&
+      html`<button type="button" class="small" onClick=${() => actions.stop(message)}><${Icon} name="stop" />Stop</button>`
+    }
     <${CopyButton} label="Copy the text" copy=${() => copyText(message.content)} />
     ${!isRunning && html`<${IconButton} icon="edit" label="Edit as a new branch" onClick=${() => actions.edit(message)} />`}
     ${isAnswer && html`<${IconButton} icon="redo" label="Answer again, beside this one" onClick=${() => actions.again(message)} />`}
@@ -147,10 +177,21 @@ function Editor({ message, actions }) {
       actions.saveEdit(message, text);
     }
   };
-  const focus = (element) => element && document.activeElement !== element && !element.dataset.seen && ((element.dataset.seen = "1"), element.focus());
+  const focus = (element) =>
+    element &&
+    document.activeElement !== element &&
+    !element.dataset.seen &&
+    ((element.dataset.seen = "1"), element.focus());
   return html`<form class="editor" onSubmit=${(event) => event.preventDefault()}>
-    <textarea ref=${focus} aria-label="The new text" dir="auto" rows=${Math.min(20, text.split("\n").length + 1)} value=${text}
-      onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea>
+    <textarea
+      ref=${focus}
+      aria-label="The new text"
+      dir="auto"
+      rows=${Math.min(20, text.split("\n").length + 1)}
+      value=${text}
+      onInput=${(event) => setText(event.target.value)}
+      onKeyDown=${onKeyDown}
+    ></textarea>
     <div class="row">
       <button type="button" class="small primary" onClick=${() => actions.saveEdit(message, text)}>
         ${isAnswered ? "Save and ask" : "Save as a new branch"}

@@ -32,19 +32,33 @@ function Model({ model, models }) {
     setBusy(false);
   };
   const isLoaded = model.loadedBytes !== null;
-  const details = [model.parameters, model.quantization, `${writeBytes(model.bytes)} on disk`, isLoaded && `${writeBytes(model.loadedBytes)} in memory`];
+  const details = [
+    model.parameters,
+    model.quantization,
+    `${writeBytes(model.bytes)} on disk`,
+    isLoaded && `${writeBytes(model.loadedBytes)} in memory`,
+  ];
   return html`<li class="model">
     <div class="model-name">
       <strong>${model.name}</strong> ${isLoaded && html`<span class="badge">loaded</span>`}
       <p class="hint">${details.filter(Boolean).join(" · ")}</p>
     </div>
-    <button type="button" class="small" disabled=${isBusy} onClick=${() => act(() => (isLoaded ? models.unload(model.name) : models.load(model.name)))}>
+    <button
+      type="button"
+      class="small"
+      disabled=${isBusy}
+      onClick=${() => act(() => (isLoaded ? models.unload(model.name) : models.load(model.name)))}
+    >
       ${isBusy ? "…" : isLoaded ? "Unload" : "Load"}
     </button>
-    ${isSure
-      ? html`<button type="button" class="small danger" onClick=${() => act(() => models.remove(model.name))}>Delete ${model.name}</button>
-          <button type="button" class="small" onClick=${() => setSure(false)}>Keep</button>`
-      : html`<${IconButton} icon="trash" label=${`Delete ${model.name}`} onClick=${() => setSure(true)} />`}
+    ${
+      isSure
+        ? html`<button type="button" class="small danger" onClick=${() => act(() => models.remove(model.name))}>
+              Delete ${model.name}
+            </button>
+            <button type="button" class="small" onClick=${() => setSure(false)}>Keep</button>`
+        : html`<${IconButton} icon="trash" label=${`Delete ${model.name}`} onClick=${() => setSure(true)} />`
+    }
   </li>`;
 }
 
@@ -56,7 +70,12 @@ function PullForm({ models }) {
     setName("");
   };
   return html`<form class="row pull-form" onSubmit=${pull}>
-    <input aria-label="Name of a model to download" placeholder="A name, such as smollm2 or org/model" value=${name} onInput=${(event) => setName(event.target.value)} />
+    <input
+      aria-label="Name of a model to download"
+      placeholder="A name, such as smollm2 or org/model"
+      value=${name}
+      onInput=${(event) => setName(event.target.value)}
+    />
     <button type="submit" disabled=${!name.trim()}>Download</button>
   </form>`;
 }
@@ -67,10 +86,18 @@ function Pull({ name, pull, models }) {
   return html`<li class="model">
     <div class="model-name">
       <strong>${name}</strong>
-      ${pull.problem ? html`<p class="problem" role="alert">${pull.problem}</p>` : html`<p class="hint">${pull.status}${bytes}</p>`}
+      ${
+        pull.problem
+          ? html`<p class="problem" role="alert">${pull.problem}</p>`
+          : html`<p class="hint">${pull.status}${bytes}</p>`
+      }
       ${!pull.problem && html`<progress value=${share} aria-label=${`Download of ${name}`}></progress>`}
     </div>
     ${pull.problem && html`<button type="button" class="small" onClick=${() => models.pull(name)}>Try again</button>`}
-    <${IconButton} icon="close" label=${pull.problem ? "Forget it" : `Cancel the download of ${name}`} onClick=${() => models.cancelPull(name)} />
+    <${IconButton}
+      icon="close"
+      label=${pull.problem ? "Forget it" : `Cancel the download of ${name}`}
+      onClick=${() => models.cancelPull(name)}
+    />
   </li>`;
 }

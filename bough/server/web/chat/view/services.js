@@ -4,7 +4,7 @@ import { createContext, useContext, useEffect, useRef, useState } from "../../ve
 
 export const Services = createContext(null);
 
-/** The services: conversations, answers, live, models, access, and the functions announce and say. */
+/** The services: conversations, answers, live, models, access and notices. */
 export function useServices() {
   return useContext(Services);
 }

@@ -13,26 +13,43 @@ const MOST_DEPTH = 9;
 
 /** `open` are the ids of the conversations that are shown; `onOpen(id)`, `onBeside(id)`, `onNew()`. */
 export function Sidebar({ open, onOpen, onBeside, onNew, onRemove }) {
-  const { conversations, say } = useServices();
+  const { conversations, notices } = useServices();
   useStore(conversations, () => conversations.version);
   const [sought, setSought] = useState("");
   const file = useRef(null);
-  const isShown = (each) => (hasMessages(each) || open.includes(each.id)) && contains(each, sought.trim().toLowerCase());
+  const isShown = (each) =>
+    (hasMessages(each) || open.includes(each.id)) && contains(each, sought.trim().toLowerCase());
   const shown = conversations.list.filter(isShown);
   const load = async (event) => {
     const [chosen] = event.target.files;
     event.target.value = "";
-    if (chosen) await importFile(chosen, conversations, say);
+    if (chosen) await importFile(chosen, conversations, notices);
   };
-  const exportAll = () => saveFile("bough-conversations.json", writeArchive(conversations.list.filter(hasMessages), Date.now()));
+  const exportAll = () =>
+    saveFile("bough-conversations.json", writeArchive(conversations.list.filter(hasMessages), Date.now()));
   return html`<div class="sidebar">
     <div class="sidebar-head">
       <button type="button" class="primary new-chat" onClick=${onNew}>New conversation</button>
       <${IconButton} icon="upload" label="Import conversations from a file" onClick=${() => file.current.click()} />
       <${IconButton} icon="download" label="Export all conversations" onClick=${exportAll} />
-      <input ref=${file} type="file" accept=".json,application/json" class="offscreen" tabindex="-1" aria-label="File to import" onChange=${load} />
+      <input
+        ref=${file}
+        type="file"
+        accept=".json,application/json"
+        class="offscreen"
+        tabindex="-1"
+        aria-label="File to import"
+        onChange=${load}
+      />
     </div>
-    <input type="search" class="search" aria-label="Search conversations" placeholder="Search" value=${sought} onInput=${(event) => setSought(event.target.value)} />
+    <input
+      type="search"
+      class="search"
+      aria-label="Search conversations"
+      placeholder="Search"
+      value=${sought}
+      onInput=${(event) => setSought(event.target.value)}
+    />
     <${ConversationTree} ...${{ shown, open, onOpen, onBeside, onRemove }} />
     ${!shown.length && html`<p class="hint empty-list">${sought ? `Nothing has “${sought}” in it.` : "No conversation yet."}</p>`}
   </div>`;
@@ -50,11 +67,22 @@ function ConversationTree({ shown, open, onOpen, onBeside, onRemove }) {
   };
   const actions = { choose, setRenaming, onBeside, onRemove, setFocused };
   if (!items.length) return null;
-  return html`<div role="tree" aria-label="Conversations" class="conversation-tree" onKeyDown=${(event) => moveByKey(event, items, actions)}>
+  return html`<div
+    role="tree"
+    aria-label="Conversations"
+    class="conversation-tree"
+    onKeyDown=${(event) => moveByKey(event, items, actions)}
+  >
     ${items.map((item) =>
       item.row
-        ? html`<${BranchRow} key=${`${item.conversation.id}-${item.id}`} ...${{ item, isCurrent: item.id === current, actions }} />`
-        : html`<${TitleRow} key=${item.id} ...${{ item, isOpen: open.includes(item.id), isCurrent: item.id === current, isRenaming: renaming === item.id, actions }} />`,
+        ? html`<${BranchRow}
+            key=${`${item.conversation.id}-${item.id}`}
+            ...${{ item, isCurrent: item.id === current, actions }}
+          />`
+        : html`<${TitleRow}
+            key=${item.id}
+            ...${{ item, isOpen: open.includes(item.id), isCurrent: item.id === current, isRenaming: renaming === item.id, actions }}
+          />`,
     )}
   </div>`;
 }
@@ -78,13 +106,38 @@ function TitleRow({ item, isOpen, isCurrent, isRenaming, actions }) {
     if (event.key === "Escape") actions.setRenaming(null);
   };
   const exportOne = () => saveFile(`${fileName(title)}.json`, writeArchive([conversation], Date.now()));
-  return html`<div role="treeitem" aria-level="1" aria-selected=${isOpen ? "true" : "false"} aria-label=${title} class=${isOpen ? "title-row is-open" : "title-row"}
-    data-item=${item.id} tabindex=${isCurrent ? 0 : -1} onClick=${(event) => event.target.closest("button") ?? actions.choose(item)} onFocus=${() => actions.setFocused(item.id)}>
-    ${isRenaming
-      ? html`<input class="rename" aria-label="Title" dir="auto" value=${title} ref=${selectOnce} onClick=${(event) => event.stopPropagation()} onKeyDown=${onKeyDown} onBlur=${save} />`
-      : html`<span class="title" dir="auto">${title}</span>`}
+  return html`<div
+    role="treeitem"
+    aria-level="1"
+    aria-selected=${isOpen ? "true" : "false"}
+    aria-label=${title}
+    class=${isOpen ? "title-row is-open" : "title-row"}
+    data-item=${item.id}
+    tabindex=${isCurrent ? 0 : -1}
+    onClick=${(event) => event.target.closest("button") ?? actions.choose(item)}
+    onFocus=${() => actions.setFocused(item.id)}
+  >
+    ${
+      isRenaming
+        ? html`<input
+            class="rename"
+            aria-label="Title"
+            dir="auto"
+            value=${title}
+            ref=${selectOnce}
+            onClick=${(event) => event.stopPropagation()}
+            onKeyDown=${onKeyDown}
+            onBlur=${save}
+          />`
+        : html`<span class="title" dir="auto">${title}</span>`
+    }
     <span class="row-actions">
-      <${IconButton} icon="beside" label="Open beside" tabindex="-1" onClick=${() => actions.onBeside(conversation.id)} />
+      <${IconButton}
+        icon="beside"
+        label="Open beside"
+        tabindex="-1"
+        onClick=${() => actions.onBeside(conversation.id)}
+      />
       <${IconButton} icon="edit" label="Rename" tabindex="-1" onClick=${() => actions.setRenaming(conversation.id)} />
       <${IconButton} icon="download" label="Export" tabindex="-1" onClick=${exportOne} />
       <${IconButton} icon="trash" label="Delete" tabindex="-1" onClick=${() => actions.onRemove(conversation.id)} />
@@ -95,8 +148,16 @@ function TitleRow({ item, isOpen, isCurrent, isRenaming, actions }) {
 function BranchRow({ item, isCurrent, actions }) {
   const { row } = item;
   const classes = ["branch-row", row.isActive ? "is-active" : "", row.end ? "is-end" : ""].join(" ");
-  return html`<div role="treeitem" aria-level=${row.depth + 2} aria-selected=${row.isActive ? "true" : "false"} class=${classes} data-item=${item.id}
-    tabindex=${isCurrent ? 0 : -1} onClick=${() => actions.choose(item)} onFocus=${() => actions.setFocused(item.id)}>
+  return html`<div
+    role="treeitem"
+    aria-level=${row.depth + 2}
+    aria-selected=${row.isActive ? "true" : "false"}
+    class=${classes}
+    data-item=${item.id}
+    tabindex=${isCurrent ? 0 : -1}
+    onClick=${() => actions.choose(item)}
+    onFocus=${() => actions.setFocused(item.id)}
+  >
     <${BranchLines} row=${row} />
     <span class="branch-label" dir="auto">${row.label}</span>
   </div>`;
@@ -122,7 +183,11 @@ function moveByKey(event, items, actions) {
     ArrowDown: () => focusItem(event, items[at + 1]),
     ArrowUp: () => focusItem(event, items[at - 1]),
     ArrowRight: () => focusItem(event, items[at + 1]?.row && items[at + 1]),
-    ArrowLeft: () => focusItem(event, items.slice(0, at).findLast((each) => levelOf(each) < levelOf(item))),
+    ArrowLeft: () =>
+      focusItem(
+        event,
+        items.slice(0, at).findLast((each) => levelOf(each) < levelOf(item)),
+      ),
     Home: () => focusItem(event, items[0]),
     End: () => focusItem(event, items.at(-1)),
     Enter: () => actions.choose(item),
@@ -161,14 +226,17 @@ function hasMessages(conversation) {
 }
 
 function fileName(title) {
-  return `bough-${title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40)}`;
+  return `bough-${title
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .slice(0, 40)}`;
 }
 
-async function importFile(file, conversations, say) {
+async function importFile(file, conversations, notices) {
   try {
     const number = conversations.import(readArchive(await file.text()));
-    say(`${number} ${number === 1 ? "conversation was" : "conversations were"} imported.`);
+    notices.say(`${number} ${number === 1 ? "conversation was" : "conversations were"} imported.`);
   } catch (error) {
-    say(`${file.name} was not imported: ${error.message}`);
+    notices.say(`${file.name} was not imported: ${error.message}`);
   }
 }

@@ -37,7 +37,12 @@ export function Thread({ id, onClose, onModels }) {
   const actions = useActions(id, setEditing);
   if (!conversation) return html`<section class="thread"><p class="empty">This conversation was deleted.</p></section>`;
   const { problems } = readSettings(conversation.settings);
-  return html`<section class="thread" aria-label=${titleOf(conversation)} data-conversation=${id} onKeyDown=${(event) => switchByKey(event, conversation, actions)}>
+  return html`<section
+    class="thread"
+    aria-label=${titleOf(conversation)}
+    data-conversation=${id}
+    onKeyDown=${(event) => switchByKey(event, conversation, actions)}
+  >
     <header class="thread-head">
       <h2 dir="auto">${titleOf(conversation)}</h2>
       <${ModelChoice} ...${{ conversation, conversations, models, onModels }} />
@@ -87,11 +92,26 @@ function Messages({ conversation, editing, actions }) {
   }, []);
   const isCompared = conversation.compared !== null && childrenOf(conversation, conversation.compared).length > 1;
   const path = isCompared ? pathTo(conversation, conversation.compared) : activePath(conversation);
-  return html`<div class="messages" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label="Messages">
+  return html`<div
+    class="messages"
+    ref=${box}
+    onScroll=${onScroll}
+    tabindex="0"
+    role="log"
+    aria-live="off"
+    aria-label="Messages"
+  >
     <div class="messages-inner">
       ${path[0]?.role !== "system" && html`<${SystemPrompt} ...${{ hasMessages: path.length > 0, actions }} />`}
       ${!path.length && html`<${Welcome} />`}
-      ${path.map((message) => html`<${Message} key=${message.id} ...${{ message, ...placeOf(conversation, message), isEditing: editing === message.id, actions }} />`)}
+      ${path.map(
+        (message) =>
+          html`<${Message}
+            key=${message.id}
+            isEditing=${editing === message.id}
+            ...${{ message, ...placeOf(conversation, message), actions }}
+          />`,
+      )}
       ${isCompared && html`<${Compared} ...${{ conversation, editing, actions }} />`}
       ${!isCompared && html`<${Unanswered} ...${{ message: path.at(-1), actions }} />`}
     </div>
@@ -101,23 +121,37 @@ function Messages({ conversation, editing, actions }) {
 function Welcome() {
   return html`<div class="empty">
     <p>Ask something. Each answer says how much of the prompt was reused.</p>
-    <p>Edit any message, or ask for several answers: every version stays as a branch, and shares the state of what it has in common with the others.</p>
+    <p>
+      Edit any message, or ask for several answers: every version stays as a branch, and shares the state of what it has
+      in common with the others.
+    </p>
   </div>`;
 }
 
 function SystemPrompt({ hasMessages, actions }) {
   const [text, setText] = useState(null);
   if (text === null) {
-    return html`<button type="button" class="small quiet" onClick=${() => setText("")}><${Icon} name="plus" />System prompt</button>`;
+    return html`<button type="button" class="small quiet" onClick=${() => setText("")}>
+      <${Icon} name="plus" />System prompt
+    </button>`;
   }
   const save = () => {
     setText(null);
     if (text.trim()) actions.writeSystem(text.trim());
   };
   return html`<form class="editor from-system" onSubmit=${(event) => event.preventDefault()}>
-    <textarea rows="3" dir="auto" aria-label="System prompt" placeholder="How the model should answer" value=${text} onInput=${(event) => setText(event.target.value)}></textarea>
+    <textarea
+      rows="3"
+      dir="auto"
+      aria-label="System prompt"
+      placeholder="How the model should answer"
+      value=${text}
+      onInput=${(event) => setText(event.target.value)}
+    ></textarea>
     <div class="row">
-      <button type="button" class="small primary" onClick=${save}>${hasMessages ? "Save and ask again" : "Save"}</button>
+      <button type="button" class="small primary" onClick=${save}>
+        ${hasMessages ? "Save and ask again" : "Save"}
+      </button>
       <button type="button" class="small" onClick=${() => setText(null)}>Cancel</button>
     </div>
   </form>`;
@@ -127,14 +161,25 @@ function Compared({ conversation, editing, actions }) {
   const answers = childrenOf(conversation, conversation.compared);
   const onPath = new Set(activePath(conversation).map((message) => message.id));
   return html`<div class="compared" role="group" aria-label=${`${answers.length} answers side by side`}>
-    ${answers.map((message) => html`<${Message} key=${message.id} isCompared=${true} isActive=${onPath.has(message.id)} isEditing=${editing === message.id} ...${{ message, actions }} />`)}
+    ${answers.map(
+      (message) =>
+        html`<${Message}
+          key=${message.id}
+          isCompared=${true}
+          isActive=${onPath.has(message.id)}
+          isEditing=${editing === message.id}
+          ...${{ message, actions }}
+        />`,
+    )}
   </div>`;
 }
 
 /** A question without an answer, for instance after its answer was deleted. */
 function Unanswered({ message, actions }) {
   if (message?.role !== "user" && message?.role !== "tool") return null;
-  return html`<p class="broken"><button type="button" class="small" onClick=${() => actions.answer(message)}><${Icon} name="play" />Answer</button></p>`;
+  return html`<p class="broken">
+    <button type="button" class="small" onClick=${() => actions.answer(message)}><${Icon} name="play" />Answer</button>
+  </p>`;
 }
 
 /** Alt and an arrow switch between the versions of the message that has the focus, else of the last that has several. */
@@ -150,7 +195,7 @@ function switchByKey(event, conversation, actions) {
 
 /** What can be done with the messages of a conversation. The object stays the same as long as the conversation does. */
 function useActions(id, setEditing) {
-  const { conversations, answers, access, models, say } = useServices();
+  const { conversations, answers, access, models, notices } = useServices();
   return useMemo(() => {
     const change = (make) => conversations.change(id, make);
     const branch = (make) => {
@@ -194,13 +239,15 @@ function useActions(id, setEditing) {
           if (pathTo(before, running).some((each) => each.id === message.id)) answers.stop(running);
         }
         change((each, now) => deleteBranch(each, message.id, now));
-        say("The branch was deleted.", () => change((each, now) => putBack(each, before, now)));
+        notices.say("The branch was deleted.", () => change((each, now) => putBack(each, before, now)));
       },
       explain: async (message) => {
         const conversation = conversations.get(id);
         const messages = toChatMessages(conversation, message.parent);
         try {
-          return (await access.requestJson("/api/cache/explain", { body: { model: models.nameFor(conversation), messages } })).reason;
+          return (
+            await access.requestJson("/api/cache/explain", { body: { model: models.nameFor(conversation), messages } })
+          ).reason;
         } catch (error) {
           return error.message;
         }
@@ -217,6 +264,9 @@ function putBack(conversation, before, now) {
   const ids = new Set(back.map((message) => message.id));
   const deleted = conversation.deleted.filter((each) => !ids.has(each));
   const restored = { ...conversation, messages: [...conversation.messages, ...back], deleted };
-  const settled = back.reduce((each, { id, state }) => (state === "answering" ? changeMessage(each, id, { state: "stopped" }, now) : each), restored);
+  const settled = back.reduce(
+    (each, { id, state }) => (state === "answering" ? changeMessage(each, id, { state: "stopped" }, now) : each),
+    restored,
+  );
   return activate(settled, back[0].id, now);
 }

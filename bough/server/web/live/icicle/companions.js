@@ -10,13 +10,14 @@ const MOST_ITEMS = 30; // siblings and children that a screen reader is told of
 export function Breadcrumb({ box, onFit, onZoom }) {
   const path = [];
   for (let each = box; each; each = parentOf(each)) path.unshift(each);
-  if (!path.length) return html`<span class="icicle-crumbs"></span>`;
+  if (!path.length) return null;
   return html`<nav class="icicle-crumbs" aria-label="Zoomed to">
-    <button type="button" onClick=${onFit}>whole tree</button>
+    <button type="button" onClick=${onFit}>root</button>
     ${path.length > 3 && html`<span aria-hidden="true">› …</span>`}
     ${path.slice(-3).map(
       (each) => html`<span aria-hidden="true">›</span>
-      <button type="button" key=${each.id} onClick=${() => onZoom(each)}><bdi>${shorten(toLabel(each.node.text), 16)}</bdi></button>`,
+      <button type="button" key=${each.id} onClick=${() => onZoom(each)}>
+        <bdi>${shorten(toLabel(each.node.text), 16)}</bdi></button>`,
     )}
   </nav>`;
 }
@@ -48,7 +49,7 @@ function levelOf(box) {
 
 /** The id of a box's item in the page. */
 export function itemId(box) {
-  return `tree-item-${box.id}`;
+  return `icicle-item-${box.id}`;
 }
 
 /** A few words beside the pointer. */
@@ -65,10 +66,15 @@ export function Tooltip({ hover, size }) {
 
 function describeHover({ item, box }) {
   if (item) return html`<p>${formatCount(item.count)} nodes that are too small to be drawn: click to zoom in</p>`;
-  if (box.ghost)
-    return html`<p>a request that is ${box.ghost.state}: ${formatCount(box.ghost.doneTokens)} of ${formatCount(box.ghost.promptTokens)} prompt tokens, ${formatCount(box.ghost.answer)} answered</p>`;
+  if (box.ghost) return describeGhost(box.ghost);
   const { node } = box;
   return html`<p class="icicle-tip-text" dir="auto">${shorten(toLabel(node.text), 160)}</p>
-    <p>tokens ${formatCount(node.start)}–${formatCount(node.end)} · ${nameTier(node)} · ${node.hits} ${node.hits === 1 ? "use" : "uses"}
+    <p>tokens ${formatCount(node.start)}–${formatCount(node.end)} · ${nameTier(node)}
+      ${" "}· ${node.hits} ${node.hits === 1 ? "use" : "uses"}
       ${node.kept.length > 0 && " · kept"}${node.points.length > 0 && ` · ${node.points.length} restore points`}</p>`;
+}
+
+function describeGhost({ state, doneTokens, promptTokens, answer }) {
+  const done = `${formatCount(doneTokens)} of ${formatCount(promptTokens)} prompt tokens`;
+  return html`<p>a request that is ${state}: ${done}, ${formatCount(answer)} answered</p>`;
 }

@@ -9,12 +9,30 @@ import { isChoosable, moveByKey } from "./navigation.js";
 import { Pointer } from "./pointer.js";
 import { readRequests } from "./scene.js";
 import { Stage } from "./stage.js";
-import { fitView, revealBox, viewOf, zoomView } from "./viewport.js";
 
 const SCALE_NAME = "bough.scale";
+const STEP = 1.5; // of zooming by keys and buttons
 
-/** `tree` is {model, root: RootMirror, resets}; `live` the events. onPin(node) and onEvict(node) are called for keys. */
-export function Icicle({ live, tree, version, chosenKey, onChoose, onPin, onEvict }) {
+/** What keys do besides moving. */
+const KEYS = {
+  Enter: ({ node, onChoose }) => onChoose(node),
+  " ": ({ node, onChoose }) => onChoose(node),
+  "+": ({ stage }) => stage.zoom(STEP),
+  "=": ({ stage }) => stage.zoom(STEP),
+  "-": ({ stage }) => stage.zoom(1 / STEP),
+  0: ({ fit }) => fit(),
+  z: ({ box, zoomTo }) => zoomTo(box),
+  p: ({ node, onPin }) => onPin(node),
+  P: ({ node, onPin }) => onPin(node),
+  Delete: ({ node, onEvict }) => onEvict(node),
+  Escape: ({ fit, onChoose }) => (fit(), onChoose(null)),
+};
+
+/**
+ * The canvas with its bar. `tree` is {model, root: RootMirror, resets}; `current` has the keys of the nodes on the branches
+ * of the current conversation.
+ */
+export function Icicle({ live, tree, version, chosenKey, current, onChoose, onPin, onEvict }) {
   const canvas = useRef(null);
   const stage = useRef(null);
   const ended = useRef(new EndTimes());
@@ -48,46 +66,24 @@ export function Icicle({ live, tree, version, chosenKey, onChoose, onPin, onEvic
     const { byId } = stage.current.layout;
     const hovered = byId.get(hover?.box?.id) ?? null;
     const chosen = byId.get(isFocused ? focused?.id : chosenKey) ?? null;
-    stage.current.mark({ path: pathOf(hovered ?? (isFocused ? chosen : null)), hovered, chosen, isFocused });
-  }, [hover, chosenKey, isFocused, focused, version]);
+    stage.current.mark({ path: pathOf(hovered ?? (isFocused ? chosen : null)), hovered, chosen, isFocused, current });
+  }, [hover, chosenKey, isFocused, focused, current]);
 
-  const zoom = (factor) => {
-    const { view, layout, size } = stage.current;
-    stage.current.moveTo(zoomView(view, factor, { x: size.width / 2, y: size.height / 2 }, layout, size));
-  };
-  const fit = () => {
-    setZoomKey(null);
-    stage.current.moveTo(fitView(stage.current.layout, stage.current.size));
-  };
-  const zoomTo = (box) => {
-    setZoomKey(box.node.node);
-    stage.current.moveTo(viewOf(box, stage.current.layout, stage.current.size));
-  };
+  const fit = () => (setZoomKey(null), stage.current.fit());
+  const zoomTo = (box) => (setZoomKey(box.node.node), stage.current.zoomTo(box));
   const goTo = (box) => {
     setFocusKey(box.id);
+    stage.current.reveal(box);
     if (chosenKey !== null) onChoose(box.node); // the details go along
-    const { view, layout, size } = stage.current;
-    stage.current.moveTo(revealBox(view, box, layout, size));
   };
   const onKeyDown = (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !focused) return;
     setFocused(true);
-    const actions = {
-      Enter: () => onChoose(focused.node),
-      " ": () => onChoose(focused.node),
-      "+": () => zoom(1.5),
-      "=": () => zoom(1.5),
-      "-": () => zoom(1 / 1.5),
-      0: fit,
-      z: () => zoomTo(focused),
-      p: () => onPin(focused.node),
-      P: () => onPin(focused.node),
-      Delete: () => onEvict(focused.node),
-      Escape: () => (fit(), onChoose(null)),
-    };
     const next = moveByKey(event.key, focused, stage.current.layout);
+    const action = KEYS[event.key];
     if (next) goTo(next);
-    else if (actions[event.key]) actions[event.key]();
+    else if (action)
+      action({ node: focused.node, box: focused, stage: stage.current, fit, zoomTo, onChoose, onPin, onEvict });
     else return;
     event.preventDefault();
   };
@@ -101,8 +97,10 @@ export function Icicle({ live, tree, version, chosenKey, onChoose, onPin, onEvic
         </select>
       </label>
       <span class="icicle-buttons">
-        <button type="button" title="Zoom out (-)" aria-label="Zoom out" onClick=${() => zoom(1 / 1.5)}>−</button>
-        <button type="button" title="Zoom in (+)" aria-label="Zoom in" onClick=${() => zoom(1.5)}>+</button>
+        <button type="button" title="Zoom out (-)" aria-label="Zoom out"
+          onClick=${() => stage.current.zoom(1 / STEP)}>−</button>
+        <button type="button" title="Zoom in (+)" aria-label="Zoom in"
+          onClick=${() => stage.current.zoom(STEP)}>+</button>
         <button type="button" title="Whole tree (0)" onClick=${fit}>Fit</button>
       </span>
     </div>

@@ -1,4 +1,8 @@
-/** Texts of nodes for people: in a box, in a line, and as a screen reader says them. A model's text is hostile: nothing here is HTML. */
+/**
+ * Texts of nodes for people: in a box, in a line, and as a screen reader says them.
+ *
+ * A model's text is hostile: nothing here makes HTML of it.
+ */
 
 import { mainTier } from "../tiers.js";
 

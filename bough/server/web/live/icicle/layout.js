@@ -1,14 +1,14 @@
 /**
  * Where each node of a tree is drawn, in units that a viewport turns into pixels.
  *
- * Tokens go to the right: a box is as wide as its edge has tokens, by the chosen scale. Branches go down: each leaf has one
- * row, and a prefix spans the rows of all that continue it. A request that computes has a provisional box (a ghost) where its
- * tokens leave the tree; if that is inside an edge, the edge is drawn in two parts, as it will be after the split.
+ * Tokens go to the right: a box is as wide as its edge has tokens, by the chosen scale. Branches go down: each leaf has
+ * one row, and a prefix spans the rows of all that continue it. A request that computes has a provisional box (a ghost)
+ * where its tokens leave the tree; if that is inside an edge, the edge is drawn in two parts, as after the split.
  *
  * Costs O(nodes).
  */
 
-/** How wide an edge of so many tokens is. Scales are by edge: a long edge is compressed, a short one after it is not. */
+/** How wide an edge of so many tokens is. Each edge is scaled alone: a short one after a long one stays readable. */
 export const SCALES = {
   linear: (tokens) => tokens,
   "square root": (tokens) => Math.sqrt(tokens),

@@ -88,6 +88,7 @@ export class Painter {
     if (alpha < 1) this._fillRects([item], this._colourOf(box.node), alpha * this._palette.fillAlpha);
     const glow = state.scene.glowOf.get(box);
     if (glow) this._paintGlow(item, glow, state);
+    if (state.current.has(box.node.node)) this._fillRects([{ ...item, height: 4 }], this._palette.accent, 1);
     if (item.height >= 12 && item.width >= 12) this._paintShares(item);
     if (item.height >= 8 && item.width >= 8) this._paintMarks(item);
   }

@@ -1,6 +1,6 @@
 /** Wheel, drag, pinch, click and double click on the canvas, turned into moves of the view and choices of boxes. */
 
-import { panView, viewOf, zoomView } from "./viewport.js";
+import { panView, zoomView } from "./viewport.js";
 
 const CLICK_PX = 4;
 
@@ -97,7 +97,7 @@ export class Pointer {
     if (item.count) {
       const middle = { x: Math.max(0, item.x), y: item.y + item.height / 2 };
       this._stage.moveTo(zoomView(view, Math.max(2, size.height / (3 * item.height)), middle, layout, size));
-    } else this._stage.moveTo(viewOf(item.box, layout, size));
+    } else this._stage.zoomTo(item.box);
     this._handlers.onZoom(item.box);
   }
 }

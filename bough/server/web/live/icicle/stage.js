@@ -1,13 +1,13 @@
 /**
  * The canvas of the icicle: its size, its view, and when it is drawn.
  *
- * It draws only when something has changed or moves. What merely pulses is drawn 15 times a second, because the model may be
- * computing on the same processor.
+ * It draws only when something has changed or moves. What merely pulses is drawn 15 times a second, because the model may
+ * be computing on the same processor.
  */
 
 import { Painter } from "./painter.js";
 import { Scene } from "./scene.js";
-import { fitView, isSameView, mixViews } from "./viewport.js";
+import { fitView, isSameView, mixViews, revealBox, viewOf, zoomView } from "./viewport.js";
 import { findAt, findVisible } from "./visible.js";
 
 const GLIDE_MS = 200;
@@ -23,7 +23,7 @@ export class Stage {
     this._canvas = canvas;
     this._painter = new Painter(canvas);
     this._onDrawn = onDrawn;
-    this._marks = { path: new Set(), chosen: null, hovered: null, isFocused: false };
+    this._marks = { path: new Set(), current: new Set(), chosen: null, hovered: null, isFocused: false };
     this._view = this._from = fitView(this.scene.layout, this.size);
     this._viewAt = -Infinity;
     this._found = { items: [], numShown: 0, numMerged: 0 };
@@ -63,7 +63,28 @@ export class Stage {
     this.requestDraw();
   }
 
-  /** Emphasise boxes: {path, chosen, hovered, isFocused}. */
+  /** Zoom around the middle. */
+  zoom(factor) {
+    const { width, height } = this.size;
+    this.moveTo(zoomView(this._view, factor, { x: width / 2, y: height / 2 }, this.layout, this.size));
+  }
+
+  /** Look at the whole tree. */
+  fit() {
+    this.moveTo(fitView(this.layout, this.size));
+  }
+
+  /** Look at a box with all below it. */
+  zoomTo(box) {
+    this.moveTo(viewOf(box, this.layout, this.size));
+  }
+
+  /** Move as little as needed to see a box. */
+  reveal(box) {
+    this.moveTo(revealBox(this._view, box, this.layout, this.size));
+  }
+
+  /** Emphasise boxes: {path, current, chosen, hovered, isFocused}. */
   mark(marks) {
     this._marks = { ...this._marks, ...marks };
     this.requestDraw();
@@ -75,7 +96,8 @@ export class Stage {
   }
 
   requestDraw() {
-    if (!this._frame) this._frame = requestAnimationFrame((now) => this._draw(now));
+    const isHidden = this.size.width <= 1; // the pane is folded
+    if (!this._frame && !isHidden) this._frame = requestAnimationFrame((now) => this._draw(now));
   }
 
   close() {

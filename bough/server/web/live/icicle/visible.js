@@ -10,8 +10,8 @@ const SUMMARY_PX = 14; // a summary grows to this height, so that its number can
 const LEAST_WIDTH_PX = 1; // an only child that is narrower is drawn with its parent
 
 /**
- * The items to draw: {box, x, y, width, height} in pixels, and {box, count, …} for summaries, whose box is the parent (null: the
- * root). `placeOf(box)` gives where a box is now. Also how many nodes are drawn, and how many are merged.
+ * The items to draw: {box, x, y, width, height} in pixels, and for summaries also `count`, their box being the parent (null:
+ * the root). `placeOf(box)` gives where a box is now. Also how many nodes are drawn, and how many are merged.
  */
 export function findVisible(top, view, size, placeOf) {
   for (let least_px = LEAST_PX; ; least_px *= 1.5) {
