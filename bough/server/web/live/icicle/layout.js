@@ -15,6 +15,8 @@ export const SCALES = {
   logarithm: (tokens) => Math.log2(1 + tokens),
 };
 
+const NONE = Object.freeze([]);
+
 /** One rectangle. `id` stays the same from layout to layout; a node's last part has the node's key as its id. */
 export class Box {
   constructor(id, node, ghost, start, end, parent) {
@@ -24,12 +26,13 @@ export class Box {
     this.start = start;
     this.end = end;
     this.parent = parent;
-    this.children = [];
+    this.children = NONE;
     this.level = parent ? parent.level + 1 : 1;
     this.count = node && id === node.node ? 1 : 0; // nodes in this box and those to its right
     this.rows = 0;
     this.right = 0; // where the widest branch below ends
     this.x0 = this.x1 = this.y0 = this.y1 = 0;
+    this.from = null; // where it was in the layout before, while it glides
   }
 
   /** The place of a token offset inside this box. */
@@ -48,7 +51,9 @@ export function layoutTree(root, ghosts = [], scaleName = "square root") {
   const rows = stackRows(boxes, top);
   const width = top.reduce((most, box) => Math.max(most, box.right), 0);
   const numNodes = top.reduce((sum, box) => sum + box.count, 0);
-  return { boxes, top, rows, width, numNodes, byId: new Map(boxes.map((box) => [box.id, box])) };
+  const byId = new Map();
+  for (const box of boxes) byId.set(box.id, box);
+  return { boxes, ghosts: boxes.filter((box) => box.ghost), top, rows, width, numNodes, byId };
 }
 
 /** Ghosts by the key of the node that they leave; one whose node is not here is left out. */
@@ -67,21 +72,30 @@ function placeBoxes(root, ghosts, scale) {
   const boxes = [];
   const stack = [];
   const grow = (key, parent) => {
-    for (const ghost of [...(ghosts.get(key) ?? [])].reverse())
-      if (isAtEnd(ghost, parent)) stack.push([null, ghost, parent]);
-    for (const node of [...root.childrenOf(key)].reverse()) stack.push([node, null, parent]);
+    const leaving = (ghosts.get(key) ?? []).filter((ghost) => isAtEnd(ghost, parent));
+    for (let at = leaving.length - 1; at >= 0; at -= 1) stack.push({ ghost: leaving[at], parent });
+    const children = root.childrenOf(key);
+    for (let at = children.length - 1; at >= 0; at -= 1) stack.push({ node: children[at], parent });
   };
   grow(null, null);
   while (stack.length) {
-    const [node, ghost, parent] = stack.pop();
+    const { node, ghost, parent } = stack.pop();
     if (ghost) boxes.push(placeGhost(ghost, parent, scale));
-    else grow(node.node, placeParts(node, ghosts.get(node.node) ?? [], parent, scale, boxes));
+    else grow(node.node, placeEdge(node, ghosts.get(node.node), parent, scale, boxes));
   }
   return boxes;
 }
 
 function isAtEnd(ghost, box) {
   return !box || !box.node || ghost.offset >= box.node.end || ghost.offset <= box.node.start;
+}
+
+/** The box of one edge, or its parts if ghosts leave it on the way. Returns the last one. */
+function placeEdge(node, ghosts, parent, scale, boxes) {
+  if (ghosts) return placeParts(node, ghosts, parent, scale, boxes);
+  const box = place(new Box(node.node, node, null, node.start, node.end, parent), scale(node.end - node.start));
+  boxes.push(box);
+  return box;
 }
 
 /** The parts of one edge, cut where ghosts leave it. Returns the last part. */
@@ -112,7 +126,8 @@ function placeGhost(ghost, parent, scale) {
 function place(box, width) {
   box.x0 = box.parent ? box.parent.x1 : 0;
   box.x1 = box.x0 + width;
-  box.parent?.children.push(box);
+  if (box.parent?.children === NONE) box.parent.children = [box];
+  else box.parent?.children.push(box);
   return box;
 }
 

@@ -40,11 +40,10 @@ function ghostOf(request) {
 /** The boxes of a layout with where they come from. */
 export class Scene {
   constructor() {
-    this.layout = { boxes: [], top: [], rows: 0, width: 0, numNodes: 0, byId: new Map() };
+    this.layout = { boxes: [], ghosts: [], top: [], rows: 0, width: 0, numNodes: 0, byId: new Map() };
     this.glowOf = new Map(); // box → {reach, isLoading, age, since}
     this.leaving = []; // {box, place, since}
     this._startedAt = -Infinity;
-    this._from = new Map(); // box → place where it came from
     this._bornAt = new Map(); // box id → time
     this.isPulsing = false; // whether a request waits, loads or computes
   }
@@ -52,28 +51,22 @@ export class Scene {
   /** Go over to a new layout. Without motion it is there at once. */
   update(layout, glows, root, now, { isMoving }) {
     const before = this.layout;
-    const places = new Map();
-    const isFresh = before.boxes.length === 0;
-    if (isMoving && !isFresh) {
-      for (const box of layout.boxes) {
-        const old = before.byId.get(box.id);
-        if (old) places.set(box, { ...this.placeOf(old, now) });
-        else if (!this._bornAt.has(box.id)) this._bornAt.set(box.id, now);
-      }
-      this._noteLeaving(before, layout, now);
+    const isGliding = isMoving && before.boxes.length > 0;
+    if (isGliding) {
+      const numKept = this._noteOrigins(before, layout, now);
+      if (numKept < before.boxes.length) this._noteLeaving(before, layout, now);
     } else this.leaving = [];
     this._carryDone(before, layout);
     this.layout = layout;
-    this._from = places;
-    this._startedAt = isMoving && !isFresh ? now : -Infinity;
+    this._startedAt = isGliding ? now : -Infinity;
     this._setGlows(glows, root, now);
-    this.isPulsing = isMoving && layout.boxes.some((box) => box.ghost && box.ghost.state !== "answering");
+    this.isPulsing = isMoving && layout.ghosts.some((box) => box.ghost.state !== "answering");
     this._forgetBirths(now);
   }
 
   /** Where a box is now, in units of the layout. */
   placeOf(box, now) {
-    const from = this._from.get(box);
+    const { from } = box;
     if (!from || now >= this._startedAt + GLIDE_MS) return box;
     const share = ease((now - this._startedAt) / GLIDE_MS);
     const mix = (name) => from[name] + (box[name] - from[name]) * share;
@@ -109,15 +102,31 @@ export class Scene {
     return this.leaving.map((each) => ({ ...each, alpha: 1 - (now - each.since) / FADE_MS }));
   }
 
+  /** Note where each box was before, and which are new; returns how many were there. */
+  _noteOrigins(before, layout, now) {
+    let numKept = 0;
+    for (const box of layout.boxes) {
+      const old = before.byId.get(box.id);
+      if (!old) this._bornAt.set(box.id, this._bornAt.get(box.id) ?? now);
+      else {
+        numKept += 1;
+        if (old.from || !isSamePlace(old, box)) box.from = copyPlace(this.placeOf(old, now));
+      }
+    }
+    return numKept;
+  }
+
   _noteLeaving(before, layout, now) {
     const gone = before.boxes.filter((box) => box.node && box.id === box.node.node && !layout.byId.has(box.id));
-    const news = gone.slice(0, MOST_LEAVING).map((box) => ({ box, place: { ...this.placeOf(box, now) }, since: now }));
+    const news = gone
+      .slice(0, MOST_LEAVING)
+      .map((box) => ({ box, place: copyPlace(this.placeOf(box, now)), since: now }));
     this.leaving = [...this.leaving, ...news].slice(-MOST_LEAVING);
   }
 
   _carryDone(before, layout) {
-    for (const box of layout.boxes) {
-      const old = box.ghost && before.byId.get(box.id);
+    for (const box of layout.ghosts) {
+      const old = before.byId.get(box.id);
       if (old) box.ghost.doneBefore = Math.max(0, old.ghost.done - (box.start - old.start));
     }
   }
@@ -139,6 +148,14 @@ export class Scene {
   _forgetBirths(now) {
     for (const [id, born] of this._bornAt) if (now > born + FADE_MS) this._bornAt.delete(id);
   }
+}
+
+function isSamePlace(a, b) {
+  return a.x0 === b.x0 && a.x1 === b.x1 && a.y0 === b.y0 && a.y1 === b.y1;
+}
+
+function copyPlace({ x0, x1, y0, y1 }) {
+  return { x0, x1, y0, y1 };
 }
 
 function ease(share) {
