@@ -67,7 +67,7 @@ function Choice({ label, value, options, onChange }) {
 function Totals({ figures }) {
   if (!figures) return null;
   const share = figures.prompt_tokens ? Math.round((100 * figures.cached_tokens) / figures.prompt_tokens) : null;
-  return html`<span class="live-totals">${formatCount(figures.tokens)} tokens in ${formatCount(figures.nodes)} nodes${
+  return html`<span class="live-totals">${formatCount(figures.tokens)} tokens in ${figures.nodes === 1 ? "1 node" : `${formatCount(figures.nodes)} nodes`}${
     share !== null && ` · ${share} % of prompts reused`
   }</span>`;
 }

@@ -22,17 +22,29 @@ export class Message extends Component {
     return !isSame || next.isCompared !== isCompared || next.isActive !== isActive || nextState !== this.state;
   }
 
+  /** The button that has the focus, by its label: drawing may take it away. */
+  getSnapshotBeforeUpdate() {
+    const focused = document.activeElement;
+    return this.base.contains(focused) ? focused.getAttribute("aria-label") : null;
+  }
+
+  componentDidUpdate(before, stateBefore, label) {
+    if (!label || document.activeElement !== document.body) return;
+    const again = [...this.base.querySelectorAll("[aria-label]")].find((each) => each.getAttribute("aria-label") === label);
+    (again && !again.disabled ? again : this.base).focus();
+  }
+
   render({ message, number, numSiblings, isEditing, isCompared, isActive, actions }) {
     const classes = ["message", `from-${message.role}`, isCompared ? "is-compared" : "", isActive ? "is-active" : ""];
     const name = message.role === "tool" && message.tool_name ? `Result of ${message.tool_name}` : NAMES[message.role];
-    return html`<article class=${classes.join(" ")} aria-label=${name} data-message=${message.id}>
+    return html`<article class=${classes.join(" ")} aria-label=${name} data-message=${message.id} tabindex="-1">
       <header class="message-head">
         <span class="message-name">${name}</span>
         ${message.role === "assistant" && message.model && html`<span class="message-model">${message.model}</span>`}
         ${!isCompared && numSiblings > 1 && html`<${Siblings} ...${{ message, number, numSiblings, actions }} />`}
       </header>
-      ${isEditing ? html`<${Editor} message=${message} actions=${actions} />` : html`<${Body} message=${message} />`}
-      ${message.role === "assistant" && html`<${Footer} message=${message} actions=${actions} />`}
+      ${isEditing ? html`<${Editor} key=${message.id} message=${message} actions=${actions} />` : html`<${Body} key=${message.id} message=${message} />`}
+      ${message.role === "assistant" && html`<${Footer} key=${`${message.id} end`} message=${message} actions=${actions} />`}
       ${!isEditing && html`<${Actions} ...${{ message, isCompared, actions }} />`}
     </article>`;
   }

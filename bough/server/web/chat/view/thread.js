@@ -76,6 +76,7 @@ function ModelChoice({ conversation, conversations, models, onModels }) {
 
 const MORE = "\u0000more";
 
+/** A message and its siblings share one place, so that the focus stays when another of them is shown. */
 function Messages({ conversation, editing, actions }) {
   const box = useRef(null);
   const isAtBottom = useRef(true);
@@ -107,7 +108,7 @@ function Messages({ conversation, editing, actions }) {
       ${path.map(
         (message) =>
           html`<${Message}
-            key=${message.id}
+            key=${message.parent}
             isEditing=${editing === message.id}
             ...${{ message, ...placeOf(conversation, message), actions }}
           />`,
