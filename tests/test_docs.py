@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import bough
 from bough.cli.main import COMMANDS
-from bough.models import ModelFiles
 from tests import settings_reference
-from tests.tiny_encoders import make_encoder, make_reranker, pooling, write_modules
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -79,39 +75,3 @@ def _headings(document: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.fixture(scope="module")
-def runner(smollm2_files: ModelFiles) -> Iterator[bough.Runner]:
-    """One runner for all examples: loading takes longer than they do."""
-    with bough.load() as runner:
-        yield runner
-
-
-@pytest.mark.model
-def test_the_example_in_the_readme_runs(
-    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(bough, "load", lambda: nullcontext(runner))
-    (example,) = _examples(README)
-    exec(example, {})
-    assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
-
-
-@pytest.mark.model
-def test_the_examples_in_the_library_page_run(
-    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    stand_ins = {
-        "BAAI/bge-small-en-v1.5": write_modules(make_encoder(tmp_path / "encoder"), pooling("cls"), ("Normalize", {})),
-        "BAAI/bge-reranker-base": make_reranker(tmp_path / "reranker", "xlm-roberta"),
-    }
-    load = bough.load
-    monkeypatch.setattr(bough, "load", lambda name=None, **settings: load(stand_ins[name]) if name else runner)
-    monkeypatch.setattr(runner, "close", lambda: None)
-    exec("\n".join(_examples(DOCS / "library.md")), {})
-    assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
-
-
-def _examples(document: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
