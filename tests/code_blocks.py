@@ -15,7 +15,7 @@ SHELL = ("bash", "console")
 BLOCK = re.compile(
     r"^(<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-MARK = re.compile(r"<!-- *not run", re.IGNORECASE)
+MARK = re.compile(r"^ *<!-- *not run", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True)

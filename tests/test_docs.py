@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 FOLDERS = (ROOT / "bench", ROOT / "examples")
+QUIET = {"NO_MKDOCS_2_WARNING": "1"}  # the theme tells of its successor, as long as this is not set
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(page for each in FOLDERS for page in each.rglob("*.md"))])
 
 
@@ -65,6 +69,19 @@ def test_links_between_the_documents_lead_somewhere(document: Path) -> None:
 def test_every_page_is_linked_from_the_readme() -> None:
     linked = set(re.findall(r"\]\(docs/([^)#]+)", README.read_text(encoding="utf-8")))
     assert linked == {page.name for page in DOCS.glob("*.md")}
+
+
+def test_the_site_builds_with_all_pages_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
+    """Strict: a page that is not in the navigation, and a link or heading that does not exist, fail the build."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | QUIET, capture_output=True, text=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+
+    pages = list(tmp_path.rglob("*.html"))
+    loaded = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)")
+    assert len(pages) > len(list(DOCS.glob("*.md")))
+    assert {page.name: found for page in pages if (found := loaded.findall(page.read_text(encoding="utf-8")))} == {}
+    assert any(tmp_path.rglob("drawings/growing.svg"))
 
 
 def _without_code(document: Path) -> str:
