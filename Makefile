@@ -37,7 +37,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m tests.settings_reference
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import httpx
 import pytest
 import typer
@@ -92,18 +91,16 @@ def check_command(command: Command) -> None:
             assert known, f"{command}: nothing is known about {program}: mark the block with <!-- not run: why -->"
 
 
-def parse(command: Command) -> click.Context:
+def parse(command: Command) -> None:
     """Read the command's words as `bough` does, and do nothing."""
-    group: Any = typer.main.get_command(app)
-    context = group.make_context("bough", list(command.words[1:]))
     try:
-        while isinstance(context.command, click.Group) or hasattr(context.command, "get_command"):
-            rest = [*context._protected_args, *context.args]
-            name, found, words = context.command.resolve_command(context, rest)
+        context: Any = typer.main.get_command(app).make_context("bough", list(command.words[1:]))
+        while hasattr(context.command, "resolve_command"):  # a group
+            name, found, words = context.command.resolve_command(context, [*context._protected_args, *context.args])
             context = found.make_context(name, words, parent=context)
-    except click.UsageError as error:
-        raise AssertionError(f"{command}: {error.format_message()}") from error
-    return context
+    except Exception as error:
+        error.add_note(f"in {command}")
+        raise
 
 
 def _extras() -> set[str]:
