@@ -7,7 +7,7 @@ PACKAGES = $(VENV)/.packages
 KERNELS = bough/engines/torch/cpu
 INTERPRETER = .venv-kernels
 
-.PHONY: demo serve test test-kernels lint fix bench docs clean
+.PHONY: demo serve test test-kernels lint fix bench docs docs-serve clean
 
 demo: $(READY)
 	$(BIN)/bough bench demo
@@ -37,6 +37,10 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m tests.settings_reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 $(READY): $(PACKAGES) setup.py $(KERNELS)/kernels.c
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -54,5 +58,5 @@ $(INTERPRETER)/.packages: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(INTERPRETER) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
+	rm -rf $(VENV) $(INTERPRETER) site .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
 	    $(KERNELS)/_kernels.*

@@ -29,7 +29,7 @@ A setting is read from the first of these that has it: a flag, a `BOUGH_*` varia
 the setting is a keyword of `bough.load`. Each has one name everywhere; names of version 0.1 (`device_bytes`, `disk_ttl_s`,
 `--memory` …) still work. An unknown name is an error.
 
-```
+```bash
 bough serve --lanes 8 --device-memory 4GB                   # flags
 BOUGH_LANES=8 BOUGH_DEVICE_MEMORY=4GB bough serve           # variables
 ```
@@ -39,8 +39,10 @@ lanes = 8
 device_memory = "4GB"
 disk_ttl = "7d"
 ```
-```
-bough.load(lanes=8, device_memory="4GB")                    # keywords
+```python
+import bough
+
+bough.load(lanes=8, device_memory="4GB")  # keywords
 ```
 
 - Sizes are bytes, or a text such as `"512M"`, `"2GB"` (powers of 1,024). Times are seconds, or a text such as `"30s"`,

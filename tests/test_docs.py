@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
-from contextlib import nullcontext
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import bough
 from bough.cli.main import COMMANDS
-from bough.models import ModelFiles
 from tests import settings_reference
-from tests.tiny_encoders import make_encoder, make_reranker, pooling, write_modules
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 FOLDERS = (ROOT / "bench", ROOT / "examples")
+QUIET = {"NO_MKDOCS_2_WARNING": "1"}  # the theme tells of its successor, as long as this is not set
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(page for each in FOLDERS for page in each.rglob("*.md"))])
 
 
@@ -71,6 +71,20 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert linked == {page.name for page in DOCS.glob("*.md")}
 
 
+def test_the_site_builds_with_all_pages_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
+    """Strict: a page that is not in the navigation, and a link or heading that does not exist, fail the build. (With
+    `--quiet` MkDocs does not count its warnings, and nothing would fail.)"""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | QUIET, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+
+    pages = list(tmp_path.rglob("*.html"))
+    loaded = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)")
+    assert len(pages) > len(list(DOCS.glob("*.md")))
+    assert {page.name: found for page in pages if (found := loaded.findall(page.read_text(encoding="utf-8")))} == {}
+    assert any(tmp_path.rglob("drawings/growing.svg"))
+
+
 def _without_code(document: Path) -> str:
     return re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
 
@@ -79,39 +93,3 @@ def _headings(document: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.fixture(scope="module")
-def runner(smollm2_files: ModelFiles) -> Iterator[bough.Runner]:
-    """One runner for all examples: loading takes longer than they do."""
-    with bough.load() as runner:
-        yield runner
-
-
-@pytest.mark.model
-def test_the_example_in_the_readme_runs(
-    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(bough, "load", lambda: nullcontext(runner))
-    (example,) = _examples(README)
-    exec(example, {})
-    assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
-
-
-@pytest.mark.model
-def test_the_examples_in_the_library_page_run(
-    runner: bough.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    stand_ins = {
-        "BAAI/bge-small-en-v1.5": write_modules(make_encoder(tmp_path / "encoder"), pooling("cls"), ("Normalize", {})),
-        "BAAI/bge-reranker-base": make_reranker(tmp_path / "reranker", "xlm-roberta"),
-    }
-    load = bough.load
-    monkeypatch.setattr(bough, "load", lambda name=None, **settings: load(stand_ins[name]) if name else runner)
-    monkeypatch.setattr(runner, "close", lambda: None)
-    exec("\n".join(_examples(DOCS / "library.md")), {})
-    assert capsys.readouterr().out.splitlines()[0] == "The capital of France is Paris."
-
-
-def _examples(document: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
