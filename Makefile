@@ -2,12 +2,15 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+EXTRAS ?= torch,server
 READY   = $(VENV)/.ready
 PACKAGES = $(VENV)/.packages
+DEV     = $(VENV)/.dev
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 KERNELS = bough/engines/torch/cpu
 INTERPRETER = .venv-kernels
 
-.PHONY: demo serve test test-kernels lint fix bench docs docs-serve clean
+.PHONY: demo serve test test-kernels test-package test-browser screenshots package lint fix bench docs docs-serve clean
 
 demo: $(READY)
 	$(BIN)/bough bench demo
@@ -15,31 +18,46 @@ demo: $(READY)
 serve: $(READY)
 	$(BIN)/bough serve
 
-test: $(READY)
-	$(BIN)/python -m pytest -q -m "not alone" -n 2 --dist loadscope
-	$(BIN)/python -m pytest -q -m alone
+test: $(READY) $(DEV)
+	$(BIN)/python -m pytest -q -m "not alone and not browser and not package" -n 2 --dist loadscope
+	$(BIN)/python -m pytest -q -m "alone and not browser and not package"
 
 test-kernels: $(INTERPRETER)/.packages
 	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -q tests/engines/torch/pooled/*/test_kernels.py
 
-lint: $(READY)
+package: $(READY) $(DEV)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+test-package: package
+	$(BIN)/python -m pytest -q --packages dist -m package
+
+test-browser: $(READY) $(DEV)
+	command -v chromium >/dev/null || apt-get install -y -qq chromium || { echo "install Chromium first"; exit 1; }
+	node --test tests/web/*.test.mjs
+	$(BIN)/python -m pytest -q -m browser
+
+screenshots: $(READY) $(DEV)
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m browser
+
+lint: $(READY) $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-fix: $(READY)
+fix: $(READY) $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)
+bench: $(READY) $(DEV)
 	$(BIN)/bough bench switch --png bench-switch.png
 
-docs: $(READY)
+docs: $(READY) $(DEV)
 	$(BIN)/python -m tests.settings_reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: $(READY)
+docs-serve: $(READY) $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 $(READY): $(PACKAGES) setup.py $(KERNELS)/kernels.c
@@ -48,7 +66,11 @@ $(READY): $(PACKAGES) setup.py $(KERNELS)/kernels.c
 
 $(PACKAGES): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	BOUGH_NO_KERNELS=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	BOUGH_NO_KERNELS=1 $(PIP) -e '.[$(EXTRAS)]' 'setuptools>=77'
+	touch $@
+
+$(DEV): $(PACKAGES)
+	$(PIP) 'bough[dev]'
 	touch $@
 
 $(INTERPRETER)/.packages: pyproject.toml
@@ -58,5 +80,5 @@ $(INTERPRETER)/.packages: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(INTERPRETER) site .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
+	rm -rf $(VENV) $(INTERPRETER) site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info \
 	    $(KERNELS)/_kernels.*

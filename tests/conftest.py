@@ -32,6 +32,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
+    parser.addoption("--packages", help="run the tests of the wheel and the sdist in this folder, too (make test-package)")
 
 
 @pytest.hookimpl(tryfirst=True)  # before others choose by marker
@@ -39,10 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in ALONE or item.path.name in ALONE or "model" in item.keywords:
             item.add_marker(pytest.mark.alone)
-    if not config.getoption("--slow"):
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="takes minutes: run with --slow"))
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run with --slow"))
+        if "package" in item.keywords and not config.getoption("--packages"):
+            item.add_marker(pytest.mark.skip(reason="needs a wheel and an sdist: make test-package"))
 
 
 @pytest.fixture(scope="session")

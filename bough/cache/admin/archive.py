@@ -28,6 +28,7 @@ from bough.cache.admin.manifest import (
     make_addresses,
 )
 from bough.cache.disk import page_files
+from bough.cache.disk.descriptors import open_private
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskError, DiskMiss
 from bough.cache.disk.folder import translate_errors
@@ -327,7 +328,7 @@ def _written(file: Path) -> Iterator[_Writer]:
     temporary = file.with_name(f".{file.name}.tmp")
     with translate_errors(file):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            descriptor = open_private(temporary, os.O_WRONLY | os.O_TRUNC)
             try:
                 yield (archive := _Writer(descriptor))
                 archive.finish()

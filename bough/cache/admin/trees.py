@@ -38,7 +38,7 @@ from bough.cache.disk.index import (
     read_meta,
 )
 from bough.cache.disk.keys import Keys
-from bough.cache.disk.lock import LOCK, FolderLock, owner_pid
+from bough.cache.disk.lock import FolderLock, owner_pid
 from bough.cache.disk.page_files import PAGES, PageFiles
 from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS, Content
 from bough.cache.tree.address import DiskFile
@@ -91,7 +91,7 @@ def list_trees(folder: Path) -> list[TreeInfo]:
 
 def remove_tree(folder: Path) -> int:
     """Delete a tree for good and return the bytes that were freed; what else lies in its folder stays."""
-    with translate_errors(folder), telling_unwritable(folder), FolderLock(folder):
+    with translate_errors(folder), telling_unwritable(folder), FolderLock(folder) as lock:
         content = [folder / name for name in CONTENT if (folder / name).exists()]
         freed_bytes = sum(map(_files_bytes, content))
         for entry in content:
@@ -99,7 +99,7 @@ def remove_tree(folder: Path) -> int:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        (folder / LOCK).unlink()
+        lock.remove()
         with contextlib.suppress(OSError):
             folder.rmdir()
     return freed_bytes

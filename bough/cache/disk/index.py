@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from bough.cache.disk.descriptors import open_private
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.rows import BadRow, Content, PointRecord, read_content
 from bough.cache.tree.address import DiskFile
@@ -293,11 +294,7 @@ def index_bytes(folder: Path) -> int:
 
 def _connect(file: Path) -> sqlite3.Connection:
     """SQLite gives the files beside the index the mode of the index itself, so that is made first."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-    finally:
-        os.close(descriptor)
+    os.close(open_private(file, os.O_RDWR))
     connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=5.0)
     connection.text_factory = _read_text
     return connection

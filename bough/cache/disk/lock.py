@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
 
+from bough.cache.disk.descriptors import open_private, replace_content, try_lock
 from bough.cache.disk.errors import DiskBusy
 from bough.system.processes import is_alive
 
@@ -24,20 +24,17 @@ class FolderLock:
         self._file = folder / LOCK
         self._pid = os.getpid()
         while True:
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = open_private(self._file, os.O_RDWR)
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not try_lock(self._descriptor):
+                    raise DiskBusy(folder, recorded_pid(folder))
                 if self._is_in_place():
-                    os.fchmod(self._descriptor, 0o600)
-                    self._write(f"{self._pid}\n".encode())
+                    replace_content(self._descriptor, f"{self._pid}\n".encode())
                     return
-            except BlockingIOError:
-                os.close(self._descriptor)
-                raise DiskBusy(folder, recorded_pid(folder)) from None
             except BaseException:
                 os.close(self._descriptor)
                 raise
-            os.close(self._descriptor)  # the tree was removed between open and flock: begin again
+            os.close(self._descriptor)  # the tree was removed between open and lock: begin again
 
     @property
     def is_inherited(self) -> bool:
@@ -49,9 +46,16 @@ class FolderLock:
         if self._descriptor >= 0:
             if not self.is_inherited:
                 with contextlib.suppress(OSError):
-                    self._write(b"")
+                    replace_content(self._descriptor, b"")
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def remove(self) -> None:
+        """Delete the file and release the lock; in this order where the system lets open files be deleted."""
+        if os.name == "nt":
+            self.release()
+        self._file.unlink()
+        self.release()
 
     def __enter__(self) -> FolderLock:
         return self
@@ -64,10 +68,6 @@ class FolderLock:
             return os.path.samestat(self._file.stat(), os.fstat(self._descriptor))
         except FileNotFoundError:
             return False
-
-    def _write(self, content: bytes) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, content, 0)
 
 
 def recorded_pid(folder: Path) -> int | None:

@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+from bough.cache.disk import descriptors
 from bough.cache.disk.errors import DAMAGED, FOREIGN, MISSING, TRUNCATED, UNREADABLE, DiskMiss, DiskSlow
 from bough.cache.tree.address import Address
 from bough.cache.tree.state import Buffer
@@ -113,7 +115,7 @@ class PageFiles:
         """The payload of a file, to be read inside the context, after its header was checked; raises DiskMiss."""
         file = self.path(name)
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = descriptors.open_to_read(file)
         except FileNotFoundError:
             raise DiskMiss(MISSING, str(file)) from None
         except OSError as error:
@@ -138,9 +140,8 @@ class PageFiles:
                 yield [(entry.path, _parse_name(folder.name, entry.name)) for entry in files]
 
     def _write_synced(self, temporary: Path, parts: list[memoryview]) -> None:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = descriptors.open_private(temporary, os.O_WRONLY | os.O_TRUNC)
         try:
-            os.fchmod(descriptor, 0o600)
             write_all(descriptor, parts)
             sync(descriptor)
         finally:
@@ -243,9 +244,8 @@ def make_private_folder(folder: Path) -> None:
 def write_private(file: Path, content: bytes) -> None:
     """Write a small file that only its owner can read: whole and safe on the disk, or not at all."""
     temporary = file.with_name(file.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = descriptors.open_private(temporary, os.O_WRONLY | os.O_TRUNC)
     try:
-        os.fchmod(descriptor, 0o600)
         write_all(descriptor, [memoryview(content)])
         sync(descriptor)
     finally:
@@ -255,7 +255,8 @@ def write_private(file: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if (descriptor := descriptors.open_folder(folder)) is None:
+        return
     try:
         sync(descriptor)
     finally:
@@ -275,11 +276,11 @@ def write_all(descriptor: int, parts: list[memoryview]) -> None:
 
 
 def write_some(descriptor: int, parts: list[memoryview]) -> int:
-    return os.writev(descriptor, parts)
+    return descriptors.write_some(descriptor, parts)
 
 
 def read_into(descriptor: int, view: memoryview) -> int:
-    return os.readv(descriptor, [view])
+    return descriptors.read_into(descriptor, view)
 
 
 def sync(descriptor: int) -> None:
@@ -292,5 +293,4 @@ def rename(old: Path, new: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """What the file system of the folder still has for users."""
-    space = os.statvfs(folder)
-    return space.f_bavail * space.f_frsize
+    return shutil.disk_usage(folder).free
