@@ -38,15 +38,21 @@ class ClientSetup:
     prompt_bytes: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
+    first_number: int = 0  # in the prompt of the first client
+    ignores_eos: bool = False  # of OpenAI's API alone
 
     def body(self, number: int) -> dict[str, Any]:
         """The request of one client."""
         text = ("All clients share this text. " * (self.prompt_bytes // 29 + 1))[: self.prompt_bytes]
-        body = {"model": self.model, "messages": [{"role": "user", "content": f"{text} {number}"}], "stream": True}
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": f"{text} {self.first_number + number}"}],
+            "stream": True,
+        }
         sampling = {"temperature": self.temperature, "top_p": self.top_p}
         if self.api == "ollama":
             return body | {"options": sampling | {"num_predict": self.num_tokens}}
-        return body | sampling | {"max_tokens": self.num_tokens}
+        return body | sampling | {"max_tokens": self.num_tokens} | ({"ignore_eos": True} if self.ignores_eos else {})
 
     def request(self, number: int) -> bytes:
         """The same, as it is sent."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from bough.cache.admin.view import name_root
 from bough.cache.prefix_cache import PrefixCache
@@ -18,9 +19,18 @@ from bough.cache.tree.census import Changes, NodeRecord, TrieRecords
 
 @dataclass
 class RootChanges:
-    """The new records of one root's nodes, by their keys; None: the node is gone."""
+    """What has changed of one root's nodes: all records, after a reset, and those that have changed, by their keys.
 
-    nodes: dict[int, NodeRecord | None] = field(default_factory=dict)
+    Any thread may read `nodes`. They are put together there, because that takes milliseconds for a whole tree.
+    """
+
+    records: Sequence[NodeRecord] = ()
+    changed: dict[int, NodeRecord | None] = field(default_factory=dict)
+
+    @cached_property
+    def nodes(self) -> dict[int, NodeRecord | None]:
+        """The new records by their keys; None: the node is gone."""
+        return {record.key: record for record in self.records} | self.changed
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class TreeWatch:
         known, roots = before | names, dict[str, RootChanges]()
         for records, nodes in changed.items():
             if records in known:  # else it was made and removed between two looks
-                roots.setdefault(known[records], RootChanges()).nodes |= nodes
+                roots.setdefault(known[records], RootChanges()).changed |= nodes
         return TreeChanges(roots, False, -self._clock.offset)
 
     def close(self) -> None:
@@ -69,7 +79,7 @@ class TreeWatch:
 
 
 def _all_nodes(names: Mapping[TrieRecords, str]) -> dict[str, RootChanges]:
-    return {name: RootChanges({record.key: record for record in records.take()}) for records, name in names.items()}
+    return {name: RootChanges(records.take()) for records, name in names.items()}
 
 
 def _name_roots(forest: SaltForest, salts: Collection[str]) -> dict[TrieRecords, str]:

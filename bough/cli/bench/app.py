@@ -7,7 +7,7 @@ import typer
 from bough.cli.bench.gpu import gpu
 from bough.cli.bench.library import library
 from bough.cli.bench.reuse import core, demo, paging, restart, restore, switch
-from bough.cli.bench.servers import gaps, hostile, http, peers, streams
+from bough.cli.bench.servers import events, gaps, hostile, http, peers, streams
 from bough.cli.bench.speed import decode, lanes, prefill, quality
 
 app = typer.Typer(help="Measure Bough on this machine, next to simpler ways and other servers.", no_args_is_help=True)
@@ -26,6 +26,7 @@ COMMANDS = (
     library,
     http,
     streams,
+    events,
     peers,
     hostile,
     gaps,

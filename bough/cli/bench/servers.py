@@ -111,6 +111,51 @@ def _stream_row(figures: StreamFigures, in_process: StreamFigures) -> tuple[str,
     return f"{figures.tokens_per_s:,.0f}", share, costs, f"{figures.reads_per_token:.2f}", f"{figures.bytes_per_token:.0f}"
 
 
+def events(
+    model: Model = None,
+    readers: Annotated[int, typer.Option(min=1, help="Clients that read the events.")] = 3,
+    clients: Annotated[int, typer.Option(min=2, help="Streams at once, besides a single one.")] = 8,
+    tokens: Annotated[int, typer.Option(min=32, help="Tokens of an answer.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1)] = 12,
+    as_json: Json = False,
+) -> None:
+    """Decode speed and first tokens with readers of /api/events and without; and a tree of 10,000 nodes for its readers."""
+    from bough.bench.events.large_tree import measure_large_tree
+    from bough.bench.events.run import EventsReport, EventsSetup, measure_events
+    from bough.bench.machine import read_load
+
+    console, setup = Console(stderr=as_json), EventsSetup(readers, clients, tokens, rounds=rounds)
+    warn_if_busy(console)
+    large, load = measure_large_tree(), read_load()
+    measured = []
+    with make_counter(console) as progress:
+        task = progress.add_task("rounds", total=rounds)
+        for each in measure_events(model, setup):
+            measured.append(each)
+            progress.advance(task)
+    report = EventsReport.of(measured)
+    names = ("tokens/s, 1 stream", f"tokens/s, {clients} streams", "first token, ms")
+    compared = (report.one_stream, report.many_streams, report.first_token_ms)
+    rows = [
+        (name, f"{each.alone:,.1f}", f"{each.watched:,.1f}", f"{each.ratio:.3f}")
+        for name, each in zip(names, compared, strict=True)
+    ]
+    title = f"{readers} readers of events; medians of {rounds} rounds"
+    table = make_table(title, ("", "no reader", "with readers", "ratio"), rows)
+    table.columns[0].justify = "left"
+    console.print(table)
+    console.print(f"a reader gets {report.bytes_per_s / 1000:,.1f} kB/s; the load before was {load}")
+    console.print(
+        f"a tree of {large.nodes:,} nodes: the first look {large.first_look_ms:,.1f} ms of the engine's thread, "
+        f"in steps of at most {large.longest_step_ms:.2f} ms, {large.first_write_ms:,.0f} ms in another thread, "
+        f"{large.first_bytes:,} bytes; a later look after one change {large.later_look_us:,.0f} µs, "
+        f"{large.later_bytes:,} bytes",
+        soft_wrap=True,
+    )
+    if as_json:
+        print(json.dumps({"setup": asdict(setup), "load": load, **asdict(report), "large_tree": asdict(large)}))
+
+
 def hostile(
     model: Model = None,
     only: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,

@@ -1,0 +1,1 @@
+"""`bough bench events`: what readers of `/api/events` cost those who chat, and what a large tree costs its readers."""
