@@ -39,6 +39,7 @@ test-browser: $(READY) $(DEV)
 
 screenshots: $(READY) $(DEV)
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m browser
+	$(BIN)/python -m tests.browser.recording docs/images/tree-at-work.png
 
 lint: $(READY) $(DEV)
 	$(BIN)/ruff format --check .
@@ -70,7 +71,7 @@ $(PACKAGES): pyproject.toml
 	touch $@
 
 $(DEV): $(PACKAGES)
-	$(PIP) 'bough[dev]'
+	BOUGH_NO_KERNELS=1 $(PIP) -e '.[dev]'
 	touch $@
 
 $(INTERPRETER)/.packages: pyproject.toml

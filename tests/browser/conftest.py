@@ -36,14 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
+def find_chromium() -> str:
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    assert program, "there is no chromium: install it (Debian: apt-get install chromium), or set CHROMIUM to its program"
+    return program
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """The system's Chromium. `make test-browser` installs it where it may."""
-    program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    assert program, "there is no chromium: install it (Debian: apt-get install chromium), or set CHROMIUM to its program"
     expect.set_options(timeout=ANSWER_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
         yield browser
         browser.close()
 

@@ -50,9 +50,18 @@ class Chat:
 
     def set_limit(self, num_tokens: int) -> None:
         """Answers of this conversation have at most so many tokens: what the model writes is of no interest here."""
+        self.set("Max tokens", str(num_tokens))
+
+    def set(self, name: str, value: str) -> None:
+        """Choose a setting of this conversation."""
         self.page.get_by_role("button", name="Settings of this conversation").first.click()
-        self.page.get_by_label("Max tokens").fill(str(num_tokens))
+        self.page.get_by_label(name).fill(value)
         self.page.keyboard.press("Escape")
+
+    def write_system(self, text: str) -> None:
+        self.page.get_by_role("button", name="System prompt", exact=True).first.click()
+        self.page.get_by_role("textbox", name="System prompt").fill(text)
+        self.page.get_by_role("button", name="Save", exact=True).click()
 
     def screenshot(self, name: str) -> bytes:
         """A picture of the page; kept for the docs if a folder was given."""

@@ -35,6 +35,7 @@ def count_reused(text: str) -> int:
 
 def test_an_answer_streams_and_says_what_was_reused(server: Server, open_page: OpenPage) -> None:
     chat = Chat(open_page(server.url))
+    chat.set("Temperature", "0")
     first = chat.ask("What is the capital of France?")
     assert "Paris" in first.inner_text()
     second = chat.ask("And of Italy?")
@@ -101,13 +102,13 @@ def test_two_conversations_on_one_prefix_share_it_and_the_tree_shows_it(server: 
     chat = Chat(open_page(server.url))
     page = chat.page
     chat.set_limit(16)
-    _write_system(chat, SYSTEM)
+    chat.write_system(SYSTEM)
     chat.ask("What shall I read about rivers?")
     before, nodes_before = chat.screenshot("tree-before"), _count_nodes(chat)
 
     page.keyboard.press("Control+k")
     chat.set_limit(16)
-    _write_system(chat, SYSTEM)
+    chat.write_system(SYSTEM)
     second = chat.ask("When do you open?")
 
     assert count_reused(second.inner_text()) > 60  # the instructions
@@ -121,12 +122,6 @@ def test_two_conversations_on_one_prefix_share_it_and_the_tree_shows_it(server: 
     expect(page.locator("section.thread")).to_have_count(2)
     require_accessible(page)
     chat.screenshot("beside")
-
-
-def _write_system(chat: Chat, text: str) -> None:
-    chat.page.get_by_role("button", name="System prompt", exact=True).first.click()
-    chat.page.get_by_role("textbox", name="System prompt").fill(text)
-    chat.page.get_by_role("button", name="Save", exact=True).click()
 
 
 def _count_nodes(chat: Chat) -> int:
