@@ -7,6 +7,7 @@ belong to, as it would in a chat.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -54,11 +55,27 @@ from bough.server.serving.answer import Answer
 from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started
 from bough.types import Message, SamplingParams, Tool
 
+log = logging.getLogger(__name__)
+
 router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _ROLES = ("system", "developer", "user", "assistant")
+HOSTED_TOOLS = frozenset(
+    (
+        "code_interpreter",
+        "computer_use",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "namespace",
+        "tool_search",
+        "web_search",
+        "web_search_preview",
+    )
+)
 _STATEFUL = ("previous_response_id", "conversation", "prompt")
 
 
@@ -154,12 +171,25 @@ def _format_of(wanted: TextFormat | None) -> str | dict[str, Any] | None:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """The tools as every other API writes them: here a function's name stands beside its type."""
+    """The functions among the tools, as every other API writes them: here a function's name stands beside its type.
+
+    Tools that OpenAI's own servers run are left out, because clients such as Codex send them without being asked; the log
+    names them, and the response lists the functions alone. Raises RequestError for any other tool.
+    """
+    kept = functions_of(tools)
+    if len(kept) < len(tools):
+        names = sorted({str(tool["type"]) for tool in tools if tool.get("type") in HOSTED_TOOLS})
+        log.info("tools that this server does not run are left out: %s", ", ".join(names))
     found: list[Tool] = [
-        {"type": tool.get("type"), "function": {key: each for key, each in tool.items() if key != "type"}} for tool in tools
+        {"type": tool.get("type"), "function": {key: each for key, each in tool.items() if key != "type"}} for tool in kept
     ]
     check_tools(found)
     return found
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The tools without those that OpenAI's own servers run."""
+    return [tool for tool in tools if tool.get("type") not in HOSTED_TOOLS]
 
 
 def read_input(given: Any, instructions: str | None) -> list[Message]:
@@ -285,7 +315,7 @@ def echo(body: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "temperature": params.temperature if body.temperature is None else body.temperature,
         "top_p": params.top_p if body.top_p is None else body.top_p,
-        "tools": body.tools or [],
+        "tools": functions_of(body.tools or []),
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": wanted.model_dump(by_alias=True, exclude_none=True)},

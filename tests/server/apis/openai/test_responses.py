@@ -90,6 +90,16 @@ def test_what_would_need_a_memory_of_responses_is_refused(field: dict[str, Any])
         to_ask(body(**field), "")
 
 
+def test_tools_that_openais_servers_run_are_left_out_unless_one_is_asked_for() -> None:
+    tools = [{"type": "web_search"}, TOOL, {"type": "namespace", "name": "agents", "tools": []}]
+
+    (tool,) = to_ask(body(tools=tools), "").tools
+
+    assert tool["function"]["name"] == TOOL["name"]
+    with pytest.raises(RequestError, match="tool_choice"):
+        to_ask(body(tools=tools, tool_choice={"type": "web_search"}), "")
+
+
 def test_tools_are_written_as_in_every_other_api() -> None:
     (tool,) = to_ask(body(tools=[TOOL]), "").tools
 
@@ -257,7 +267,7 @@ def test_a_history_with_tools_is_answered(respond: Any) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    "field", [{"input": []}, {"input": 5}, {"max_output_tokens": 0}, {"tools": [{"type": "web_search"}]}]
+    "field", [{"input": []}, {"input": 5}, {"max_output_tokens": 0}, {"tools": [{"type": "teleport"}]}]
 )
 def test_a_bad_field_is_refused_by_its_name(respond: Any, field: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
