@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -131,6 +132,25 @@ class StreamReport:
 
 def measure_streams(make_engine: MakeEngine, setup: ClientSetup, apis: Sequence[Api]) -> StreamReport:
     """Stream from an engine whose tokens have no text of their own: they get words. Needs the main thread."""
+    with loaded_words(make_engine, setup) as loaded:
+        measure_in_process(loaded.runtime, setup)  # the first run chooses kernels and allocates memory
+        in_process = measure_in_process(loaded.runtime, setup)
+        found = measure_http(loaded, [replace(setup, api=api) for api in apis])
+        return StreamReport(loaded.runtime.engine.describe(), in_process, dict(zip(apis, found, strict=True)))
+
+
+@dataclass(frozen=True)
+class LoadedWords:
+    """A model whose tokens are words."""
+
+    files: ModelFiles
+    runtime: Runtime
+    settings: Settings
+
+
+@contextmanager
+def loaded_words(make_engine: MakeEngine, setup: ClientSetup) -> Iterator[LoadedWords]:
+    """A model over an engine, with a lane for each client. `measure_http` closes it."""
     with TemporaryDirectory(prefix="bough-streams-") as folder:
         settings = load_settings(
             {
@@ -146,11 +166,9 @@ def measure_streams(make_engine: MakeEngine, setup: ClientSetup, apis: Sequence[
         engine = make_engine(settings)
         files = write_word_model(Path(folder) / "model", engine.vocab_size)
         tiers = open_tiers(engine, None, settings)
-        runtime = Runtime(engine, load_tokenizer(files), settings, files, tiers, Limits(settings.queue))
-        measure_in_process(runtime, setup)  # the first run chooses kernels and allocates memory
-        in_process = measure_in_process(runtime, setup)
-        found = measure_http(files, runtime, settings, [replace(setup, api=api) for api in apis])
-        return StreamReport(engine.describe(), in_process, dict(zip(apis, found, strict=True)))
+        yield LoadedWords(
+            files, Runtime(engine, load_tokenizer(files), settings, files, tiers, Limits(settings.queue)), settings
+        )
 
 
 def measure_in_process(runtime: Runtime, setup: ClientSetup) -> StreamFigures:
@@ -171,16 +189,24 @@ def measure_in_process(runtime: Runtime, setup: ClientSetup) -> StreamFigures:
 
 
 def measure_http(
-    files: ModelFiles, runtime: Runtime, settings: Settings, setups: Sequence[ClientSetup]
+    loaded: LoadedWords,
+    setups: Sequence[ClientSetup],
+    beside: Callable[[ClientSetup, int], AbstractContextManager[object]] = lambda setup, port: nullcontext(),
 ) -> list[StreamFigures]:
-    """Serve the model on a free port while the clients of each setup stream from it. Closes the model at the end."""
-    catalog = Catalog(settings, files)
-    service = Service(settings, LoadedModels(settings, catalog, start=lambda files, settings: runtime), catalog)
+    """Serve the model on a free port while the clients of each setup stream from it. Closes the model at the end.
+
+    `beside` is given the setup and the port, and is there while its clients stream.
+    """
+    settings, catalog = loaded.settings, Catalog(loaded.settings, loaded.files)
+    service = Service(settings, LoadedModels(settings, catalog, start=lambda files, settings: loaded.runtime), catalog)
     found: list[StreamFigures | BaseException] = []
 
     def run_all() -> None:
+        port = bound.getsockname()[1]
         try:
-            found.extend(_run_clients(setup, bound.getsockname()[1]) for setup in setups)
+            for setup in setups:
+                with beside(setup, port):
+                    found.append(_run_clients(setup, port))
         except BaseException as error:
             found.append(error)
         os.kill(os.getpid(), signal.SIGTERM)  # which ends the server

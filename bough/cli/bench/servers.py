@@ -119,7 +119,8 @@ def events(
     rounds: Annotated[int, typer.Option(min=1)] = 12,
     as_json: Json = False,
 ) -> None:
-    """Decode speed and first tokens with readers of /api/events and without; and a tree of 10,000 nodes for its readers."""
+    """What readers of /api/events cost: decode speed, first tokens and processor time with and without; a large tree."""
+    from bough.bench.events.cpu_cost import STEP_S, measure_cpu
     from bough.bench.events.large_tree import measure_large_tree
     from bough.bench.events.run import EventsReport, EventsSetup, measure_events
     from bough.bench.machine import read_load
@@ -127,6 +128,8 @@ def events(
     console, setup = Console(stderr=as_json), EventsSetup(readers, clients, tokens, rounds=rounds)
     warn_if_busy(console)
     large, load = measure_large_tree(), read_load()
+    with console.status("processor time"):
+        costs = [measure_cpu(number, readers) for number in (1, clients)]
     measured = []
     with make_counter(console) as progress:
         task = progress.add_task("rounds", total=rounds)
@@ -152,8 +155,15 @@ def events(
         f"{large.later_bytes:,} bytes",
         soft_wrap=True,
     )
+    for cost in costs:
+        console.print(
+            f"processor time of the server at {1 / STEP_S:.0f} steps a second, {cost.streams} streams: "
+            f"{sum(cost.alone.values()):.1f} ms a second, with readers {cost.more_ms:+.1f} ms",
+            soft_wrap=True,
+        )
     if as_json:
-        print(json.dumps({"setup": asdict(setup), "load": load, **asdict(report), "large_tree": asdict(large)}))
+        found = {"large_tree": asdict(large), "cpu_ms_per_s": [asdict(each) | {"more": each.more_ms} for each in costs]}
+        print(json.dumps({"setup": asdict(setup), "load": load, **asdict(report), **found}))
 
 
 def hostile(

@@ -53,5 +53,5 @@ class EventStream(StreamingResponse):
 
 
 async def _write(hub: EventHub, reader: Reader) -> AsyncIterator[str]:
-    async for frame in hub.frames(reader):
-        yield sse_comment("") if frame is None else sse(frame[1], frame[0])
+    async for frames in hub.frames(reader):
+        yield "".join(sse(text, event) for event, text in frames) or sse_comment("")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from importlib.metadata import version
 
 from bough.errors import ShuttingDown, Unavailable
@@ -28,6 +28,7 @@ MOST_READERS, MOST_OF_ONE = 64, 16
 LEAST_INTERVAL_S, MOST_INTERVAL_S, INTERVAL_S = 0.1, 10.0, 0.25
 
 _MODELS_S = 0.5  # how often the list of loaded models is looked at
+_BATCH_CHARACTERS = 2**16
 _SILENCE_S = 10.0  # after which a reader is told that the server is still there
 
 
@@ -76,19 +77,19 @@ class EventHub:
         if reader in self._readers:
             self._readers.remove(reader)
 
-    async def frames(self, reader: Reader) -> AsyncIterator[Frame | None]:
-        """The events for one reader, as they come; None when there was nothing to tell for a while."""
+    async def frames(self, reader: Reader) -> AsyncIterator[list[Frame]]:
+        """The events for one reader, those that are sent together as one list; it is empty after a while without news."""
         scope = "all" if reader.salt is None else "own"
         hello = {"version": FORMAT, "bough": version("bough"), "interval_s": reader.interval_s, "scope": scope}
-        yield "hello", to_json(hello)
+        yield [("hello", to_json(hello))]
         while not reader.is_ended:
             await reader.wait(_SILENCE_S)
             is_silent = True
-            for frame in reader.take():
-                yield frame
+            for frames in _batch(reader.take()):
+                yield frames
                 is_silent = False
             if is_silent:
-                yield None
+                yield []
             await reader.wait_for_end(reader.interval_s)
 
     def close(self) -> None:
@@ -150,3 +151,16 @@ class EventHub:
             if each.generates
         ]
         return to_json({"models": sorted(described, key=lambda each: str(each["model"]))})
+
+
+def _batch(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
+    """Events in lists of about `_BATCH_CHARACTERS`: sending costs more than a short event."""
+    batch, size = list[Frame](), 0
+    for frame in frames:
+        batch.append(frame)
+        size += len(frame[1])
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
