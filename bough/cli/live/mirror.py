@@ -9,6 +9,7 @@ Always true between calls (`check` asserts it), unless `is_partial`:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,7 +171,7 @@ def _read_node(told: Mapping[str, Any]) -> Node:
         kept=tuple(told["kept"]),
         is_in_use=told["in_use"],
         hits=told["hits"],
-        last_used=told["last_used"],
+        last_used=math.inf if told["last_used"] is None else told["last_used"],  # it is being computed for the first time
     )
 
 
