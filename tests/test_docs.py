@@ -67,7 +67,7 @@ def test_links_between_the_documents_lead_somewhere(document: Path) -> None:
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    linked = set(re.findall(r"\]\(docs/([^)#]+)", README.read_text(encoding="utf-8")))
+    linked = set(re.findall(r"\]\(docs/([^)#]+\.md)", README.read_text(encoding="utf-8")))
     assert linked == {page.name for page in DOCS.glob("*.md")}
 
 
