@@ -17,9 +17,10 @@ Always true between calls (`check` asserts it):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 
 from bough.routing.messages import Batch, Listing, PageNote, decode_note, encode_note
 
@@ -87,6 +88,11 @@ class PageIndex:
     @property
     def replicas(self) -> Mapping[str, Known]:
         return self._known
+
+    def count_bytes(self, size_of: Callable[[object], int]) -> int:
+        """The memory that pages take, by the sizes of objects that `size_of` tells. Costs O(pages)."""
+        values = {id(value): value for value in self._pages.values()}
+        return sum(map(size_of, [self._pages, *self._pages, *values.values()]))
 
     def needing_listing(self) -> list[str]:
         """The replicas that should be asked for a listing."""
@@ -266,10 +272,13 @@ def _extend(runs: dict[int, list[Run]], value: int, start: int, end: int) -> Non
                 found.append(Run(end, code))
 
 
-def _slots_of(value: int) -> Iterator[tuple[int, int]]:
-    """The slots in a value, with their codes. A page that is held and coming is held."""
+@lru_cache(maxsize=4096)
+def _slots_of(value: int) -> tuple[tuple[int, int], ...]:
+    """The slots in a value, with their codes. A page that is held and coming is held. Few values are in use at a time."""
+    found = []
     while value:
         slot = ((value & -value).bit_length() - 1) // SLOT_BITS
         code = value >> SLOT_BITS * slot & CODES
         value &= ~(CODES << SLOT_BITS * slot)
-        yield slot, code & (COMING - 1) or COMING
+        found.append((slot, code & (COMING - 1) or COMING))
+    return tuple(found)

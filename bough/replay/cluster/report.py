@@ -44,7 +44,7 @@ def make_cluster_table(report: ClusterReport) -> Table:
     caption = f"{len(trace.requests):,} requests; computing all without reuse would be a load of {setup.load:.0%}"
     table = Table(title=title, title_justify="left", caption=caption)
     table.add_column("route", no_wrap=True)
-    for column in ("reused", "of bound", "first", "p95", "predicted", "busy", "busiest"):
+    for column in ("reused", "bound", "first, ms", "p95", "predicted", "busy", "busiest"):
         table.add_column(column, justify="right")
     for result in report.results:
         table.add_row(result.route, *_cells(result, report.bound))
@@ -64,4 +64,4 @@ def _cells(result: ClusterResult, bound: ClusterResult | None) -> list[str]:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.1f} ms"
+    return "–" if seconds is None else f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
