@@ -120,3 +120,14 @@ def test_sizes_and_weights_that_cannot_be_are_refused_before_anything_is_loaded(
     assert result.exit_code == 2
     assert problem in " ".join(result.stderr.replace("│", " ").split())
     assert loaded == []
+
+
+def test_router_tells_of_decisions_pages_and_messages(invoke):
+    words = ["--replicas", "4", "--pages", "10000", "--decisions", "100", "--rate", "50"]
+    result = invoke("bench", "router", *words, "--json", env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    figures = json.loads(result.stdout)
+    assert figures["pages"] == 10_000
+    assert 0 < figures["messages_per_s"] <= 50
+    assert 16 * figures["changes_per_s"] < figures["message_bytes_per_s"]
+    assert "4 replicas, 10,000 pages known" in result.stderr

@@ -110,6 +110,36 @@ def core(as_json: Json = False) -> None:
         print(json.dumps(asdict(figures)))
 
 
+def router(
+    replicas: Annotated[int, typer.Option(min=1)] = 64,
+    pages: Annotated[int, typer.Option(min=10_000, help="The pages that are known of all replicas together.")] = 1_000_000,
+    decisions: Annotated[int, typer.Option(min=100)] = 5_000,
+    rate: Annotated[int, typer.Option(min=1, help="Requests a second, for the messages of the replicas.")] = 1_000,
+    as_json: Json = False,
+) -> None:
+    """What choosing a replica costs, and the messages that tell the router what replicas hold."""
+    from bough.bench.router import measure_router
+
+    console = Console(stderr=as_json)
+    warn_if_busy(console)
+    with console.status("filling the index"):
+        figures = measure_router(replicas, pages, decisions, rate)
+    rows = [
+        ("a decision: mean, median, p99", f"{figures.decision_us:.0f}, {figures.median_us:.0f}, {figures.p99_us:.0f} µs"),
+        ("decisions a second", f"{figures.decisions_per_s:,.0f}"),
+        ("the digests of 8,192 tokens", f"{figures.chain_us:.0f} µs"),
+        ("memory of a page", f"{figures.page_bytes:.0f} bytes"),
+        ("taking up a whole listing", f"{figures.listing_ms:.0f} ms"),
+        (f"messages a second at {rate:,} requests/s", f"{figures.messages_per_s:,.0f}"),
+        ("their changes a second", f"{figures.changes_per_s:,.0f}"),
+        ("their bytes a second", f"{figures.message_bytes_per_s:,.0f}"),
+        ("processor that applying them takes", f"{figures.apply_share:.1%}"),
+    ]
+    console.print(make_table(f"{replicas} replicas, {figures.pages:,} pages known", ("", "processor time"), rows))
+    if as_json:
+        print(json.dumps(asdict(figures)))
+
+
 def restore(
     model: Model = None,
     shape: Shape = None,
