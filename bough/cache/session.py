@@ -159,9 +159,11 @@ class Session:
         return self._adoption.is_loading
 
     def wait_for_reads(self, timeout_s: float) -> None:
-        """Wait until the disk has read something more, or the time is over. Any thread may wait."""
-        disk = self._context.residency.memory.disk
-        if disk is not None:
+        """Wait until the disk or the shared store has read something more, or the time is over. Any thread may wait."""
+        disk, shared = self._context.residency.memory.disk, self._context.residency.memory.shared
+        if shared is not None and self._adoption.is_fetching:
+            shared.reader.wait(timeout_s)
+        elif disk is not None:
             disk.reader.wait(timeout_s)
 
     def finish_loading(self) -> None:
