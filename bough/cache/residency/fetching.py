@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bough.cache.disk.reader import Read
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.loading import LEAST_WAIT_S, STALLED_S, TAKE_S, WASTE, Loader
 from bough.cache.residency.memory import Memory, SaltTrie
@@ -27,7 +26,7 @@ from bough.cache.store import Section, SharedStore, StorePath
 from bough.cache.store.format import ListedPoint, Object, read_points
 from bough.cache.tree.address import Address
 from bough.cache.tree.node import Node, Pin, Reason
-from bough.cache.tree.plan import deepest, tree_reach
+from bough.cache.tree.plan import Live, deepest, plan, tree_reach
 from bough.cache.tree.state import Group, Kind, Page, Range, State, Tier
 from bough.cache.tree.tokens import cut, num_tokens
 from bough.cache.tree.trie import Match
@@ -125,6 +124,7 @@ class Fetch:
         self._point: ListedPoint | None = None
         self._rest: list[ListedPoint] = []  # those that are chosen from if that one cannot be had
         self._own: set[Node] = set()
+        self._version = trie.version
         self._has_found = False
         self._started_s = self._arrived_s = self._alive_s = fetcher.loader.clock()
         self._seen_bytes = shared.reader.progress().num_bytes
@@ -150,6 +150,8 @@ class Fetch:
         """Put what has arrived into the tree, for a limited time; returns whether the fetch has ended. Never waits."""
         clock = self._fetcher.loader.clock
         until_s = clock() + TAKE_S
+        if not self.is_done:
+            self._skip_held()
         while not self.is_done and self._take_next() and clock() <= until_s:
             pass
         if not self.is_done:
@@ -279,6 +281,21 @@ class Fetch:
         self._trie.memory.reserve(self._fetcher.loader.tier, nbytes - self.reserved_bytes)
         self.reserved_bytes = nbytes
 
+    def _skip_held(self) -> None:
+        """Want nothing that has come into the tree meanwhile, for another request."""
+        if self._trie.version == self._version or self._pin is None:
+            return
+        self._version, size = self._trie.version, self._fetcher.page_tokens
+        match, groups = self._match(self._path.num_pages * size), self._fetcher.memory.groups
+        reaches = [tree_reach(group, match.path, match.length) for group in self._fetcher.full]
+        held = min(deepest(reaches, match.length) // size, self._end) if reaches else 0
+        if held > self._next:
+            self._next = held
+            self._hold(next(node for node in match.path if node.start < held * size <= node.end), held * size)
+        offset = plan(groups, match.path, match.length, Live.nothing(groups), self._total - 1)
+        if self._point is not None and offset >= self._point.offset:
+            self._finish()
+
     # Waiting
 
     def _is_worth_waiting(self) -> bool:
@@ -326,7 +343,7 @@ class Fetch:
 
     def _take_list(self, listed: list[ListedPoint]) -> bool:
         address = self._path.points(self._next_list)
-        read = self._find(address)
+        read = self._reads.find(address)
         if read is None:
             return False
         if read.content is not None:
@@ -337,15 +354,12 @@ class Fetch:
             self._choose_point(listed)
         return True
 
-    def _find(self, address: Address) -> Read[Address, Object] | None:
-        """An object that has come, or has turned out to be missing."""
-        return self._reads.find(address)
-
     def _take_rows(self) -> bool:
-        read = self._find(self._path.rows(self._next))
-        if read is None:
+        address = self._path.rows(self._next)
+        read = self._reads.find(address)
+        if read is None and not self._shared.is_missing(address):
             return False
-        if read.content is None or not self._place_rows(self._next, read.content):
+        if read is None or read.content is None or not self._place_rows(self._next, read.content):
             self._shorten()
             return True
         self._has_found = True
@@ -353,7 +367,7 @@ class Fetch:
         return True
 
     def _take_point(self, point: ListedPoint) -> bool:
-        read = self._find(self._path.point(point.offset))
+        read = self._reads.find(self._path.point(point.offset))
         if read is None:
             return False
         if read.content is None or not self._place_point(point, read.content):

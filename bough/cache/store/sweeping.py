@@ -146,6 +146,12 @@ def _beyond(oldest_first: Sequence[Listed], budget_bytes: int | None) -> list[Li
     return gone
 
 
+def clear_model(objects: ObjectStore, fingerprint: str, owner: str, wall: Callable[[], float]) -> None:
+    """Delete everything that the store has of one model, and list that it was cleared."""
+    Deletions(objects, fingerprint, owner, wall).note(None)
+    delete_below(objects, f"{fingerprint}/")
+
+
 def delete_below(objects: ObjectStore, prefix: str) -> None:
     """Delete every object whose key begins with a prefix."""
     found = [each.key for listing in objects.list(prefix) for each in listing]  # all first: a listing may be of live data
