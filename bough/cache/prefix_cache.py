@@ -34,6 +34,9 @@ from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import RequestError
 from bough.types import Boundary
 
+SEND_WITHIN_S = 60.0
+"""So long `flush` waits for the shared store."""
+
 SAVE_PASSES = 4
 """How often `save` looks for what requests have left unsaved meanwhile."""
 
@@ -220,15 +223,16 @@ class PrefixCache:
     def flush(self, salt: str | None = None, run: RunSteps = run_at_once) -> bool:
         """Hand everything that the disk lacks to it, or one salt's, and wait until it is written; False if that failed.
 
-        Waits on the calling thread; `run` runs what touches the tree.
+        Waits on the calling thread, also for what is being sent to the shared store; `run` runs what touches the tree.
         """
-        disk = self.memory.disk
+        disk, shared = self.memory.disk, self.memory.shared
+        is_sent = shared is None or shared.uploader.settle(SEND_WITHIN_S)
         if disk is None:
-            return True
+            return is_sent
         is_taken = not run(lambda: self._save_all(salt)).num_refused
         is_safe = disk.flush() and is_taken
         run(lambda: self._drop_replaced(salt))
-        return disk.flush() and is_safe  # the second time without files that newer ones replaced
+        return disk.flush() and is_safe and is_sent  # the second time without files that newer ones replaced
 
     def save(self, salt: str, run: RunSteps) -> Saved:
         """Write all of a salt that the disk lacks, while requests go on.

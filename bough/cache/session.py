@@ -196,6 +196,8 @@ class Session:
             self.schedule(capture.offset, capture.reason)
         for offset in range(self._context.point_spacing, total, self._context.point_spacing):
             self.schedule(offset, Reason.BRANCH)
+        if self._context.residency.memory.shared is not None:  # which takes whole pages, and points in these, alone
+            self.schedule((total - 1) // self._context.page_tokens * self._context.page_tokens, Reason.BRANCH)
         if self.cached < self.matched or self._adoption.is_branch:
             self.schedule(min(self.matched, total - 1), Reason.BRANCH)
         self.schedule(total - 1, Reason.PROMPT_END)
