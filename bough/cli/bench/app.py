@@ -6,7 +6,7 @@ import typer
 
 from bough.cli.bench.gpu import gpu
 from bough.cli.bench.library import library
-from bough.cli.bench.reuse import core, demo, paging, restart, restore, switch
+from bough.cli.bench.reuse import core, demo, paging, restart, restore, store, switch
 from bough.cli.bench.servers import gaps, hostile, http, peers, streams
 from bough.cli.bench.speed import decode, lanes, prefill, quality
 
@@ -17,6 +17,7 @@ COMMANDS = (
     core,
     restore,
     restart,
+    store,
     paging,
     lanes,
     decode,
