@@ -180,6 +180,8 @@ class Fetch:
         elapsed_s = loader.clock() - self._started_s
         if self.nbytes or elapsed_s >= TELLING_S:
             loader.rates.note_load(Tier.STORE, max(1, self.nbytes), elapsed_s)
+        if not self._has_found:
+            self._shared.note_silence()
         self.close()
 
     # What is wanted
@@ -302,7 +304,7 @@ class Fetch:
         rates, now = self._fetcher.loader.rates, self._fetcher.loader.clock()
         if (seen := self._shared.reader.progress().num_bytes) != self._seen_bytes:
             self._seen_bytes, self._alive_s = seen, now
-        if now - self._alive_s > STALLED_S or not self._shared.is_available:
+        if now - self._alive_s > STALLED_S or self._shared.health.is_backing_off:
             return False
         elapsed_s, reached = now - self._started_s, self._reached
         compute_s, won_s = rates.prefill_s(self._without, self._total), rates.prefill_s(self._without, reached)

@@ -32,6 +32,9 @@ MISSING_S = 10.0
 
 MAX_MISSING = 100_000
 
+SILENT_S = 1.0
+"""A store that has not answered in time is not asked again for so long."""
+
 
 class SharedStore:
     """Objects below one fingerprint, named under the secret that all machines of a cluster have, until `close`."""
@@ -52,7 +55,8 @@ class SharedStore:
     ) -> None:
         self.keys = Keys(secret, fingerprint, page_tokens)
         self.counts = StoreCounts()
-        self.health = Health(self.counts, clock, warn)
+        self.health = Health(self.counts, clock, warn)  # of reading
+        self.sending = Health(self.counts, clock, warn)  # a store that is full can still be read
         self.budget_bytes = budget_bytes
         self.reader = self._make_reader()
         self.uploader = Uploader(
@@ -60,7 +64,7 @@ class SharedStore:
             self.keys,
             fingerprint,
             owner,
-            self.health,
+            self.sending,
             self.counts,
             budget_bytes=budget_bytes,
             ttl_s=ttl_s,
@@ -72,6 +76,7 @@ class SharedStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._missing: dict[bytes, float] = {}  # names, until when
+        self._silent_until = float("-inf")
         self._is_closed = False
         self._start()
 
@@ -88,7 +93,11 @@ class SharedStore:
     @property
     def is_available(self) -> bool:
         """Whether it may be asked for something now."""
-        return not self._is_closed and not self.health.is_backing_off
+        return not self._is_closed and not self.health.is_backing_off and self._clock() >= self._silent_until
+
+    def note_silence(self) -> None:
+        """A request has waited for an answer in vain: others do not wait for a moment."""
+        self._silent_until = self._clock() + SILENT_S
 
     def is_missing(self, address: Address) -> bool:
         """Whether an object was looked for a moment ago, and was not there."""
@@ -98,7 +107,7 @@ class SharedStore:
 
     def read(self, address: Address, keep_reading: KeepReading) -> Object:
         """Get an object and check everything about it; raises DiskMiss. For the reader's threads."""
-        if not self.is_available:
+        if self._is_closed or self.health.is_backing_off:
             raise DiskMiss(UNREADABLE, "the store is left alone for a while")
         try:
             stored = self._objects.get(self.uploader.key(address))
@@ -155,8 +164,8 @@ class SharedStore:
 
     @property
     def problem(self) -> str:
-        """Why the store is not used now; "" if it answers."""
-        return self.health.problem
+        """Why the store is not read or not written now; "" if it answers."""
+        return self.health.problem or self.sending.problem
 
     def check(self) -> None:
         """Assert what always holds between calls."""
