@@ -261,7 +261,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Loading:
-    """What was loaded for a request from host and disk, and how many known tokens were computed again instead.
+    """What was loaded for a request from host, disk and shared store, and how many known tokens were computed instead.
 
     The estimates are those that decided between the two: the time to load all known state that was not on the device, and
     the time to compute it. They are 0 before the first measurement.
@@ -269,6 +269,7 @@ class Loading:
 
     host_bytes: int = 0
     disk_bytes: int = 0
+    store_bytes: int = 0
     load_s: float = 0.0
     recomputed_tokens: int = 0
     estimated_load_s: float = 0.0

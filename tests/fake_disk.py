@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import SimpleNamespace
+from typing import Any
 
 from bough.cache.disk.errors import DiskMiss, DiskSlow
 from bough.cache.disk.page_files import KeepReading
@@ -33,8 +34,8 @@ class Platter:
 class FakeReader(Reader):
     """The real reader without threads: what it has taken waits until it is carried out."""
 
-    def __init__(self, disk: FakeDisk) -> None:
-        super().__init__(disk.read, lambda: self.now_s)
+    def __init__(self, read: Callable[[Any, KeepReading], Any]) -> None:
+        super().__init__(read, lambda: self.now_s)
         self.now_s = 0.0
         self.is_slow = False
         self.taken: list[Read] = []
@@ -84,7 +85,7 @@ class FakeDisk:
         self.is_full = False
         self.fail_next: str | None = None  # "read" or "write"
         self.counts = SimpleNamespace(loaded_bytes=0, failed_writes=0, bad_rows=0, misses=Counter[str]())
-        self.reader = FakeReader(self)
+        self.reader = FakeReader(self.read)
 
     def root(self, salt: str) -> bytes:
         return b"root:" + salt.encode()

@@ -48,8 +48,8 @@ bough.load(lanes=8, device_memory="4GB")  # keywords
 - Sizes are bytes, or a text such as `"512M"`, `"2GB"` (powers of 1,024). Times are seconds, or a text such as `"30s"`,
   `"90m"`, `"12h"`, `"7d"`. Switches are `true` and `false` (also `1`, `0`, `yes`, `no`, `on`, `off`).
 - `auto` derives a value from the machine. `bough show`, `bough ps` and `GET /api/cache` tell what it came to.
-- `trust_remote_code`, `host`, `origins` and `allowed_hosts` are not read from a `bough.toml` in the working folder: that
-  file may have come with somebody else's files.
+- `trust_remote_code`, `host`, `origins`, `allowed_hosts` and `store` are not read from a `bough.toml` in the working
+  folder: that file may have come with somebody else's files.
 - `PIP_INDEX_URL` sets `index_url` where nothing else does. `HF_TOKEN` is the Hugging Face library's own variable.
 
 """

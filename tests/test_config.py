@@ -188,8 +188,8 @@ def test_a_list_in_the_file_is_read_as_text_with_commas(tmp_path: Path) -> None:
     assert load_settings({}, {}, file).origins == "http://a,http://b"
 
 
-def test_a_key_is_not_shown_with_the_settings() -> None:
-    assert "secret" not in repr(Settings(api_key="secret"))
+def test_keys_and_secrets_are_not_shown_with_the_settings() -> None:
+    assert "hidden" not in repr(Settings(api_key="hidden", store_secret="hidden from everybody"))
 
 
 def test_words_for_yes_and_no_are_read(file: Path) -> None:

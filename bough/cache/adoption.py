@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from bough.cache.record import CaptureCosts
 from bough.cache.residency import LiveSequence, Residency, SaltForest, SaltTrie, Slot
+from bough.cache.residency.fetching import Fetch
 from bough.cache.residency.loading import Load, needed
 from bough.cache.tree.node import Node, Pin
 from bough.cache.tree.plan import Live, plan
@@ -54,6 +55,7 @@ class Adopter:
         self.room = residency.room
         self.evictor = residency.evictor
         self.loader = residency.loader
+        self.fetcher = residency.fetcher
         self.forest = forest
         self.row_bytes = costs.row_bytes
         self._lanes = residency.lanes
@@ -61,12 +63,13 @@ class Adopter:
     def adopt(self, trie: SaltTrie, prompt: bytes, salt: str, total_tokens: int, *, reuses: bool) -> Adoption:
         """Choose a lane and let it stand as deep in the prompt as memory allows, with room for `total_tokens`.
 
-        Where something has to be read from disk first, the adoption `is_loading` afterwards. Raises LanesBusy if no lane is
-        idle, DoesNotFit if the budget cannot hold so much.
+        Where something has to be read first, from disk or from the shared store, it `is_loading` afterwards. Raises
+        LanesBusy if no lane is idle, DoesNotFit if the budget cannot hold so much.
         """
         found = trie.match(prompt) if reuses else Match(0, [], trie.root)
         choice = self._choose(self._lanes.require_idle(), found, prompt, salt, reuses=reuses)
-        adoption = Adoption(self, trie, prompt, salt, total_tokens, found, choice)
+        fetch = self.fetcher.open(trie, salt, prompt, found, choice.offset) if reuses else None
+        adoption = Adoption(self, trie, prompt, salt, total_tokens, found, choice, fetch)
         adoption.start()
         return adoption
 
@@ -79,10 +82,12 @@ class Adopter:
         return plan(self.groups, found.path, found.length, Live.nothing(self.groups), limit)
 
     def needs_loading(self, trie: SaltTrie, prompt: bytes, salt: str) -> bool:
-        """Whether `adopt` would have to read from disk now. A lane must be idle."""
+        """Whether `adopt` would have to read from disk, or look into the shared store now. A lane must be idle."""
         found = trie.match(prompt)
         choice = self._choose(self._lanes.require_idle(), found, prompt, salt, reuses=True)
         depth = self.loader.choose_depth(found.path, found.length, choice.live, choice.offset, num_tokens(prompt))
+        if self.fetcher.open(trie, salt, prompt, found, choice.offset) is not None:
+            return True
         return bool(self.loader.on_disk(found.path, choice.live, depth.offset))
 
     def _choose(self, slots: Sequence[Slot], found: Match, prompt: bytes, salt: str, *, reuses: bool) -> Choice:
@@ -117,23 +122,33 @@ class Adoption:
         total_tokens: int,
         found: Match,
         choice: Choice,
+        fetch: Fetch | None,
     ) -> None:
-        total = num_tokens(prompt)
         self._adopter = adopter
         self._trie = trie
         self._prompt = prompt
         self.total_tokens = total_tokens
         self._live = choice.live
-        self._found = Path(found.path, found.length)
-        depth = adopter.loader.choose_depth(found.path, found.length, choice.live, choice.offset, total)
-        self._load = Load(adopter.loader, trie, total, depth.loading)
-        self.offset = depth.offset
+        self._load = Load(adopter.loader, trie, num_tokens(prompt), Loading())
+        self._fetch = fetch
+        self.offset = choice.offset
         self.is_loading = True
-        self.is_branch = (found.length < found.node.end or bool(found.node.children)) and found.length < total
+        self._take_match(found)
         slot = choice.slot
         self._idle = (slot.salt, slot.tokens)  # what the lane holds as long as it is not touched
         slot.is_busy, slot.salt, slot.tokens = True, salt, b""
         self.sequence = LiveSequence(slot, trie, adopter.forest.pin(trie), array("i"))
+
+    def _take_match(self, found: Match) -> None:
+        """Note what was found of the prompt."""
+        self._found = Path(found.path, found.length)
+        is_inner = found.length < found.node.end or bool(found.node.children)
+        self.is_branch = is_inner and found.length < num_tokens(self._prompt)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether it still waits for the shared store."""
+        return self._fetch is not None
 
     @property
     def matched(self) -> int:
@@ -146,6 +161,8 @@ class Adoption:
     @property
     def loaded_tokens(self) -> int:
         """How many tokens a lane could stand on with what has been read so far."""
+        if self.is_fetching:
+            return 0
         return self._load.reached(self._pin, self._live, self.offset) if self.is_loading else self.offset
 
     @property
@@ -157,12 +174,16 @@ class Adoption:
         return self.sequence.slot
 
     def start(self) -> None:
-        """Hold what is planned, reserve room for it, and begin to read what lies on disk; if nothing does, the lane stands.
+        """Hold what was found, and look for more in the shared store; or hold what is planned, reserve room for it, and
+        begin to read what lies on disk. If there is nothing to read, the lane stands.
 
         Raises DoesNotFit if there is no room even without reuse; then the lane is as it was.
         """
         try:
-            self._prepare(self._found, self.offset)
+            if self._fetch is None:
+                self._choose_depth()
+            else:
+                self._start_fetch(self._fetch)
             self.advance()
         except BaseException:
             self.cancel()
@@ -173,6 +194,8 @@ class Adoption:
 
         Raises DoesNotFit if something could not be read, and there is no room to compute what a lane was to share.
         """
+        if self._fetch is not None and not self._advance_fetch(self._fetch):
+            return False
         while self.is_loading:
             if self._lacks_room():
                 self._retry(self.offset)
@@ -187,10 +210,45 @@ class Adoption:
                 self._retry(reached // 2)
         return True
 
+    def _start_fetch(self, fetch: Fetch) -> None:
+        """Hold what was found, and reserve the lane's memory, so that no other request takes it meanwhile."""
+        node = self._found.node_at(self._found.matched) or self._trie.root
+        self._adopter.room.hold(self._trie, self._pin, node, self._found.matched)
+        fetch.start(self._pin, lambda nbytes: self._shortage(self.offset, nbytes))
+        if self._shortage(self.offset, 0):
+            fetch.close()
+            return
+        if self._live.shared == 0:
+            self._clear_lane()
+        if not self._adopter.room.reserve(self._slot, self.total_tokens, incoming=self._incoming(self.offset)):
+            fetch.close()
+
+    def _advance_fetch(self, fetch: Fetch) -> bool:
+        """Take what came from the shared store; when that is all, plan again, and return True."""
+        if not fetch.advance():
+            return False
+        self._load.note_fetched(fetch.nbytes, fetch.load_s)
+        self._fetch = None
+        found = self._trie.match(self._prompt)
+        self._take_match(found)
+        limit = min(max(found.length, self._live.shared), num_tokens(self._prompt) - 1)
+        self.offset = plan(self._adopter.groups, found.path, found.length, self._live, limit)
+        self._choose_depth()
+        return True
+
+    def _choose_depth(self) -> None:
+        """Hold and reserve as much of what was found as is loaded sooner than computed."""
+        found, total = self._found, num_tokens(self._prompt)
+        depth = self._adopter.loader.choose_depth(found.nodes, found.matched, self._live, self.offset, total)
+        self._load.note_planned(depth.loading)
+        self._prepare(found, depth.offset)
+
     def cancel(self) -> None:
         """End the adoption and make the lane idle again. What was read stays in the tree. A second call does nothing."""
         if not self._slot.is_busy:
             return
+        if self._fetch is not None:
+            self._fetch.close()
         self._load.close()
         self._release()
         self._adopter.room.release(self._trie, self._pin)

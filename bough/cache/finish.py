@@ -75,6 +75,8 @@ class Finisher:
                 self._promote(sequence, reached)
             self._residency.saver.save(trie, reached)
             self._residency.saver.save_split()
+            if stores:
+                self._residency.sharer.share(sequence, reached)
             self._demote_ahead()
             trie.memory.drop_replaced()
             self._residency.expiry.expire()

@@ -34,6 +34,9 @@ from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import RequestError
 from bough.types import Boundary
 
+SEND_WITHIN_S = 60.0
+"""So long `flush` waits for the shared store."""
+
 SAVE_PASSES = 4
 """How often `save` looks for what requests have left unsaved meanwhile."""
 
@@ -160,9 +163,10 @@ class PrefixCache:
         return self._adopter.count_reusable(self.forest.find(salt), prompt, salt)
 
     def needs_loading(self, ids: Sequence[int] | bytes, salt: str = "") -> bool:
-        """Whether a session for this prompt would have to read from disk now. A lane must be idle."""
+        """Whether a session for this prompt would have to read from disk or store now. A lane must be idle."""
         prompt = pack(ids)
-        if not prompt or self.memory.disk is None or not self._reuses(num_tokens(prompt)):
+        has_tier = self.memory.disk is not None or self.memory.shared is not None
+        if not prompt or not has_tier or not self._reuses(num_tokens(prompt)):
             return False
         return self._adopter.needs_loading(self.forest.find(salt), prompt, salt)
 
@@ -178,12 +182,18 @@ class PrefixCache:
         return point is not None and point.kept
 
     def clear(self, salt: str | None = None, run: RunSteps = run_at_once) -> None:
-        """Forget everything that no busy lane stands on, or one salt's; what is on disk of it is deleted for good, all.
+        """Forget everything that no busy lane stands on, or one salt's; what disk and store have of it is deleted, all.
 
-        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError if something may be left,
-        as all of it is on a disk that is only read.
+        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError or StoreError if something
+        may be left, as all of it is on a disk that is only read.
         """
-        run(lambda: self._clear(salt))()
+        shared, wait_for_disk = self.memory.shared, run(lambda: self._clear(salt))
+        wait_for_store = None if shared is None else shared.clear(salt)
+        try:
+            wait_for_disk()
+        finally:
+            if wait_for_store is not None:
+                wait_for_store()
 
     def _clear(self, salt: str | None) -> Steps[Callable[[], None]]:
         """Forget everything, or one salt's; returns what waits for the disk."""
@@ -213,15 +223,16 @@ class PrefixCache:
     def flush(self, salt: str | None = None, run: RunSteps = run_at_once) -> bool:
         """Hand everything that the disk lacks to it, or one salt's, and wait until it is written; False if that failed.
 
-        Waits on the calling thread; `run` runs what touches the tree.
+        Waits on the calling thread, also for what is being sent to the shared store; `run` runs what touches the tree.
         """
-        disk = self.memory.disk
+        disk, shared = self.memory.disk, self.memory.shared
+        is_sent = shared is None or shared.uploader.settle(SEND_WITHIN_S)
         if disk is None:
-            return True
+            return is_sent
         is_taken = not run(lambda: self._save_all(salt)).num_refused
         is_safe = disk.flush() and is_taken
         run(lambda: self._drop_replaced(salt))
-        return disk.flush() and is_safe  # the second time without files that newer ones replaced
+        return disk.flush() and is_safe and is_sent  # the second time without files that newer ones replaced
 
     def save(self, salt: str, run: RunSteps) -> Saved:
         """Write all of a salt that the disk lacks, while requests go on.
@@ -260,13 +271,15 @@ class PrefixCache:
         return num_without_room
 
     def detach_disk(self) -> None:
-        """Release all memory, and forget the disk; what was written there stays there."""
+        """Release all memory, and forget disk and store; what was written there stays there."""
         self.memory.detach_disk(self.forest.items())
         run_at_once(self._clear_memory)
 
     def close(self) -> None:
         """Write everything to disk and release all memory. Only at the end, when no lane is busy."""
-        disk = self.memory.disk
+        disk, shared = self.memory.disk, self.memory.shared
+        if shared is not None:
+            shared.close()  # first: it reads what is in memory
         if disk is not None:
             self.flush()
             disk.close()
@@ -278,5 +291,7 @@ class PrefixCache:
         self.forest.check()
         self.memory.check(list(self.forest.items()))
         self.residency.loader.check()
+        if self.memory.shared is not None:
+            self.memory.shared.check()
         assert room.budget_bytes is None or room.used_bytes <= room.budget_bytes
         assert len(self.forest.pins) == self.lanes.num_busy

@@ -108,6 +108,7 @@ class Recorder:
         self._room = residency.room
         self._evictor = residency.evictor
         self._saver = residency.saver
+        self._sharer = residency.sharer
         self._costs = costs
         self._page_tokens = page_tokens
         self._groups = residency.memory.groups
@@ -126,6 +127,7 @@ class Recorder:
         self._attach_captures(sequence, due)
         self._fill_holes(sequence)
         self._saver.save_filled(sequence)
+        self._sharer.share_filled(sequence)
 
     def _fit(self, sequence: LiveSequence, end: int, due: Sequence[Capture]) -> tuple[int, Sequence[Capture]]:
         """Make room for rows and captures. If not all fit, the least worthy captures are given up, then rows.

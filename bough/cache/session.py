@@ -159,9 +159,11 @@ class Session:
         return self._adoption.is_loading
 
     def wait_for_reads(self, timeout_s: float) -> None:
-        """Wait until the disk has read something more, or the time is over. Any thread may wait."""
-        disk = self._context.residency.memory.disk
-        if disk is not None:
+        """Wait until the disk or the shared store has read something more, or the time is over. Any thread may wait."""
+        disk, shared = self._context.residency.memory.disk, self._context.residency.memory.shared
+        if shared is not None and self._adoption.is_fetching:
+            shared.reader.wait(timeout_s)
+        elif disk is not None:
             disk.reader.wait(timeout_s)
 
     def finish_loading(self) -> None:
@@ -194,6 +196,8 @@ class Session:
             self.schedule(capture.offset, capture.reason)
         for offset in range(self._context.point_spacing, total, self._context.point_spacing):
             self.schedule(offset, Reason.BRANCH)
+        if self._context.residency.memory.shared is not None:  # which takes whole pages, and points in these, alone
+            self.schedule((total - 1) // self._context.page_tokens * self._context.page_tokens, Reason.BRANCH)
         if self.cached < self.matched or self._adoption.is_branch:
             self.schedule(min(self.matched, total - 1), Reason.BRANCH)
         self.schedule(total - 1, Reason.PROMPT_END)

@@ -21,17 +21,20 @@ import typer
 from rich import filesize
 
 from bough.cache.admin.trees import list_trees
+from bough.cache.store import StoreError
+from bough.cache.store.sweeping import LEASE
 from bough.cli import options
 from bough.cli.client import Client, find_client
 from bough.cli.terminal.columns import memory, wrap
 from bough.cli.terminal.screen import Screen
-from bough.config import Settings, find_given, load_settings
+from bough.config import Settings, find_given, load_settings, read_cluster_secret
 from bough.engines.choice import choose_engine, find_installed, install_command, is_apple_silicon
 from bough.errors import BoughError, KernelsMissing, SettingsError
 from bough.models import ModelFiles, Store, why_not_packed
 from bough.models.info import count_parameters
 from bough.models.store import plain_name
 from bough.runtime import describe_kernels, gguf_support
+from bough.runtime.object_store import UrlStore
 from bough.runtime.tiers import describe_full, disk_budget_bytes
 from bough.system.announcement import read_announcement
 from bough.system.folders import why_not_writable
@@ -43,9 +46,10 @@ _PACKAGES = ("bough", "torch", "transformers", "mlx")
 _EXTRAS = {
     "server": ("fastapi", "prometheus_client", "pydantic", "uvicorn"),
     "bench": ("matplotlib",),
+    "store": ("obstore",),
 }
 _LEVEL_WIDTH = len("problem: ")
-_SECRET_SETTINGS = ("api_key",)
+_SECRET_SETTINGS = ("api_key", "store_secret")
 
 
 @dataclass(frozen=True)
@@ -345,6 +349,20 @@ def _check_extras(settings: Settings) -> Iterator[Finding]:
         yield Finding("ok", "extras", f"the engine {engine} is not installed", install_command(engine))
 
 
+def _check_store(settings: Settings) -> Iterator[Finding]:
+    """Whether the store that machines share answers: an object that is not there is asked for."""
+    if not settings.store:
+        return
+    read_cluster_secret(settings)
+    try:
+        held = UrlStore(settings.store).get(LEASE)
+    except StoreError as error:
+        yield Finding("problem", "store", f"{settings.store} does not answer: {error}", "requests go on without it")
+        return
+    used = "is in use" if held is not None else "was not swept yet"
+    yield Finding("ok", "store", f"{settings.store} answers, and {used}")
+
+
 _CHECKS: dict[str, Check] = {
     "settings": _check_settings,
     "engine": _check_engine,
@@ -353,6 +371,7 @@ _CHECKS: dict[str, Check] = {
     "budgets": _check_budgets,
     "models": _check_models,
     "trees": _check_trees,
+    "store": _check_store,
     "server": _check_server,
     "extras": _check_extras,
 }

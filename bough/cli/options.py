@@ -79,6 +79,25 @@ DiskTTL = Annotated[
     str | None,
     typer.Option(help="Delete pages on disk that were unused for this long: 7d, 12h, never.", rich_help_panel=_SETTINGS),
 ]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="The URL of a store that machines share: s3://bucket/path, gs://…, az://…, or a folder.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+StoreSecretFile = Annotated[
+    str | None,
+    typer.Option(help="A file with the secret of the machines that share the store.", rich_help_panel=_SETTINGS),
+]
+StoreBudget = Annotated[
+    str | None, typer.Option(help="The most that the store may hold, such as 1TB, or none.", rich_help_panel=_SETTINGS)
+]
+StoreTTL = Annotated[
+    str | None,
+    typer.Option(help="Delete what was not used in the store for this long: 30d, never.", rich_help_panel=_SETTINGS),
+]
 SaltShare = Annotated[
     float | None,
     typer.Option(help="The largest share of each tier that one salt may use, up to 1.", rich_help_panel=_SETTINGS),

@@ -1,7 +1,7 @@
 """Settings: built once from flags, `BOUGH_*` variables and `bough.toml`, then passed down."""
 
 from bough.config.parsing import parse_aliases, parse_bytes, parse_seconds
-from bough.config.reading import find_given, limit_thread_spinning, load_settings
+from bough.config.reading import find_given, limit_thread_spinning, load_settings, read_cluster_secret
 from bough.config.settings import DEFAULT_MODEL, ENGINES, SIZES, TIMES, WEIGHTS, Settings
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "parse_aliases",
     "parse_bytes",
     "parse_seconds",
+    "read_cluster_secret",
 ]

@@ -13,13 +13,14 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
 
 from bough.config.parsing import parse_bool, parse_bytes, parse_int, parse_seconds
-from bough.config.settings import SIZES, TIMES, Settings, find_problem
+from bough.config.settings import MIN_SECRET_CHARACTERS, SIZES, TIMES, Settings, find_problem
 from bough.errors import SettingsError
 
 _OLD_NAMES = {
@@ -37,12 +38,15 @@ _OLD_NAMES = {
 }  # names before 0.2, which are still read
 _WORDS_FOR_NONE = {  # for every other setting that may be None: auto
     "disk_ttl": ("auto", "never"),
+    "store_budget": ("none", "auto"),
+    "store_ttl": ("never", "auto"),
+    "store_secret_file": ("none", ""),
     "keep_alive": ("never",),
     "request_timeout": ("never",),
     "keys_file": ("none", ""),
 }
 _FOR_BUILDING = ("BOUGH_NO_KERNELS", "BOUGH_KERNELS_ISA")  # which setup.py reads
-_NOT_FROM_THE_WORKING_FOLDER = ("trust_remote_code", "host", "origins", "allowed_hosts")
+_NOT_FROM_THE_WORKING_FOLDER = ("trust_remote_code", "host", "origins", "allowed_hosts", "store")
 _FORMS = {"int": "a whole number", "float": "a number", "bool": "true or false", "Path": "a path", "str": "text"}
 _FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Settings)}
 Source = Literal["flag", "argument", "variable", "file"]
@@ -182,6 +186,19 @@ def _parse_time(name: str, value: Any) -> float | None:
     """Seconds. A negative or infinite `keep_alive` means for ever, as with Ollama."""
     seconds = parse_seconds(value)
     return None if name == "keep_alive" and (seconds < 0 or seconds == math.inf) else seconds
+
+
+def read_cluster_secret(settings: Settings) -> bytes:
+    """The key that all machines of a cluster have; nothing without one. Raises SettingsError if its file is no secret."""
+    text, file = settings.store_secret, settings.store_secret_file
+    if not text and file is not None:
+        try:
+            text = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"store_secret_file is {file}, which cannot be read: {error}") from error
+        if len(text) < MIN_SECRET_CHARACTERS:
+            raise SettingsError(f"the secret in {file} has {len(text)} characters, and must have {MIN_SECRET_CHARACTERS}")
+    return blake2b(text.encode(), digest_size=32, person=b"bough cluster").digest() if text else b""
 
 
 def limit_thread_spinning() -> None:

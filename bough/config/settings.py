@@ -16,6 +16,7 @@ from bough.errors import SettingsError
 DEFAULT_MODEL = "smollm2"
 ENGINES = ("torch", "mlx")
 GRAPHS = ("auto", "wait", "off")
+MIN_SECRET_CHARACTERS = 16
 WEIGHTS = ("auto", "packed", "float32", "q8_0", "q4_0", "int4")
 _AT_LEAST_0 = (
     "threads",
@@ -26,6 +27,7 @@ _AT_LEAST_0 = (
     "host_memory",
     "disk",
     "disk_free",
+    "store_budget",
     "port",
     "max_models",
     "queue",
@@ -33,9 +35,9 @@ _AT_LEAST_0 = (
     "rate_limit",
 )
 _AT_LEAST_MINUS_1 = ("max_tokens",)
-_TIMES_ABOVE_0 = ("disk_ttl", "request_timeout", "watchdog")
-SIZES = ("device_memory", "host_memory", "disk", "disk_free", "max_body")
-TIMES = ("disk_ttl", "keep_alive", "request_timeout", "watchdog", "stop_after")
+_TIMES_ABOVE_0 = ("disk_ttl", "store_ttl", "request_timeout", "watchdog")
+SIZES = ("device_memory", "host_memory", "disk", "disk_free", "store_budget", "max_body")
+TIMES = ("disk_ttl", "store_ttl", "keep_alive", "request_timeout", "watchdog", "stop_after")
 
 
 def default_data_folder() -> Path:
@@ -101,6 +103,24 @@ class Settings:
     disk_free: int = _setting(2 * 2**30, "Free disk space that the trees never use up.")
     disk_ttl: float | None = _setting(
         None, 'Seconds without use after which state is deleted from disk; "never" keeps it for ever.'
+    )
+    store: str = _setting(
+        "",
+        "The URL of a store that machines share, below the disk: s3://…, gs://…, az://…, or a folder; by default none.",
+    )
+    store_secret: str = field(
+        default="",
+        repr=False,
+        metadata={"help": "The secret under which everything in the store is named, the same on all machines."},
+    )
+    store_secret_file: Path | None = field(
+        default=None, metadata={"help": 'A file with that secret, instead of `store_secret`; "none" is no file.'}
+    )
+    store_budget: int | None = _setting(
+        None, 'The most that the whole store may hold; beyond it the oldest is deleted. "none" sets no limit.'
+    )
+    store_ttl: float | None = _setting(
+        None, 'Seconds without use, to about a day, after which state is deleted from the store; "never" keeps it for ever.'
     )
     salt_share: float = _setting(1.0, "The largest share of each tier that one salt may take, above 0 and at most 1.")
     trust_remote_code: bool = _setting(False, "Whether to run Python code that comes with a model's files.")
@@ -210,8 +230,18 @@ def find_problem(values: Mapping[str, Any]) -> Problem | None:
         return Problem("graphs", f"is {values['graphs']!r}, and must be {', '.join(GRAPHS[:-1])} or {GRAPHS[-1]}")
     if values["weights"] not in WEIGHTS:
         return Problem("weights", f"is {values['weights']!r}, and must be {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}")
-    problem = _find_bad_alias(values["aliases"])
-    return Problem("aliases", problem) if problem else None
+    if problem := _find_bad_secret(values["store"], values["store_secret"], values["store_secret_file"]):
+        return problem
+    bad_alias = _find_bad_alias(values["aliases"])
+    return Problem("aliases", bad_alias) if bad_alias else None
+
+
+def _find_bad_secret(store: str, secret: str, file: Path | None) -> Problem | None:
+    if secret and len(secret) < MIN_SECRET_CHARACTERS:
+        return Problem("store_secret", f"has {len(secret)} characters, and must have at least {MIN_SECRET_CHARACTERS}")
+    if store and not secret and file is None:
+        return Problem("store", "is set, and needs a secret that all machines have: set store_secret or store_secret_file")
+    return None
 
 
 def _find_bad_alias(text: str) -> str:

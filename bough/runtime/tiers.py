@@ -1,24 +1,30 @@
-"""The tiers below the device, opened for one model: host memory, and the tree's folder on disk.
+"""The tiers below the device, opened for one model: host memory, the tree's folder on disk, and a store that is shared.
 
 A tree that another process uses, or whose folder cannot be written, is only read, until this process ends. If it cannot
-even be read, the model runs without a disk. Either is logged once, with the reason, and shown in the statistics.
+even be read, the model runs without a disk. Either is logged once, with the reason, and shown in the statistics. The shared
+store is asked for nothing here: one that does not answer is found out later, and left alone then.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
+import time
 from functools import partial
 from pathlib import Path
 
 from bough.cache.admin.trees import list_trees, make_room
 from bough.cache.disk import Disk, DiskError, NotOwner
 from bough.cache.residency.memory import Tiers
+from bough.cache.store import SharedStore
+from bough.cache.store.sweeping import clear_model
 from bough.cache.tree.state import PAGE_TOKENS
-from bough.config import Settings
+from bough.config import Settings, read_cluster_secret
 from bough.engines.contract import Engine
 from bough.errors import ModelError
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, tree_folder
+from bough.runtime.object_store import UrlStore
 from bough.system.resources import default_disk_bytes, default_host_bytes, free_disk_bytes
 from bough.types import Progress
 
@@ -35,12 +41,47 @@ def open_tiers(
     if engine.has_host:
         host_bytes = default_host_bytes() if settings.host_memory is None else settings.host_memory
         engine.limit_host(host_bytes)
-    try:
-        disk = None if files is None else _open_disk(engine, files, settings, progress)
-    except (DiskError, ModelError) as error:
-        log.warning("running without the disk tier: %s", error)
-        return Tiers(engine, host_bytes, problem=str(error))
-    return Tiers(engine, host_bytes, disk) if host_bytes or disk is not None else None
+    disk, shared, problems = None, None, {}
+    if files is not None:
+        try:
+            disk = _open_disk(engine, files, settings, progress)
+        except (DiskError, ModelError) as error:
+            log.warning("running without the disk tier: %s", error)
+            problems["problem"] = str(error)
+        try:
+            shared = open_shared(engine, files, settings, progress)
+        except ModelError as error:
+            log.warning("running without the shared store: %s", error)
+            problems["shared_problem"] = str(error)
+    is_needed = bool(host_bytes or problems) or disk is not None or shared is not None
+    return Tiers(engine, host_bytes, disk, shared=shared, **problems) if is_needed else None
+
+
+def open_shared(
+    engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None = None
+) -> SharedStore | None:
+    """The model's part of the store that machines share; None without one.
+
+    Raises SettingsError if the settings cannot be used, ModelError if the model's files cannot be read.
+    """
+    if not settings.store:
+        return None
+    objects, secret = UrlStore(settings.store), read_cluster_secret(settings)
+    return SharedStore(
+        objects,
+        secret=secret,
+        fingerprint=fingerprint(files, settings, progress, **_facts(engine)),
+        page_tokens=PAGE_TOKENS,
+        owner=secrets.token_hex(8),
+        budget_bytes=settings.store_budget,
+        ttl_s=settings.store_ttl,
+    )
+
+
+def clear_shared(settings: Settings, mark: str) -> None:
+    """Delete what the shared store has of the model with this fingerprint, if there is a store. Raises StoreError."""
+    if settings.store:
+        clear_model(UrlStore(settings.store), mark, secrets.token_hex(8), time.time)
 
 
 def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None) -> Disk | None:

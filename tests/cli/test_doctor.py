@@ -205,7 +205,22 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(invoke, mon
     assert [(each["level"], each["todo"]) for each in found] == [
         ("warning", "pip install 'bough[server]'"),
         ("ok", "pip install 'bough[bench]'"),
+        ("ok", "pip install 'bough[store]'"),
     ]
+
+
+def test_it_says_whether_the_shared_store_answers(invoke, home, monkeypatch):
+    monkeypatch.setenv("BOUGH_STORE_SECRET", "a secret of a few words")
+    monkeypatch.setenv("BOUGH_STORE", str(home / "store"))
+    (found,) = findings(invoke, "store")
+    assert found["level"] == "ok" and "answers" in found["text"]
+
+    for name, value in (("ENDPOINT_URL", "http://127.0.0.1:9"), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("BOUGH_STORE", "s3://nowhere")
+    (found,) = findings(invoke, "store", exit_code=1)
+    assert found["level"] == "problem" and "does not answer" in found["text"]
 
 
 def test_an_engine_that_cannot_be_imported_is_a_problem(invoke, monkeypatch):

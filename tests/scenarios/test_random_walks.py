@@ -70,10 +70,13 @@ class CacheMachine(RuleBasedStateMachine):
         except DoesNotFit:
             assert cache.residency.room.budget_bytes is not None
             return
-        assert session.cached <= oracle
-        assert session.cached == oracle or not fits
+        self._check_cached(session, oracle, fits)
         assert session.is_loading or session.tokens.tolist() == prompt[: session.cached]
         self.open.append(session)
+
+    def _check_cached(self, session: Session, oracle: int, fits: bool) -> None:
+        assert session.cached <= oracle
+        assert session.cached == oracle or not fits
 
     def _fits(self, total_tokens: int) -> bool:
         """Whether any idle lane can grow to hold a request without any eviction."""

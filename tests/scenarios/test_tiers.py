@@ -24,7 +24,7 @@ OTHER = list(range(40, 63))
 def tiers(w: World) -> dict[Tier, int]:
     """How many items lie at each place."""
     items = [item for trie in w.cache.forest.tries.values() for node in trie.walk() for item in node.items()]
-    return {tier: sum(item.tier is tier for item in items) for tier in Tier}
+    return {tier: sum(item.tier is tier for item in items) for tier in Tier if tier is not Tier.STORE}
 
 
 def demote_all(w: World) -> None:

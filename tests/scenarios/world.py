@@ -59,6 +59,7 @@ class World:
         arena_bytes: int = 1 << 20,
         host_bytes: int = 0,
         disk: Any = None,
+        shared: Any = None,
         rates: Rates | None = None,
         salt_share: float = 1.0,
         keeps_on_device: bool = True,
@@ -75,7 +76,7 @@ class World:
             page_tokens=page_tokens,
             clock=lambda: float(next(ticks)),
             wall=lambda: float(next(ticks)),
-            tiers=Tiers(self.engine, host_bytes, disk) if host_bytes or disk is not None else None,
+            tiers=Tiers(self.engine, host_bytes, disk, shared=shared) if host_bytes or disk or shared else None,
             rates=rates,
             salt_share=salt_share,
             keeps_on_device=keeps_on_device,
@@ -133,9 +134,9 @@ class World:
         return session
 
     def load(self, session: Session) -> None:
-        """Wait until a session has read what it needs, unless the disk is slow: then the test says when."""
-        disk = self.cache.memory.disk
-        if disk is not None and getattr(disk.reader, "is_slow", False):
+        """Wait until a session has read what it needs, unless disk or store are slow: then the test says when."""
+        below = [tier for tier in (self.cache.memory.disk, self.cache.memory.shared) if tier is not None]
+        if any(getattr(tier.reader, "is_slow", False) for tier in below):
             return
         try:
             session.finish_loading()

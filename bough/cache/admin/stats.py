@@ -25,6 +25,7 @@ def stats(forest: SaltForest, residency: Residency) -> Stats:
         "evicted_tokens": counts.tokens,
         **_host(residency),
         **_disk(residency),
+        **_store(residency),
     }
 
 
@@ -56,6 +57,32 @@ def _host(residency: Residency) -> Stats:
         "host_taken_bytes": tiers.store.host_bytes(),
         "demoted_bytes": residency.evictor.counts.host_bytes,
     }
+
+
+def _store(residency: Residency) -> Stats:
+    """The figures of the store that machines share, where there is one or one was wanted. What it holds, a sweep tells."""
+    shared, tiers = residency.memory.shared, residency.memory.tiers
+    if shared is None:
+        return {"store_problem": tiers.shared_problem} if tiers is not None and tiers.shared_problem else {}
+    counts = shared.counts
+    found: Stats = {
+        "store_bytes": shared.uploader.held_bytes,
+        "store_budget_bytes": shared.budget_bytes,
+        "store_waiting_bytes": shared.uploader.waiting_bytes,
+        "store_sent": counts.sent,
+        "store_sent_bytes": counts.sent_bytes,
+        "store_already_there": counts.already_there,
+        "store_refreshed": counts.refreshed,
+        "store_dropped": counts.dropped + counts.gone + counts.refused,
+        "store_loaded": counts.loaded,
+        "store_loaded_bytes": counts.loaded_bytes,
+        "store_not_found": counts.not_found,
+        "store_misses": sum(counts.misses.values()),
+        "store_errors": counts.errors,
+        "store_swept_bytes": counts.swept_bytes,
+        "store_is_failing": bool(shared.problem),
+    }
+    return found | ({"store_problem": shared.problem} if shared.problem else {})
 
 
 def _disk(residency: Residency) -> Stats:

@@ -74,7 +74,7 @@ class Disk:
         self._is_closed = False
         self._full = ""  # why the file system takes no more, if it does not
         self._writer = self._make_writer()
-        self.reader = Reader(self._read)
+        self.reader: Reader[DiskFile, bytearray] = Reader(self._read)
 
     def _make_writer(self) -> Writer | NoWriter:
         owned = self._opened.owned
@@ -220,7 +220,7 @@ class Disk:
         """Let a pending file be written ahead of all else."""
         self._ledger.prioritize(file)
 
-    def take(self, read: Read) -> bytearray:
+    def take(self, read: Read[DiskFile, bytearray]) -> bytearray:
         """What the reader has read, counted; raises what it has raised. A file that is not what it should be is dropped."""
         assert read.is_done
         if isinstance(read.error, DiskMiss) and not read.file.has_failed:

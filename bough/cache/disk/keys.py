@@ -7,9 +7,11 @@ guessed salt nor compare it with another store.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from bough.cache.tree.address import Address
+from bough.cache.tree.state import Buffer
 from bough.cache.tree.tokens import TOKEN_BYTES
 
 HASH_BYTES = 16
@@ -54,6 +56,13 @@ class Keys:
         root, before, tokens = address.root, address.before, address.tokens
         hasher.update(_NUMBERS.pack(address.group, address.start, address.end, len(root), len(before), len(tokens)))
         hasher.update(root + before + tokens)
+        return hasher.digest()
+
+    def seal(self, parts: Iterable[Buffer]) -> bytes:
+        """Stands for the whole of some content: only who has the secret can make it."""
+        hasher = blake2b(key=self._secret, digest_size=HASH_BYTES, person=b"bough seal")
+        for part in parts:
+            hasher.update(part)
         return hasher.digest()
 
     def proof(self) -> str:

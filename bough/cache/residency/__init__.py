@@ -2,12 +2,14 @@
 
 What a request does with it: `room.reserve` memory for its lane, `room.hold` and `room.release` the path that it stands on,
 `evictor.offer` what has changed, `loader` brings back what lies below the device, `saver.save` hands a path to the disk.
+With a store that machines share, `fetcher` brings what others have sent, and `sharer` offers a path to it.
 The tries themselves belong to `tree.forest`.
 """
 
 from __future__ import annotations
 
 from bough.cache.residency.evictor import Evictor
+from bough.cache.residency.fetching import Fetcher
 from bough.cache.residency.lanes import Lanes, LiveSequence, Slot
 from bough.cache.residency.loading import Loader
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, Tiers
@@ -15,6 +17,7 @@ from bough.cache.residency.policy import LRU, Policy
 from bough.cache.residency.rates import Clock, Rates
 from bough.cache.residency.room import Room
 from bough.cache.residency.saving import Expiry, Saver
+from bough.cache.residency.sharing import Sharer
 
 __all__ = ["Clock", "Lanes", "LiveSequence", "Memory", "Rates", "Residency", "SaltForest", "SaltTrie", "Slot", "Tiers"]
 
@@ -42,6 +45,8 @@ class Residency:
         self.room = Room(self.evictor, lanes, forest, budget_bytes)
         self.loader = Loader(memory, self.evictor, rates)
         self.saver = Saver(memory, self.evictor, page_tokens, clock, ttl_s)
+        self.sharer = Sharer(memory, page_tokens)
+        self.fetcher = Fetcher(memory, self.evictor, self.room, self.saver, self.loader, page_tokens, clock)
         self.expiry = Expiry(forest, self.evictor, clock, ttl_s)
 
     @property

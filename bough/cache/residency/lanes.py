@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.cache.residency.memory import SaltTrie
+from bough.cache.store import StorePath
 from bough.cache.tree.address import PageBorder
 from bough.cache.tree.node import Pin
 from bough.cache.tree.state import Lane
@@ -98,7 +99,8 @@ class Lanes:
 class LiveSequence:
     """What a busy lane holds: the tokens of its request so far, and the pin up to which the tree holds them too.
 
-    The next chunk hands the pages from `saved_to` on to the disk; it is None until the first one looks where that is.
+    The next chunk hands the pages from `saved_to` on to the disk; it is None until the first one looks where that is. The
+    first `num_shared` pages of its `store_path` were handed to the shared store.
     """
 
     slot: Slot
@@ -106,6 +108,8 @@ class LiveSequence:
     pin: Pin
     tokens: array[int]
     saved_to: PageBorder | None = None
+    store_path: StorePath | None = None
+    num_shared: int = 0
 
     @property
     def lane(self) -> Lane:

@@ -15,12 +15,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from bough.cache.disk import Disk, DiskMiss
 from bough.cache.disk.reader import Read, ReadProgress
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.memory import Memory, SaltTrie, saved_file
 from bough.cache.residency.rates import Rates
+from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node, Pin
 from bough.cache.tree.plan import Live, plan
 from bough.cache.tree.state import Group, Item, Kind, Page, Tier
@@ -89,8 +91,15 @@ class LoadCounts:
     slow_loads: int = 0
 
 
+class Reserving(Protocol):
+    """Something that brings content into memory, and has bytes reserved for it."""
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+
 class Loader:
-    """Decides what is worth loading; a `Load` does it for one request."""
+    """Decides what is worth loading; a `Load` does it for one request. `loads` are those under way, fetches included."""
 
     def __init__(
         self, memory: Memory, evictor: Evictor, rates: Rates, clock: Callable[[], float] = time.perf_counter
@@ -100,7 +109,7 @@ class Loader:
         self.rates = rates
         self.clock = clock
         self.groups = memory.groups
-        self.loads: set[Load] = set()
+        self.loads: set[Reserving] = set()
         self._evictor = evictor
         self._measured = ReadProgress()
 
@@ -209,6 +218,7 @@ class Load:
         self._wanted_bytes = 0  # since the last start
         self._missing_bytes = 0  # what is not there yet of those
         self._arrived_bytes = 0  # up to the last start
+        self._fetched_s = 0.0  # spent on the shared store, before
         self._started_s = 0.0
         self._before = self._seen = ReadProgress()  # of the reader: at the first start, and when something came last
         self._alive_s = 0.0  # when that was
@@ -308,7 +318,7 @@ class Load:
                 break
         return None
 
-    def _place(self, disk: Disk, each: Needed, read: Read | None) -> bool:
+    def _place(self, disk: Disk, each: Needed, read: Read[DiskFile, bytearray] | None) -> bool:
         """Put one item into the tree; False if that failed."""
         try:
             if read is None:
@@ -392,12 +402,21 @@ class Load:
         host_bytes = sum(item.content_bytes for item in items if item.tier is Tier.HOST)
         self.loading = replace(self.loading, host_bytes=host_bytes)
 
+    def note_planned(self, loading: Loading) -> None:
+        """Take the figures of a plan that was made after something was fetched."""
+        self.loading = replace(loading, store_bytes=self.loading.store_bytes, load_s=self.loading.load_s)
+
+    def note_fetched(self, store_bytes: int, load_s: float) -> None:
+        """So many bytes came from the shared store before."""
+        self.loading = replace(self.loading, store_bytes=store_bytes, load_s=load_s)
+        self._fetched_s = load_s
+
     def note_recomputed(self, num_tokens: int) -> None:
         """So many tokens were to be loaded, and are computed after all."""
         self.loading = replace(self.loading, recomputed_tokens=self.loading.recomputed_tokens + num_tokens)
 
     def _note(self, nbytes: int) -> None:
-        load_s = self._loader.clock() - self._started_s
+        load_s = self._fetched_s + self._loader.clock() - self._started_s
         self.loading = replace(self.loading, disk_bytes=self.loading.disk_bytes + nbytes, load_s=load_s)
 
     def _reserve(self, nbytes: int) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from bough.cache.disk import Disk
+from bough.cache.store import SharedStore
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Point
@@ -29,15 +30,17 @@ Held = TypeVar("Held", Page, State)
 
 @dataclass(frozen=True)
 class Tiers:
-    """What lies below the device: an engine that can move content, host memory (0: none), and a disk.
+    """What lies below the device: an engine that can move content, host memory (0: none), a disk, and a shared store.
 
-    `problem` says why there is no disk although one was wanted.
+    `problem` says why there is no disk although one was wanted, `shared_problem` the same of the shared store.
     """
 
     store: ContentStore
     host_bytes: int = 0
     disk: Disk | None = None
     problem: str = ""
+    shared: SharedStore | None = None
+    shared_problem: str = ""
 
     @property
     def has_host(self) -> bool:
@@ -50,7 +53,9 @@ class Tiers:
 
 
 class Memory:
-    """The bytes of all tries, by tier, and the stores that hold them. `disk` is None without one, and after close.
+    """The bytes of all tries, by tier, and the stores that hold them.
+
+    `disk` and `shared`, the store that machines share, are None without one, and after close.
 
     `reserved_bytes` are promised to what is being read from disk; they count as used from the moment of the promise.
     """
@@ -60,6 +65,7 @@ class Memory:
         self.store = store
         self.tiers = tiers
         self.disk = tiers.disk if tiers else None
+        self.shared = tiers.shared if tiers else None
         self.num_bytes = dict.fromkeys(Tier, 0)
         self.reserved_bytes = dict.fromkeys(Tier, 0)
 
@@ -106,8 +112,8 @@ class Memory:
         return (end - 1) % disk.page_tokens + 1 if any(group.kind is Kind.FULL for group in self.groups) else end
 
     def detach_disk(self, items: Iterable[Item]) -> None:
-        """Forget the disk; what was written there stays there."""
-        self.disk = None
+        """Forget the disk and the shared store; what was written there stays there."""
+        self.disk = self.shared = None
         for item in items:
             item.files = {}
         self.num_bytes[Tier.DISK] = 0
@@ -338,6 +344,22 @@ class Account:
             page = self._cut_to(page, at, item)
         page.users, page.files, item.files = item.users, item.files, {}
         return self.add(page)
+
+    def unpack_rows(self, group: Group, held: Range, data: Buffer, wanted: Range) -> Page:
+        """A new page with the wanted rows of those that are packed in `data`; raises as `load` does."""
+        tiers = self._memory.tiers
+        assert tiers is not None
+        page = tiers.store.unpack_page(group, *held, data, tiers.load_tier)
+        target = Page(group, *wanted, None, 0)
+        for at in wanted:
+            page = self._cut_to(page, at, target)
+        return self.add(page)
+
+    def unpack_state(self, group: Group, offset: int, data: Buffer) -> State:
+        """A new state of what is packed in `data`; raises as `load` does."""
+        tiers = self._memory.tiers
+        assert tiers is not None
+        return self.add(tiers.store.unpack_state(group, offset, data, tiers.load_tier))
 
     def _cut_to(self, page: Page, at: int, wanted: Page) -> Page:
         """The side of `at` of a fresh page that is wanted; the rest is released, and all of it if cutting fails."""

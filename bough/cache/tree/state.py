@@ -23,11 +23,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Tier(IntEnum):
-    """Where the content of a page or state lies, the fastest first. On a CPU, device and host are one tier: DEVICE."""
+    """Where the content of a page or state lies, the fastest first. On a CPU, device and host are one tier: DEVICE.
+
+    No item of the tree lies in the store, which machines share: what is found there is brought to one of the others.
+    """
 
     DEVICE = 0
     HOST = 1
     DISK = 2
+    STORE = 3
 
 
 class Kind(Enum):

@@ -6,7 +6,7 @@ import typer
 
 from bough.cli.bench.gpu import gpu
 from bough.cli.bench.library import library
-from bough.cli.bench.reuse import core, demo, paging, restart, restore, router, switch
+from bough.cli.bench.reuse import core, demo, paging, restart, restore, router, store, switch
 from bough.cli.bench.servers import events, gaps, hostile, http, peers, streams
 from bough.cli.bench.speed import decode, lanes, prefill, quality
 
@@ -18,6 +18,7 @@ COMMANDS = (
     router,
     restore,
     restart,
+    store,
     paging,
     lanes,
     decode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -196,6 +197,38 @@ def restart(
     )
     if as_json:
         print(json.dumps(asdict(figures) | {"ratio": round(figures.ratio, 2)}))
+
+
+def store(
+    model: Model = None,
+    tokens: Annotated[int, typer.Option(min=512)] = 2000,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    url: Annotated[str | None, typer.Option(help="The store; not given: a folder that goes afterwards.")] = None,
+    s3: Annotated[bool, typer.Option("--s3", help="Use moto's S3 server on this machine.")] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """A conversation on a machine that has never seen it: from a store that another has filled, against computing it."""
+    from bough.bench.store import local_s3, measure_store, temporary_folder
+
+    console = Console(stderr=as_json)
+    warn_if_busy(console)
+    place = nullcontext(url) if url is not None else local_s3() if s3 else temporary_folder()
+    with console.status("measuring"), place as chosen:
+        figures = measure_store(model, chosen, tokens, rounds, threads=threads)
+    rows = {
+        "first token, computed": figures.computed_ms,
+        "computed, while pages are sent": figures.computed_while_sending_ms,
+        "first token, from the store": figures.fetched_ms,
+        "of it loading": figures.loading_ms,
+    }
+    console.print(milliseconds_table(f"{figures.tokens:,} tokens, medians", rows))
+    console.print(
+        f"{figures.fetched_tokens:,} tokens came as {figures.fetched_bytes / 2**20:,.1f} MiB · {figures.ratio:.1f}× sooner"
+        f" · {figures.sent_objects:,} objects sent · load {figures.load_average} · answers equal: {figures.answers_equal}"
+    )
+    if as_json:
+        print(json.dumps(asdict(figures)))
 
 
 def paging(

@@ -22,9 +22,10 @@ from bough.cli.cache.trees import DiskUse, choose_trees, measure_use, size_bytes
 from bough.cli.terminal.columns import ago, align, describe, memory
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit
-from bough.config import load_settings
+from bough.config import Settings, load_settings
 from bough.errors import BoughError
 from bough.models import Progress
+from bough.runtime.tiers import clear_shared
 
 app = typer.Typer(help="Show, check, delete, export and import the trees on disk.", no_args_is_help=True)
 
@@ -194,7 +195,7 @@ def clear(
         names = ", ".join(tree.name for tree in trees)
         confirm_or_exit(f"delete {names} ({filesize.decimal(sum(map(size_bytes, trees)))})")
     with running_server(settings, is_local=is_local) as server:
-        results = [_clear(tree, server) for tree in trees]
+        results = [_clear(tree, server, settings) for tree in trees]
     freed = {each.name: each.freed_bytes for each in results if not each.problem}
     refused = {each.name: each.problem for each in results if each.problem}
     if as_json:
@@ -219,10 +220,12 @@ class _Clearing:
     problem: str = ""
 
 
-def _clear(tree: TreeInfo, server: RunningServer | None) -> _Clearing:
-    """Delete one tree, through the server if that has it open."""
+def _clear(tree: TreeInfo, server: RunningServer | None, settings: Settings) -> _Clearing:
+    """Delete one tree, through the server if that has it open; and what the shared store has of it."""
     try:
         if server is None or not server.has_open(tree):
+            if tree.fingerprint:
+                clear_shared(settings, tree.fingerprint)
             freed_bytes = remove_tree(tree.folder)
             return _Clearing(tree.name, freed_bytes, f"deleted {tree.name} ({filesize.decimal(freed_bytes)})")
         cleared = server.clear(tree)

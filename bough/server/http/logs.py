@@ -163,7 +163,8 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
             "computed_tokens": record.usage.computed_tokens,
             "completion_tokens": record.completion_tokens,
         }
-    counts = {"texts": record.num_texts, "disk_bytes": record.disk_bytes, "recomputed_tokens": record.recomputed_tokens}
+    counts = {"texts": record.num_texts, "disk_bytes": record.disk_bytes, "store_bytes": record.store_bytes}
+    counts["recomputed_tokens"] = record.recomputed_tokens
     fields |= {name: number for name, number in counts.items() if number}
     if record.num_texts:
         return fields

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.config import Settings
+from bough.config import Settings, read_cluster_secret
 from bough.errors import AccessDenied, BoughError, RequestError
 from bough.server.http.errors import ErrorFormatOf, HttpError, refuse, to_http_error
 from bough.server.http.keys import Key, Keys, derive_salt, read_salt, read_secret
@@ -116,7 +116,8 @@ class Authenticator:
 
     def __init__(self, settings: Settings) -> None:
         self._keys = Keys(settings.keys_file) if settings.keys_file else None
-        self._secret = read_secret(settings.data_folder / "server_secret") if self._keys else b""
+        own_secret = read_cluster_secret(settings)  # with it, keys have the same salts on every machine
+        self._secret = (own_secret or read_secret(settings.data_folder / "server_secret")) if self._keys else b""
 
     def authenticate(self, scope: Scope, headers: Headers) -> None:
         """Set the state of a request. Raises AccessDenied without a valid key, RequestError for an invalid salt."""

@@ -202,6 +202,7 @@ class Answer:
             total_s=self._clock() - progress.opened_s,
             host_bytes=sum(each.timings.loading.host_bytes for each in completions),
             disk_bytes=sum(each.timings.loading.disk_bytes for each in completions),
+            store_bytes=sum(each.timings.loading.store_bytes for each in completions),
             recomputed_tokens=sum(each.timings.loading.recomputed_tokens for each in completions),
             error=self._error,
         )

@@ -126,10 +126,12 @@ class Metrics:
 
     def _count_tiers(self, record: RequestRecord) -> None:
         if record.usage and record.usage.cached_tokens:
-            tier = "disk" if record.disk_bytes else "host" if record.host_bytes else "device"
+            below = "disk" if record.disk_bytes else "host" if record.host_bytes else "device"
+            tier = "store" if record.store_bytes else below
             self._hits.labels(record.model, tier).inc()
         self._loaded_bytes.labels(record.model, "host").inc(record.host_bytes)
         self._loaded_bytes.labels(record.model, "disk").inc(record.disk_bytes)
+        self._loaded_bytes.labels(record.model, "store").inc(record.store_bytes)
 
     def _time(self, record: RequestRecord) -> None:
         self._queue_s.labels(record.model).observe(record.queue_s)
@@ -157,6 +159,8 @@ class _Models(Collector):
         yield _gauge("bough_bytes", "Bytes of state by tier", figures, _BYTES, ("tier", "kind"))
         failing: Reads = {(): _get("disk_is_failing")}
         yield _gauge("bough_disk_failing", "1 while nothing can be written to disk", figures, failing)
+        store_failing: Reads = {(): _get("store_is_failing")}
+        yield _gauge("bough_store_failing", "1 while the shared store does not answer", figures, store_failing)
         yield _gauge("bough_tree_tokens", "Tokens that the tree knows", figures, {(): _get("tokens")})
         for name, text, key in _TOTALS:
             yield _counter(name, text, figures, key)
@@ -183,6 +187,9 @@ _BYTES: Reads = {
     ("host", "budget"): _get("host_budget_bytes"),
     ("disk", "used"): _get("disk_bytes"),
     ("disk", "budget"): _get("disk_budget_bytes"),
+    ("store", "used"): _get("store_bytes"),
+    ("store", "budget"): _get("store_budget_bytes"),
+    ("store", "waiting"): _get("store_waiting_bytes"),
 }
 _TOTALS = (
     ("bough_evicted_tokens", "Tokens that were evicted", "evicted_tokens"),
@@ -190,6 +197,12 @@ _TOTALS = (
     ("bough_disk_failed_writes", "Pages and states that could not be written to disk", "disk_failed_writes"),
     ("bough_disk_misses", "Pages and states on disk that were not what they should be", "disk_misses"),
     ("bough_disk_bad_rows", "Rows of the index on disk that made no sense and were dropped", "disk_bad_rows"),
+    ("bough_store_sent_bytes", "Bytes that were sent to the shared store", "store_sent_bytes"),
+    ("bough_store_already_there", "Objects that the shared store had already", "store_already_there"),
+    ("bough_store_dropped", "Objects that were not sent to the shared store", "store_dropped"),
+    ("bough_store_not_found", "Objects that were looked for in the shared store, and not found", "store_not_found"),
+    ("bough_store_misses", "Objects in the shared store that were not what they should be", "store_misses"),
+    ("bough_store_errors", "Calls to the shared store that failed", "store_errors"),
     ("bough_verified", "Answers that were computed again without reuse, to compare", "verified"),
     ("bough_verify_differences", "Answers that differed from those without reuse", "different"),
 )

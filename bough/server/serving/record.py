@@ -27,6 +27,7 @@ class RequestRecord:
     total_s: float = 0.0
     host_bytes: int = 0
     disk_bytes: int = 0
+    store_bytes: int = 0
     recomputed_tokens: int = 0
     num_texts: int = 0
     error: str | None = None

@@ -330,6 +330,20 @@ def test_each_key_has_a_salt_of_its_own_that_stays_the_same(keyed: SecurityMiddl
     assert len(alice) == 64 and "alice" not in alice
 
 
+def test_machines_with_the_same_secret_give_a_key_the_same_salt(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path, "alices-key\n")
+    layers = [
+        make_layer(tmp_path / name, keys_file=keys, store_secret=secret)
+        for name, secret in (
+            ("one", "a secret of a few words"),
+            ("two", "a secret of a few words"),
+            ("three", "another secret here"),
+        )
+    ]
+    first, second, third = (salt_of(layer, x_api_key="alices-key") for layer in layers)
+    assert first == second != third
+
+
 def test_a_header_refines_the_salt_of_a_key_and_never_reaches_that_of_another(keyed: SecurityMiddleware) -> None:
     bob = salt_of(keyed, x_api_key="bobs-key")
 

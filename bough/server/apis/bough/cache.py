@@ -35,7 +35,18 @@ from bough.types import Message
 
 router = APIRouter(prefix="/api/cache", route_class=route_class(format_plain_error), tags=["cache"])
 
-_BUDGETS = ("cache", "lanes", "device_memory", "host_memory", "disk", "disk_free", "disk_ttl", "salt_share")
+_BUDGETS = (
+    "cache",
+    "lanes",
+    "device_memory",
+    "host_memory",
+    "disk",
+    "disk_free",
+    "disk_ttl",
+    "store_budget",
+    "store_ttl",
+    "salt_share",
+)
 
 
 class PrefixBody(Wire):

@@ -96,6 +96,7 @@ def describe_request(progress: RequestProgress, seen: Seen, reason: str, now: fl
         "total_s": round(record.total_s if record is not None else now - progress.opened_s, 4),
         "host_bytes": record.host_bytes if record is not None else 0,
         "disk_bytes": record.disk_bytes if record is not None else 0,
+        "store_bytes": record.store_bytes if record is not None else 0,
         "recomputed_tokens": record.recomputed_tokens if record is not None else 0,
         "without_s": _rounded(first_s + seen.reused_s if first_s is not None and seen.reused_s is not None else None),
         "reason": reason,

@@ -1,0 +1,130 @@
+"""Sharing: whole pages and the restore points on them are offered to the store that machines share.
+
+Nothing waits for it: its own thread packs and sends them. Only what is in memory is offered; what lies on disk alone was
+offered before. A page that paths part in lies in several nodes, and is sent in as many sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from bough.cache.residency.lanes import LiveSequence
+from bough.cache.residency.memory import Memory, SaltTrie
+from bough.cache.store import Section, SharedStore, StorePath
+from bough.cache.store.format import ListedPoint
+from bough.cache.store.uploader import PointList, Upload
+from bough.cache.tree.address import Address
+from bough.cache.tree.node import Node, Point
+from bough.cache.tree.state import ContentStore, Group, Item, Kind, Page, Tier
+from bough.cache.tree.tokens import cut, num_tokens
+
+
+class Sharer:
+    """Offers what a path holds. Without a shared store it does nothing."""
+
+    def __init__(self, memory: Memory, page_tokens: int) -> None:
+        self._memory = memory
+        self._page_tokens = page_tokens
+        self._full = [group for group in memory.groups if group.kind is Kind.FULL]
+        self._needs_points = len(self._full) < len(memory.groups)
+
+    def share_filled(self, sequence: LiveSequence) -> None:
+        """Offer the pages that have filled since the last time; the first time, all of the path. Costs what is new."""
+        shared = self._memory.shared
+        if shared is None or not self._full:
+            return
+        path = sequence.store_path = sequence.store_path or shared.path(sequence.trie.salt)
+        path.add(sequence.packed(path.num_tokens, sequence.pin.offset))
+        nodes = sequence.pin.node.path()
+        for page in range(sequence.num_shared, path.num_pages):
+            self._offer_rows(shared, nodes, path, page)
+        sequence.num_shared = path.num_pages
+
+    def share(self, sequence: LiveSequence, tokens: bytes) -> None:
+        """Offer what the path of a sequence that has ended holds: the last pages, and all restore points."""
+        shared = self._memory.shared
+        if shared is None:
+            return
+        path = sequence.store_path or shared.path(sequence.trie.salt)
+        path.add(cut(tokens, path.num_tokens))
+        nodes = _path_of(sequence.trie, tokens)
+        for page in range(sequence.num_shared, path.num_pages):
+            self._offer_rows(shared, nodes, path, page)
+        for page in range(path.num_pages if self._needs_points else 0):
+            self._offer_points(shared, nodes, path, page)
+
+    def _offer_rows(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> None:
+        start, end = page * self._page_tokens, (page + 1) * self._page_tokens
+        items = list[Item]()
+        for group in self._full:
+            held = _rows(nodes, group, start, end)
+            if held is None:
+                return
+            items += held
+        if items:
+            self._offer(shared, path.rows(page), items)
+
+    def _offer(self, shared: SharedStore, address: Address, items: Sequence[Item]) -> None:
+        assert self._memory.tiers is not None
+        store = self._memory.tiers.store
+        nbytes = sum(store.packed_bytes(item) for item in items)
+        shared.uploader.offer(Upload(address, nbytes, partial(_pack, store, items)))
+
+    def _offer_points(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> None:
+        """Offer what the restore points of a page need, and then the list of those."""
+        start, end = page * self._page_tokens, (page + 1) * self._page_tokens
+        listed = dict[ListedPoint, Address]()
+        for node in nodes:
+            for point in node.points.values() if node.start < end and start < node.end else ():
+                if start < point.offset <= end:
+                    address = path.point(point.offset)
+                    listed[ListedPoint(point.offset, int(point.reason))] = address
+                    if (items := self._needed(nodes, point)) is not None:
+                        self._offer(shared, address, items)
+        shared.uploader.offer(PointList(path.points(page), listed))
+
+    def _needed(self, nodes: Sequence[Node], point: Point) -> list[Item] | None:
+        """The states and window rows that a restore point needs; None if one is not in memory."""
+        items = list[Item]()
+        for group in self._memory.groups:
+            if group.kind is Kind.RECURRENT:
+                state = point.states.get(group)
+                if state is None or state.tier is Tier.DISK:
+                    return None
+                items.append(state)
+            elif group.kind is Kind.WINDOW:
+                rows = _rows(nodes, group, group.first_needed(point.offset), point.offset)
+                if rows is None:
+                    return None
+                items += rows
+        return items
+
+
+def _path_of(trie: SaltTrie, tokens: bytes) -> list[Node]:
+    """The nodes of a path that the tree has whole."""
+    found = trie.match(tokens)
+    return found.path if found.length == num_tokens(tokens) else found.path[:-1]
+
+
+def _rows(nodes: Sequence[Node], group: Group, start: int, end: int) -> list[Page] | None:
+    """The pages that hold rows [start, end) of a group, in order; None if some are missing or not in memory."""
+    pages, at = list[Page](), start
+    for node in nodes:
+        for page in node.pages_between(group, start, end) if node.start < end and start < node.end else ():
+            if page.start > at or page.tier is Tier.DISK:
+                return None
+            pages.append(page)
+            at = page.end
+    return pages if at >= end else None
+
+
+def _pack(store: ContentStore, items: Sequence[Item]) -> list[Section] | None:
+    """The content of these items; None if one has left memory. Runs on the uploader's thread."""
+    sections = []
+    for item in items:
+        data = store.pack(item)
+        if data is None:
+            return None
+        sections.append(Section(item.group.index, *item.span, data))
+    return sections

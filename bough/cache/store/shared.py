@@ -1,0 +1,173 @@
+"""The shared store of one model, as the cache sees it: what it reads, what it sends, and whether it answers.
+
+Reading is done by threads of its own, sending by another; the engine's thread never waits for either. Whatever goes wrong
+is a miss: an object that is missing, damaged, of another prefix or of another secret is computed, and a store that fails is
+left alone for a while. An object that was not found is not asked for again for a short while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from bough.cache.disk.errors import MISSING, UNREADABLE, DiskMiss, DiskSlow
+from bough.cache.disk.keys import Keys
+from bough.cache.disk.page_files import KeepReading
+from bough.cache.disk.reader import Reader
+from bough.cache.store.format import POINTS, Object, decode, read_points
+from bough.cache.store.health import Health, StoreCounts
+from bough.cache.store.objects import ObjectStore, Stored, StoreError
+from bough.cache.store.paths import StorePath
+from bough.cache.store.uploader import Uploader
+from bough.cache.tree.address import Address
+
+log = logging.getLogger(__name__)
+
+NUM_READERS = 8
+
+MISSING_S = 10.0
+"""What was not found is not asked for again for so long."""
+
+MAX_MISSING = 100_000
+
+SILENT_S = 1.0
+"""A store that has not answered in time is not asked again for so long."""
+
+
+class SharedStore:
+    """Objects below one fingerprint, named under the secret that all machines of a cluster have, until `close`."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        secret: bytes,
+        fingerprint: str,
+        page_tokens: int,
+        owner: str,
+        budget_bytes: int | None = None,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        warn: Callable[[str], None] = log.warning,
+    ) -> None:
+        self.keys = Keys(secret, fingerprint, page_tokens)
+        self.counts = StoreCounts()
+        self.health = Health(self.counts, clock, warn)  # of reading
+        self.sending = Health(self.counts, clock, warn)  # a store that is full can still be read
+        self.budget_bytes = budget_bytes
+        self.reader = self._make_reader()
+        self.uploader = Uploader(
+            objects,
+            self.keys,
+            fingerprint,
+            owner,
+            self.sending,
+            self.counts,
+            budget_bytes=budget_bytes,
+            ttl_s=ttl_s,
+            clock=clock,
+            wall=wall,
+        )
+        self._objects = objects
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._missing: dict[bytes, float] = {}  # names, until when
+        self._silent_until = float("-inf")
+        self._is_closed = False
+        self._start()
+
+    def _make_reader(self) -> Reader[Address, Object]:
+        return Reader(self.read, num_threads=NUM_READERS, name="store")
+
+    def _start(self) -> None:
+        self.uploader.start()
+
+    def path(self, salt: str) -> StorePath:
+        """An empty path below a salt."""
+        return StorePath(self.keys, salt)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it may be asked for something now."""
+        return not self._is_closed and not self.health.is_backing_off and self._clock() >= self._silent_until
+
+    def note_silence(self) -> None:
+        """A request has waited for an answer in vain: others do not wait for a moment."""
+        self._silent_until = self._clock() + SILENT_S
+
+    def is_missing(self, address: Address) -> bool:
+        """Whether an object was looked for a moment ago, and was not there."""
+        with self._lock:
+            until = self._missing.get(self.keys.name(address))
+        return until is not None and self._clock() < until
+
+    def read(self, address: Address, keep_reading: KeepReading) -> Object:
+        """Get an object and check everything about it; raises DiskMiss. For the reader's threads."""
+        if self._is_closed or self.health.is_backing_off:
+            raise DiskMiss(UNREADABLE, "the store is left alone for a while")
+        try:
+            stored = self._objects.get(self.uploader.key(address))
+        except StoreError as error:
+            self.health.fail("it could not be read", error)
+            raise DiskMiss(UNREADABLE, str(error)) from None
+        self.health.succeed()
+        try:
+            if stored is None:
+                raise DiskMiss(MISSING)
+            found = self._decode(address, stored)
+        except DiskMiss as miss:
+            self._note_miss(address, miss)
+            raise
+        if not keep_reading(found.nbytes):
+            raise DiskSlow(found.nbytes)
+        return found
+
+    def _decode(self, address: Address, stored: Stored) -> Object:
+        found = decode(self.keys, self._fingerprint, address, stored.content)
+        points = read_points(address, found) if address.group == POINTS else []
+        self.uploader.note_seen(address, points)
+        return found
+
+    def _note_miss(self, address: Address, miss: DiskMiss) -> None:
+        with self._lock:
+            self._missing[self.keys.name(address)] = self._clock() + MISSING_S
+            while len(self._missing) > MAX_MISSING:
+                del self._missing[next(iter(self._missing))]
+            if miss.reason == MISSING:
+                self.counts.not_found += 1
+            else:
+                self.counts.misses[miss.reason] += 1
+        if miss.reason != MISSING:
+            self.uploader.note_damaged(address)
+            key = self.uploader.key(address)
+            self.health.say(miss.reason, f"the store: {key} is {miss.reason}: {miss.detail}; it is computed again")
+
+    def note_loaded(self, nbytes: int) -> None:
+        """An object has come into the tree."""
+        self.counts.loaded += 1
+        self.counts.loaded_bytes += nbytes
+
+    def clear(self, salt: str | None) -> Callable[[], None]:
+        """Delete what the store has of a salt, or of this model. What is returned waits, and raises StoreError."""
+        return self.uploader.clear(None if salt is None else self.keys.root(salt))
+
+    def close(self) -> None:
+        """Send what waits, for a limited time, and end the threads. A second call does nothing."""
+        if not self._is_closed:
+            self.uploader.stop()
+            self._is_closed = True
+            self.reader.close()
+
+    @property
+    def problem(self) -> str:
+        """Why the store is not read or not written now; "" if it answers."""
+        return self.health.problem or self.sending.problem
+
+    def check(self) -> None:
+        """Assert what always holds between calls."""
+        self.uploader.check()
+        self.reader.check()

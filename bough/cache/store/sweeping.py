@@ -1,0 +1,164 @@
+"""Sweeping: who deletes from the store, and what: what was cleared, what is too old, and the oldest beyond the budget.
+
+One machine at a time sweeps, the one that has the lease: an object with its owner and the time at which it ends. Two that
+sweep at once, because their clocks differ or the store has no conditional writes, do no harm: deleting twice is nothing.
+
+What was cleared is listed by small objects, one for each salt and machine, for a while: others do not send it again
+meanwhile, and what they have sent before they knew it is swept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bough.cache.store.objects import Listed, ObjectStore
+
+LEASE = "_lease"
+DELETED = "_deleted/"
+ALL = "all"
+LEASE_S = 900.0
+
+DELETED_S = 600.0
+"""What was cleared is not sent again by other machines for so long."""
+
+LOOK_EVERY_S = 30.0
+"""How often a machine looks what others have cleared."""
+
+DELETE_AT_ONCE = 500
+
+
+class Lease:
+    """The right to sweep, for `LEASE_S` at a time."""
+
+    def __init__(self, objects: ObjectStore, owner: str, wall: Callable[[], float]) -> None:
+        self._objects = objects
+        self._owner = owner
+        self._wall = wall
+
+    def take(self) -> bool:
+        """Take or prolong the lease; False if another machine has it."""
+        now = self._wall()
+        content = json.dumps({"owner": self._owner, "expires": now + LEASE_S}).encode()
+        held = self._objects.get(LEASE)
+        if held is None:
+            return self._objects.put_new(LEASE, content)
+        try:
+            known = json.loads(bytes(held.content))
+            is_taken = known["owner"] != self._owner and now < float(known["expires"]) <= now + 2 * LEASE_S
+        except (ValueError, KeyError, TypeError):
+            is_taken = False  # it is no lease: it was damaged
+        return not is_taken and self._objects.replace(LEASE, content, held.tag)
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """That what a root had, or all of a model, was cleared at a time."""
+
+    root: str
+    owner: str
+    at: float
+
+
+class Deletions:
+    """What was cleared of one model a short while ago."""
+
+    def __init__(self, objects: ObjectStore, fingerprint: str, owner: str, wall: Callable[[], float]) -> None:
+        self._objects = objects
+        self._prefix = f"{DELETED}{fingerprint}/"
+        self._owner = owner
+        self._wall = wall
+        self._known: list[Deletion] = []
+
+    def note(self, root: bytes | None) -> None:
+        """List that a root was cleared, or all of them."""
+        self._objects.put(f"{self._prefix}{ALL if root is None else root.hex()}/{self._owner}", b"cleared")
+
+    def look(self) -> None:
+        """Find out what others have cleared."""
+        found = (_parse_deletion(each) for page in self._objects.list(self._prefix) for each in page)
+        self._known = [each[1] for each in found if each is not None]
+
+    def forbids(self, root: bytes) -> bool:
+        """Whether another machine has cleared a root, so that what this one has of it is older."""
+        since = self._wall() - DELETED_S
+        names = (root.hex(), ALL)
+        return any(each.root in names and each.owner != self._owner and each.at > since for each in self._known)
+
+
+def _parse_deletion(listed: Listed) -> tuple[str, Deletion] | None:
+    parts = listed.key.split("/")
+    return (parts[1], Deletion(parts[2], parts[3], listed.modified)) if len(parts) == 4 else None
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What one sweep has found and deleted."""
+
+    held_bytes: int
+    num_deleted: int
+    deleted_bytes: int
+
+
+def sweep(objects: ObjectStore, now: float, budget_bytes: int | None, ttl_s: float | None) -> Swept:
+    """Delete what was cleared, what was not written for the time to live, and then the oldest beyond the budget.
+
+    Lists the whole store, and keeps that list in memory meanwhile: about 200 bytes an object.
+    """
+    control: list[Listed] = []
+    pages: list[Listed] = []
+    for listing in objects.list(""):
+        for each in listing:
+            (control if each.key.startswith("_") else pages).append(each)
+    cleared: dict[tuple[str, str], float] = {}
+    for fingerprint, deletion in filter(None, map(_parse_deletion, control)):
+        known = cleared.get((fingerprint, deletion.root), 0.0)
+        cleared[fingerprint, deletion.root] = max(known, deletion.at)
+    gone = [each for each in pages if _is_cleared(each, cleared) or (ttl_s is not None and each.modified < now - ttl_s)]
+    gone_keys = {each.key for each in gone}
+    kept = sorted((each for each in pages if each.key not in gone_keys), key=lambda each: each.modified)
+    gone += _beyond(kept, budget_bytes)
+    old = [each.key for each in control if each.key.startswith(DELETED) and each.modified < now - DELETED_S]
+    for keys in _batches([each.key for each in gone] + old):
+        objects.delete(keys)
+    deleted_bytes = sum(each.nbytes for each in gone)
+    return Swept(sum(each.nbytes for each in pages) - deleted_bytes, len(gone), deleted_bytes)
+
+
+def _is_cleared(listed: Listed, cleared: dict[tuple[str, str], float]) -> bool:
+    """Whether an object was written before its root was cleared, or before others could know that."""
+    parts = listed.key.split("/")
+    if not cleared or len(parts) != 3:
+        return False
+    at = max(cleared.get((parts[0], parts[1]), 0.0), cleared.get((parts[0], ALL), 0.0))
+    return listed.modified < at + LOOK_EVERY_S and at > 0
+
+
+def _beyond(oldest_first: Sequence[Listed], budget_bytes: int | None) -> list[Listed]:
+    """The oldest objects without which the others are within the budget."""
+    held_bytes, gone = sum(each.nbytes for each in oldest_first), list[Listed]()
+    for each in oldest_first:
+        if budget_bytes is None or held_bytes <= budget_bytes:
+            break
+        held_bytes -= each.nbytes
+        gone.append(each)
+    return gone
+
+
+def clear_model(objects: ObjectStore, fingerprint: str, owner: str, wall: Callable[[], float]) -> None:
+    """Delete everything that the store has of one model, and list that it was cleared."""
+    Deletions(objects, fingerprint, owner, wall).note(None)
+    delete_below(objects, f"{fingerprint}/")
+
+
+def delete_below(objects: ObjectStore, prefix: str) -> None:
+    """Delete every object whose key begins with a prefix."""
+    found = [each.key for listing in objects.list(prefix) for each in listing]  # all first: a listing may be of live data
+    for keys in _batches(found):
+        objects.delete(keys)
+
+
+def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(keys), DELETE_AT_ONCE):
+        yield keys[start : start + DELETE_AT_ONCE]

@@ -1,0 +1,125 @@
+"""Stores of objects by their URL: S3 and what speaks like it, Google's, Azure's, a folder, or memory, through obstore.
+
+Every call ends within a bounded time: it is tried once more at most, because a store that is slow is of no use to a
+request that could compute. Credentials come from where obstore looks for them, the environment above all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bough.cache.store import Listed, Stored, StoreError
+from bough.cache.tree.state import Buffer
+from bough.errors import SettingsError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as AnyStore
+
+TIMEOUT_S = 10
+CONNECT_S = 3
+INSTALL = "pip install 'bough[store]'"
+
+
+class UrlStore:
+    """The objects below a URL."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        try:
+            import obstore
+            from obstore import exceptions
+        except ImportError as error:
+            raise SettingsError(f"store is {url!r}, and needs the package obstore: {INSTALL}") from error
+        self._api, self._errors = obstore, exceptions
+        try:
+            self._store = _open(url, options)
+        except Exception as error:  # whatever it raises for a URL that it does not know
+            raise SettingsError(f"store is {url!r}, which cannot be opened: {_first_line(error)}") from error
+
+    def get(self, key: str) -> Stored | None:
+        with self._translating():
+            try:
+                found = self._api.get(self._store, key)
+                meta, content = found.meta, memoryview(found.bytes())
+            except FileNotFoundError:
+                return None
+            return Stored(content, meta["last_modified"].timestamp(), meta["e_tag"] or meta["version"] or "")
+
+    def head(self, key: str) -> Listed | None:
+        with self._translating():
+            try:
+                return _listed(self._api.head(self._store, key))
+            except FileNotFoundError:
+                return None
+
+    def put(self, key: str, content: Buffer) -> None:
+        with self._translating():
+            self._api.put(self._store, key, content, use_multipart=False)
+
+    def put_new(self, key: str, content: Buffer) -> bool:
+        with self._translating():
+            try:
+                self._api.put(self._store, key, content, mode="create", use_multipart=False)
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+                return False
+            return True
+
+    def replace(self, key: str, content: Buffer, tag: str) -> bool:
+        with self._translating():
+            try:
+                self._api.put(self._store, key, content, mode={"e_tag": tag}, use_multipart=False)
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+                return False
+            except (NotImplementedError, self._errors.NotSupportedError):  # a folder has no conditional writes
+                held = self.get(key)
+                if held is None or held.tag != tag:
+                    return False
+                self.put(key, content)
+            return True
+
+    def list(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        with self._translating():
+            for page in self._api.list(self._store, prefix.rstrip("/") or None, chunk_size=1000):
+                yield [_listed(meta) for meta in page]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._translating():
+            try:
+                self._api.delete(self._store, list(keys))
+            except FileNotFoundError:
+                for key in keys:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._api.delete(self._store, key)
+
+    @contextlib.contextmanager
+    def _translating(self) -> Iterator[None]:
+        """Turn whatever fails into StoreError."""
+        try:
+            yield
+        except (self._errors.BaseError, OSError, ValueError, NotImplementedError) as error:
+            raise StoreError(_first_line(error)) from error
+
+
+def _open(url: str, options: dict[str, Any]) -> AnyStore:
+    from obstore.store import LocalStore, from_url
+
+    if url.startswith("file://") or "://" not in url:
+        folder = Path(url.removeprefix("file://")).expanduser().absolute()
+        return LocalStore(folder, mkdir=True)
+    if url.startswith("memory:"):
+        return from_url(url)
+    retries = {"max_retries": 1, "retry_timeout": timedelta(seconds=TIMEOUT_S)}
+    client = {"timeout": f"{TIMEOUT_S}s", "connect_timeout": f"{CONNECT_S}s", "allow_http": True}
+    return from_url(url, client_options=client, retry_config=retries, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def _listed(meta: Any) -> Listed:
+    return Listed(meta["path"], meta["size"], meta["last_modified"].timestamp())
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong, without what obstore adds for its developers."""
+    return str(error).strip().partition("\n")[0] or repr(error)

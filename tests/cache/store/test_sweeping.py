@@ -1,0 +1,108 @@
+"""Sweeping: one machine at a time deletes what was cleared, what is old, and the oldest beyond the budget."""
+
+from __future__ import annotations
+
+from bough.cache.store.sweeping import DELETED_S, LEASE, LEASE_S, Deletions, Lease, sweep
+from tests.fake_store import FakeObjects
+
+ROOT, OTHER = bytes(16), bytes(15) + b"1"
+
+
+class Wall:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def filled(wall: Wall, number: int) -> FakeObjects:
+    """Objects of 10 bytes each, written one second after the other."""
+    objects = FakeObjects(wall)
+    for page in range(number):
+        objects.put(f"model/{ROOT.hex()}/{page}", bytes(10))
+        wall.now += 1
+    return objects
+
+
+def test_one_machine_has_the_lease_until_it_ends() -> None:
+    wall = Wall()
+    objects = FakeObjects(wall)
+    first, second = Lease(objects, "first", wall), Lease(objects, "second", wall)
+    assert first.take() and not second.take() and first.take()
+    wall.now += LEASE_S + 1
+    assert second.take() and not first.take()
+
+
+def test_of_two_that_take_an_expired_lease_at_once_one_gets_it() -> None:
+    wall = Wall()
+    objects = FakeObjects(wall)
+    assert Lease(objects, "gone", wall).take()
+    wall.now += LEASE_S + 1
+    first, second = Lease(objects, "first", wall), Lease(objects, "second", wall)
+    taken = []
+
+    def overtake(call: str, key: str) -> None:
+        if call == "replace":
+            objects.fault = lambda call, key: None
+            taken.append(first.take())
+
+    objects.fault = overtake
+    assert not second.take() and taken == [True]
+
+
+def test_a_damaged_lease_is_replaced() -> None:
+    wall = Wall()
+    objects = FakeObjects(wall)
+    for content in (b"", b"\xff", b"[]", b'{"owner": "x"}', b'{"owner": "x", "expires": "never"}'):
+        objects.put(LEASE, content)
+        assert Lease(objects, "first", wall).take()
+
+
+def test_the_oldest_goes_until_the_rest_is_within_the_budget() -> None:
+    wall = Wall()
+    objects = filled(wall, 5)
+    objects.put(LEASE, b"not counted")
+    swept = sweep(objects, wall.now, 30, None)
+    assert (swept.held_bytes, swept.num_deleted, swept.deleted_bytes) == (30, 2, 20)
+    assert sorted(objects.pages) == [f"model/{ROOT.hex()}/{page}" for page in (2, 3, 4)]
+
+
+def test_what_was_not_written_for_the_time_to_live_goes() -> None:
+    wall = Wall()
+    objects = filled(wall, 4)
+    sweep(objects, wall.now, None, 2.5)
+    assert len(objects.pages) == 2
+
+
+def test_what_was_cleared_goes_and_stays_listed_for_a_while() -> None:
+    wall = Wall()
+    objects = filled(wall, 1)
+    objects.put(f"model/{OTHER.hex()}/0", b"kept")
+    objects.put(f"another/{ROOT.hex()}/0", b"kept")
+    first, second = Deletions(objects, "model", "first", wall), Deletions(objects, "model", "second", wall)
+    wall.now += 100
+    first.note(ROOT)
+    wall.now += 1
+    objects.put(f"model/{ROOT.hex()}/late", b"sent before its machine looked")
+    sweep(objects, wall.now, None, None)
+    assert len(objects.pages) == 2 and all(objects.objects[key][0] == b"kept" for key in objects.pages)
+
+    first.look()
+    second.look()
+    assert second.forbids(ROOT) and not second.forbids(OTHER) and not first.forbids(ROOT)
+    wall.now += DELETED_S + 1
+    assert not second.forbids(ROOT)
+    sweep(objects, wall.now, None, None)
+    assert not any(key.startswith("_deleted") for key in objects.objects)
+
+
+def test_clearing_a_whole_model_forbids_all_its_roots() -> None:
+    wall = Wall()
+    objects = filled(wall, 2)
+    Deletions(objects, "model", "first", wall).note(None)
+    second = Deletions(objects, "model", "second", wall)
+    second.look()
+    assert second.forbids(ROOT) and second.forbids(OTHER)
+    sweep(objects, wall.now, None, None)
+    assert not objects.pages

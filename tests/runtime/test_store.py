@@ -1,0 +1,147 @@
+"""Two machines share their trees through a real store: a folder, and an S3 server on this machine. The library's names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bough
+from bough.cache.store import StoreError
+from bough.config import Settings, load_settings, read_cluster_secret
+from bough.errors import SettingsError
+from bough.runtime.object_store import UrlStore
+from tests.tiny_models import make_folder
+
+KINDS = ("llama", "gemma3_text", "qwen3_next", "mamba2")  # full, window, hybrid and recurrent state
+SECRET = "a secret of a few words"
+chance = random.Random(5)
+PROMPT = [chance.randrange(3, 90) for _ in range(600)]
+AGAIN = [*PROMPT, *(chance.randrange(3, 90) for _ in range(300))]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """The URL of an empty bucket on an S3 server of this process."""
+    moto = pytest.importorskip("moto.server")
+    import boto3
+
+    server = moto.ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    known = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=endpoint, **known).create_bucket(Bucket="trees")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test")):
+            patch.setenv(f"AWS_{name}", value)
+        patch.setenv("AWS_REGION", "us-east-1")
+        yield "s3://trees/below"
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "folder" else request.getfixturevalue("bucket")
+
+
+def load(name: str, folders: Path, cache_folder: Path, url: str, **settings: Any) -> bough.Runner:
+    if not (folders / name).exists():
+        make_folder(name, folders / name)
+    options = {"disk": "1GB", "disk_free": 0, "store": url, "store_secret": SECRET} | settings
+    return bough.load(folders / name, cache_folder=cache_folder, threads=1, **options)
+
+
+def ask(runner: bough.Runner, prompt: list[int], **options: Any) -> bough.Completion:
+    return runner.generate(prompt, max_tokens=4, ignore_eos=True, **options)
+
+
+def roots(url: str) -> set[str]:
+    """The roots that a store has something of."""
+    keys = [each.key for page in UrlStore(url).list("") for each in page]
+    return {key.rpartition("/")[0] for key in keys if not key.startswith("_")}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_machine_with_an_empty_disk_answers_from_the_store_as_without_it(
+    name: str, url: str, folders: Path, tmp_path: Path
+) -> None:
+    with load(name, folders, tmp_path / "first", url) as runner:
+        ask(runner, PROMPT)
+        expected = ask(runner, AGAIN, store=False)
+    with load(name, folders, tmp_path / "second", url, disk=0) as runner:
+        found = ask(runner, AGAIN)
+        stats = runner.cache.stats()
+    assert found.token_ids == expected.token_ids
+    assert found.usage.cached_tokens == 512
+    assert found.timings.loading.store_bytes == stats["store_loaded_bytes"] > 0
+
+
+def test_clearing_deletes_in_the_store_too(url: str, folders: Path, tmp_path: Path) -> None:
+    with load("llama", folders, tmp_path / "first", url) as runner:
+        ask(runner, PROMPT, salt="a")
+        ask(runner, PROMPT, salt="b")
+        assert runner.cache.flush()
+        held = roots(url)
+        runner.cache.clear("a")
+        assert len(roots(url)) == len(held) - 1
+        runner.cache.clear("b")
+        assert len(roots(url)) == len(held) - 2
+
+
+def test_objects_are_written_read_replaced_listed_and_deleted(url: str) -> None:
+    objects = UrlStore(url)
+    assert objects.get("a/b/c") is None and objects.head("a/b/c") is None
+    assert objects.put_new("a/b/c", b"one") and not objects.put_new("a/b/c", b"two")
+    held, head = objects.get("a/b/c"), objects.head("a/b/c")
+    assert held is not None and bytes(held.content) == b"one"
+    assert head is not None and head.nbytes == 3 and abs(head.modified - held.modified) < 2
+    assert objects.replace("a/b/c", b"three", held.tag) and not objects.replace("a/b/c", b"four", held.tag)
+    objects.put("a/bb/c", memoryview(b"five"))
+    assert [(each.key, each.nbytes) for page in objects.list("a/b/") for each in page] == [("a/b/c", 5)]
+    objects.delete(["a/b/c", "a/b/c", "a/bb/c", "nothing"])
+    assert [each for page in objects.list("a/") for each in page] == []
+
+
+def test_a_server_that_is_not_there_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ENDPOINT_URL", "http://127.0.0.1:9"), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(StoreError):
+        UrlStore("s3://nowhere").get("a")
+
+
+def test_a_store_that_is_gone_costs_no_answer(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in (("ENDPOINT_URL", "http://127.0.0.1:9"), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with load("llama", folders, tmp_path, "s3://nowhere") as runner:
+        assert ask(runner, PROMPT).usage.computed_tokens == 600
+        stats = runner.cache.stats()
+    assert stats["store_is_failing"] and stats["store_errors"] > 0 and stats["store_problem"]
+    assert [each for each in caplog.messages if "answers go on without it" in each]
+
+
+def test_a_store_needs_a_secret_and_a_url_that_is_known(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="needs a secret"):
+        Settings(store="s3://bucket")
+    with pytest.raises(SettingsError, match="has 5 characters, and must have at least 16"):
+        Settings(store_secret="short")
+    with pytest.raises(SettingsError, match="cannot be opened"):
+        UrlStore("gopher://x")
+    file = tmp_path / "secret"
+    settings = load_settings({"store": "s3://bucket", "store_secret_file": file})
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_cluster_secret(settings)
+    file.write_text(f"{SECRET}\n")
+    assert read_cluster_secret(settings) == read_cluster_secret(Settings(store_secret=SECRET))
