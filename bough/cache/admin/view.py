@@ -213,7 +213,8 @@ def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None =
 class Explanation:
     """Why a prompt would be cached as far as it would: where it leaves the tree, and what the tree goes on with there.
 
-    Of many ways in which the tree goes on `tree_goes_on` has a few.
+    Of many ways in which the tree goes on `tree_goes_on` has a few. `root` names the tree, `node` is the key of the node in
+    which the prompt leaves it; None if that is the root.
     """
 
     prompt_tokens: int
@@ -222,6 +223,8 @@ class Explanation:
     prompt_goes_on: str
     tree_goes_on: tuple[str, ...]
     reason: str
+    node: int | None
+    root: str
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,8 @@ class Lookup:
     continuations: tuple[bytes, ...]
     is_kept: bool
     is_enabled: bool
+    node: int | None = None
+    root: str = ""
 
     def explain(self, prompt: bytes, decode: Decode) -> Explanation:
         """The same in words, for the packed tokens of the prompt. Any thread may call it."""
@@ -244,6 +249,8 @@ class Lookup:
             prompt_goes_on=decode(unpack(cut(prompt, self.matched, self.matched + AROUND))),
             tree_goes_on=tuple(decode(unpack(rest)) for rest in self.continuations),
             reason=explain_reuse(total, self.matched, self.cached, is_enabled=self.is_enabled),
+            node=self.node,
+            root=self.root,
         )
 
 
@@ -257,6 +264,8 @@ def look_up(cache: PrefixCache, prompt: bytes, salt: str) -> Lookup:
         continuations=_continuations(found.node, found.length),
         is_kept=point is not None and point.kept,
         is_enabled=cache.is_enabled,
+        node=None if found.node.is_root else found.node.key,
+        root=salt,
     )
 
 

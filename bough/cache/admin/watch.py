@@ -36,7 +36,7 @@ class TreeChanges:
 
 
 class TreeWatch:
-    """Looks at one tree again and again. All calls are made on the thread that owns the tree."""
+    """Looks at one tree again and again, on the thread that owns the tree. Any thread may close it."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._forest = cache.forest
@@ -64,10 +64,8 @@ class TreeWatch:
         return TreeChanges(roots, False, -self._clock.offset)
 
     def close(self) -> None:
-        """Look no more: what changes is no longer noted for this watch."""
-        self._names = None
-        if self._changes in self._forest.census.watchers:
-            self._forest.census.watchers.remove(self._changes)
+        """Look no more: what changes is no longer noted for this watch, even if a look is still under way."""
+        self._changes.is_over = True
 
 
 def _all_nodes(names: Mapping[TrieRecords, str]) -> dict[str, RootChanges]:

@@ -124,10 +124,12 @@ class Changes:
     """What a watcher has not looked at yet.
 
     `nodes` has the newest record of each changed node, by the records of its trie and by its key; None: the node is gone.
+    Any thread may set `is_over`: then nothing more is noted here, and the census forgets the watcher with the next change.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[TrieRecords, dict[int, NodeRecord | None]] = {}
+        self.is_over = False
 
     def note(self, records: TrieRecords, key: int, record: NodeRecord | None) -> None:
         self.nodes.setdefault(records, {})[key] = record
@@ -151,13 +153,18 @@ class Census:
         while self.changed:
             node, records = self.changed.popitem()
             record = records.record(node)
-            for watcher in self.watchers:
-                watcher.note(records, record.key, record)
+            self._tell_watchers(records, record.key, record)
             yield
 
     def forget(self, node: Node, records: TrieRecords) -> None:
         """A node of this trie was removed."""
         self.changed.pop(node, None)
         if records.forget(node):
-            for watcher in self.watchers:
-                watcher.note(records, node.key, None)
+            self._tell_watchers(records, node.key, None)
+
+    def _tell_watchers(self, records: TrieRecords, key: int, record: NodeRecord | None) -> None:
+        for watcher in tuple(self.watchers):
+            if watcher.is_over:
+                self.watchers.remove(watcher)
+            else:
+                watcher.note(records, key, record)

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,7 +30,6 @@ from fastapi import FastAPI
 from bough.config import Settings
 from bough.errors import SettingsError
 from bough.server.http.connections import Connection, WaitingConnections, allow_many_files
-from bough.server.serving.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,26 @@ _BACKLOG = 128
 _SWITCH_S = 0.0005  # a tenth of Python's default
 _TICKS_BETWEEN_CHECKS = 100  # there are ten ticks a second
 _NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
+
+
+class Hosted(Protocol):
+    """What a server loads before it is ready, and ends when it stops."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def is_still_loading(self) -> bool:
+        """Whether a model is still being loaded after `close`, which nothing can stop."""
+
+    async def load(self, model: str) -> object:
+        """Have a model in memory."""
+
+    def drain(self) -> None:
+        """End the streams that would go on for ever; answers go on. A second call does nothing."""
+
+    async def close(self) -> None:
+        """Unload everything. A second call does nothing."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -80,7 +100,7 @@ def is_loopback(bound: socket.socket) -> bool:
 class HttpServer(uvicorn.Server):
     """A uvicorn server that listens while its last answers finish, so that new clients are told to try again."""
 
-    def __init__(self, app: FastAPI, settings: Settings, service: Service, max_connections: int) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, service: Hosted, max_connections: int) -> None:
         self._waiting = WaitingConnections(max_connections)
         config = uvicorn.Config(
             app,
@@ -111,7 +131,7 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._ends_at_s is not None:
-            self._service.events.close()  # these streams would go on for ever
+            self._service.drain()
         if self._ends_at_s is not None and (not self.server_state.tasks or time.monotonic() >= self._ends_at_s):
             self.should_exit = True
             self._waiting.close_all()
@@ -150,7 +170,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socket, on_ready: Callable[[], None]) -> None:
+def host(app: FastAPI, settings: Settings, service: Hosted, bound: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until a signal comes. `on_ready` is called when the model is loaded and the socket listens.
 
     Raises what loading raises.
@@ -161,7 +181,7 @@ def host(app: FastAPI, settings: Settings, service: Service, bound: socket.socke
 
 
 async def _host(
-    server: HttpServer, app: FastAPI, service: Service, bound: socket.socket, on_ready: Callable[[], None]
+    server: HttpServer, app: FastAPI, service: Hosted, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     app.state.is_starting = True
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "bough-server"))
@@ -188,7 +208,7 @@ def _leave() -> None:
     os._exit(0)
 
 
-async def _load(server: HttpServer, app: FastAPI, service: Service, on_ready: Callable[[], None]) -> None:
+async def _load(server: HttpServer, app: FastAPI, service: Hosted, on_ready: Callable[[], None]) -> None:
     await service.load(service.settings.model)
     while not server.started:  # a model may be there sooner than the socket
         await asyncio.sleep(0.01)

@@ -1,6 +1,7 @@
-"""Requests under way and those that have just ended, for whoever watches the server.
+"""Requests under way, for whoever follows them, and totals of those that have ended.
 
-Each answer notes its own progress here, on the event loop. That costs a few assignments, whether or not somebody watches.
+Each answer notes its own progress here, on the event loop. That costs a few assignments, whether or not somebody follows.
+A request that has ended is kept only for those who follow its model, until they take it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal
 
 from bough.scheduling.job import Job
@@ -19,7 +21,7 @@ from bough.types import Usage
 End = Literal["done", "cancelled", "failed"]
 
 MOST_ENDED = 256
-"""So many requests that have ended are remembered, for those who watch."""
+"""So many requests that have ended wait for who follows them; those that ended first are forgotten."""
 
 MOST_SALTS = 1024
 """The totals of so many salts are remembered; those that were used longest ago are forgotten first."""
@@ -29,6 +31,7 @@ MOST_SALTS = 1024
 class RequestProgress:
     """One request on its way. Times are seconds: of waiting for a lane, and until the first token of the answer.
 
+    No two running requests of a salt have the same `request_id`: the second one with an id gets a number behind it.
     `done_tokens` are those of the prompt that are evaluated or reused; `num_generated` counts all choices. `answer_ids` are
     those of the first choice, when it has ended.
     """
@@ -69,54 +72,81 @@ class Totals:
         self.completion_tokens += record.completion_tokens
 
 
+class Followed:
+    """The requests of one model, or of all, for who follows them: those that have ended wait here until they are taken."""
+
+    def __init__(self, model: str | None) -> None:
+        self.model = model
+        self.wakes = asyncio.Event()  # set when one begins or ends
+        self._ended: deque[RequestProgress] = deque(maxlen=MOST_ENDED)
+
+    def note_end(self, progress: RequestProgress) -> None:
+        self._ended.append(progress)
+        self.wakes.set()
+
+    def take_ended(self) -> list[RequestProgress]:
+        """Those that have ended since the last call, as far as they are remembered."""
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
+
+
 class LiveRequests:
-    """The requests under way, the last ones that have ended, and totals by model and salt."""
+    """The requests under way, who follows them, and totals by model and salt."""
 
     def __init__(self) -> None:
-        self.running: dict[RequestProgress, None] = {}  # in the order in which they came
-        self.num_ended = 0
-        self._ended: deque[RequestProgress] = deque(maxlen=MOST_ENDED)
+        self._running: dict[RequestProgress, None] = {}  # in the order in which they came
+        self._ids: set[tuple[str, str]] = set()  # salts and ids of those that run
         self._totals: OrderedDict[tuple[str, str | None], Totals] = OrderedDict()
-        self._waiters: set[asyncio.Event] = set()
+        self._followers: dict[Followed, None] = {}
+
+    def running(self, model: str) -> list[RequestProgress]:
+        """The requests of a model that have not ended, the oldest first."""
+        return [each for each in self._running if each.model == model]
 
     def begin(self, request_id: str, model: str, salt: str, now: float) -> RequestProgress:
         """A request has come for a model that is loaded."""
-        progress = RequestProgress(request_id, model, salt, now)
-        self.running[progress] = None
-        self._wake()
+        progress = RequestProgress(self._own_id(request_id, salt), model, salt, now)
+        self._ids.add((salt, progress.request_id))
+        self._running[progress] = None
+        for each in self._following(model):
+            each.wakes.set()
         return progress
+
+    def _own_id(self, request_id: str, salt: str) -> str:
+        """The id, with a number if a running request has it: clients choose ids, and may ask for many answers at once."""
+        own_id, numbers = request_id, count(2)
+        while (salt, own_id) in self._ids:
+            own_id = f"{request_id}#{next(numbers)}"  # which no client can choose
+        return own_id
 
     def end(self, progress: RequestProgress, record: RequestRecord, *, is_complete: bool) -> None:
         """A request has ended, however."""
-        self.running.pop(progress, None)
+        self._running.pop(progress, None)
+        self._ids.discard((progress.salt, progress.request_id))
+        progress.job = None  # it holds a lane's session, and so the model
         progress.record = record
         progress.end = "failed" if record.error else "done" if is_complete else "cancelled"
-        self.num_ended += 1
-        self._ended.append(progress)
         for salt in (None, progress.salt):
             self._add(progress.model, salt, record)
-        self._wake()
-
-    def ended_since(self, num_ended: int) -> list[RequestProgress]:
-        """Those that have ended since there were so many, as far as they are remembered."""
-        return list(self._ended)[max(0, len(self._ended) - (self.num_ended - num_ended)) :]
+        for each in self._following(progress.model):
+            each.note_end(progress)
 
     def totals(self, model: str, salt: str | None) -> Totals:
         """The totals of a model, or of one salt of it."""
         return self._totals.get((model, salt), Totals())
 
     @contextmanager
-    def waking(self, event: asyncio.Event) -> Iterator[None]:
-        """Set this event whenever a request begins or ends."""
-        self._waiters.add(event)
+    def follow(self, followed: Followed) -> Iterator[None]:
+        """Tell of all requests that begin or end."""
+        self._followers[followed] = None
         try:
             yield
         finally:
-            self._waiters.discard(event)
+            del self._followers[followed]
 
-    def _wake(self) -> None:
-        for event in self._waiters:
-            event.set()
+    def _following(self, model: str) -> list[Followed]:
+        return [each for each in self._followers if each.model in (None, model)]
 
     def _add(self, model: str, salt: str | None, record: RequestRecord) -> None:
         key = (model, salt)

@@ -165,13 +165,21 @@ class Service:
 
         Raises ModelNotFound.
         """
-        files = await asyncio.to_thread(self.catalog.files, model)
-        await self.models.unload(files.name)
-        return self.models.find(files.name) is None
+        name = await self.find_name(model)
+        await self.models.unload(name)
+        return self.models.find(name) is None
+
+    async def find_name(self, model: str) -> str:
+        """The own name of a model, which an alias may stand for. Raises ModelNotFound."""
+        return (await asyncio.to_thread(self.catalog.files, model)).name
+
+    def drain(self) -> None:
+        """End the streams that would go on for ever; answers go on. A second call does nothing."""
+        self.events.close()
 
     async def close(self) -> None:
         """Unload everything; trees are saved."""
-        self.events.close()
+        self.drain()
         await self.models.close()
 
     @property

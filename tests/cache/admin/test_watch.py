@@ -102,20 +102,36 @@ def test_a_mirror_follows_a_random_walk(model: str) -> None:
 
 def test_nothing_is_noted_while_nobody_watches() -> None:
     world = World(MODELS["full"], 2)
+    census = world.cache.forest.census
     mirror, other = Mirror(world), Mirror(world)
     mirror.look()
     other.look()
     mirror.watch.close()
-    assert len(world.cache.forest.census.watchers) == 1
 
     world.run([1, 2, 3, 4])
     other.look()
     other.check()
+    assert len(census.watchers) == 1
     other.watch.close()
     world.run([1, 2, 9])
+    Mirror(world).look()
 
-    assert world.cache.forest.census.watchers == []
-    assert mirror.look().is_reset
+    assert [watcher.is_over for watcher in census.watchers] == [False]
+
+
+def test_a_watch_that_is_closed_while_it_looks_leaves_nothing_behind() -> None:
+    world = World(MODELS["full"], 2)
+    world.run([1, 2, 3, 4])
+    world.run([7, 8])
+    closed, mirror = Mirror(world), Mirror(world)
+    steps = closed.watch.look()
+
+    closed.watch.close()  # as another thread may, before the first step
+    run_at_once(lambda: steps)
+    world.run([1, 2, 9])
+    mirror.look()
+
+    assert len(world.cache.forest.census.watchers) == 1
     mirror.check()
 
 

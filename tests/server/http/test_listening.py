@@ -29,6 +29,7 @@ class FakeService:
     def __init__(self, settings: Settings, error: Exception | None = None, waits: bool = False) -> None:
         self.settings = settings
         self.num_closed = 0
+        self.on_drain: Callable[[], None] = lambda: None
         self.is_still_loading = False
         self.on_close: Callable[[], None] = lambda: None
         self._error = error
@@ -39,6 +40,9 @@ class FakeService:
             raise self._error
         await asyncio.sleep(60 if self._waits else 0)
         return 0.0
+
+    def drain(self) -> None:
+        self.on_drain()
 
     async def close(self) -> None:
         self.num_closed += 1
@@ -85,7 +89,7 @@ class Place:
         thread = threading.Thread(target=run_client)
         thread.start()
         try:
-            host(self.app, self.settings, self.service, self.bound, self.is_ready.set)  # type: ignore[arg-type]
+            host(self.app, self.settings, self.service, self.bound, self.is_ready.set)
         finally:
             thread.join(30)
         return errors
@@ -127,6 +131,21 @@ def test_one_signal_lets_streams_end_and_the_service_is_closed():
     assert place.serve(client) == []
     assert seen == ["begun", True, "ended"]
     assert place.service.num_closed > 0
+
+
+def test_the_service_ends_its_endless_streams_at_the_first_signal_and_all_that_wait_see_their_end():
+    place, seen = Place(stop_s=60), []
+    place.service.on_drain = place.may_end.set
+
+    def client() -> None:
+        assert place.is_ready.wait(20)
+        lines = place.lines()
+        seen.append(next(lines))
+        signal_self()
+        seen.extend(lines)
+
+    assert place.serve(client) == []
+    assert seen == ["begun", "ended"]
 
 
 def test_a_second_signal_ends_at_once_and_the_service_is_closed():

@@ -31,8 +31,8 @@ async def read_events(
         float, Query(ge=LEAST_INTERVAL_S, le=MOST_INTERVAL_S, description="Seconds between two looks.")
     ] = INTERVAL_S,
 ) -> Response:
-    """Events as long as the client reads: `hello`, `models`, `tree`, `request`, `figures`."""
-    name = None if model is None else model.removesuffix(":latest")
+    """Events as long as the client reads: `hello`, `models`, `tree`, `request`, `figures`. A model may be loaded later."""
+    name = None if model is None else await service.find_name(model)
     return EventStream(service.events, service.events.open(scope, name, interval))
 
 

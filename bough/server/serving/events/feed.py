@@ -1,7 +1,7 @@
 """The feed of one loaded model: it looks at the model again and again while there are readers, and tells them what is new.
 
-A feed never keeps a model loaded. While requests run it looks once an interval, else about once a second; it looks at once
-when a request begins or ends.
+A feed never keeps a model loaded. While requests run it looks once an interval, else about once a second, and soon after a
+request has begun or ended. If a look fails, because the engine is stuck or busy, the next that works tells the whole tree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
+from bough.cache.admin.watch import Place, TreeWatch
 from bough.cache.tree.tokens import pack
 from bough.errors import BoughError
 from bough.server.serving.events.frames import (
@@ -20,22 +24,38 @@ from bough.server.serving.events.frames import (
     describe_figures,
     describe_own_figures,
     describe_request,
+    explain_request,
     to_json,
+    usage_of,
     write_nodes,
 )
 from bough.server.serving.events.look import Look, Seen, Sought, look
-from bough.server.serving.events.reader import Reader
+from bough.server.serving.events.reader import MOST_BEHIND, Reader
 from bough.server.serving.loaded_model import LoadedModel
-from bough.server.serving.progress import LiveRequests, RequestProgress
+from bough.server.serving.progress import Followed, LiveRequests, RequestProgress
 
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
 """How often a model is looked at while no request runs."""
 
+_LEAST_S = 0.1  # between two looks, however many requests begin and end
 _SETTLE_S = 0.02  # after a request has begun or ended: others may do so with it
 _FIGURES_S = 1.0
 _FIGURES_AT_LEAST_S = 10.0
+_MISTAKE_S = 10.0  # how long nothing is looked at after a mistake of ours
+_MOST_TEXTS = 4096  # of edges that are remembered: most nodes change without their text
+_UNSEEN = Seen(Place(None, 0), is_loading=False, reused_s=None)
+
+
+@dataclass
+class _Known:
+    """What is remembered of a request from one look to the next."""
+
+    packed: bytes = b""  # its tokens
+    reused: tuple[bool, int, int] | None = None  # what `reason` was written for
+    reason: str = ""
+    told: dict[str, Any] | None = None  # without what changes all the time
 
 
 class ModelFeed:
@@ -50,82 +70,90 @@ class ModelFeed:
     ) -> None:
         self.loaded = loaded
         self._requests = requests
+        self._followed = Followed(loaded.name)
         self._readers = readers
         self._clock = clock
-        self._watch = loaded.generator.cache.watch()
-        self._mirror: NodePieces = {}  # every node as it was told last
-        self._packed: dict[RequestProgress, Sought] = {}
-        self._told: dict[RequestProgress, str] = {}  # without what changes all the time
+        self._decode = lru_cache(_MOST_TEXTS)(loaded.generator.cache.decode)
+        self._watch: TreeWatch = loaded.generator.cache.watch()
+        self._mirror: dict[str, dict[int, str]] = {}  # every node as it was told last
+        self._known: dict[RequestProgress, _Known] = {}
         self._figures: dict[str | None, tuple[str, float]] = {}  # by salt: what was told, and when
-        self._num_ended = requests.num_ended
-        self._wakes = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"bough-events-{loaded.name}")
 
     def welcome(self, reader: Reader) -> None:
         """Tell a new reader all that is known; the rest comes with the next look."""
-        reader.tell_tree(self.loaded.name, self._mirror, is_reset=True)
-        self._told, self._figures = {}, {}
-        self._wakes.set()
+        self._tell_all(reader)
+        self._figures = {}
+        for known in self._known.values():
+            known.told = None
+        self._followed.wakes.set()
 
     async def stop(self) -> None:
-        """Look no more, and let the tree note no more changes."""
+        """Look no more, and let the tree note no more changes. Requests that have ended are told."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        with contextlib.suppress(BoughError):  # the model is being unloaded: its tree goes anyway
-            self.loaded.worker.call(self._watch.close)
 
     async def _run(self) -> None:
-        with self._requests.waking(self._wakes):
-            while True:
-                self._wakes.clear()
-                try:
-                    await self._look()
-                except BoughError as error:  # it is stuck, too busy, or being unloaded
-                    log.debug("the model %s cannot be looked at now: %s", self.loaded.name, error)
-                except Exception:
-                    log.exception("the model %s is not watched any more, by a mistake of ours", self.loaded.name)
-                    return
-                await self._wait_for_next()
+        with self._requests.follow(self._followed):
+            try:
+                while True:
+                    self._followed.wakes.clear()
+                    await self._try_to_look()
+                    await self._wait_for_next()
+            finally:
+                self._watch.close()
+                self._tell_unseen(self._followed.take_ended())
 
     async def _wait_for_next(self) -> None:
         """Wait until it is time for the next look."""
-        is_busy = any(each.model == self.loaded.name for each in self._requests.running)
-        interval_s = min((each.interval_s for each in self._readers()), default=IDLE_S)
-        try:
-            async with asyncio.timeout(interval_s if is_busy else max(interval_s, IDLE_S)):
-                await self._wakes.wait()
-            await asyncio.sleep(_SETTLE_S)
-        except TimeoutError:
-            pass
+        name = self.loaded.name
+        interval_s = min((each.interval_s for each in self._readers() if each.sees(name)), default=IDLE_S)
+        await asyncio.sleep(min(_LEAST_S, interval_s))
+        longest_s = interval_s if self._requests.running(name) else max(interval_s, IDLE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s - min(_LEAST_S, interval_s)):
+                await self._followed.wakes.wait()
+                await asyncio.sleep(_SETTLE_S)
 
-    async def _look(self) -> None:
-        sought, runtime = self._seek(), self.loaded.generator
-        salts = {each.salt for each in self._readers() if each.salt is not None}
+    async def _try_to_look(self) -> None:
+        sought = self._seek()
+        try:
+            await self._look(sought)
+        except BoughError as error:  # it is stuck, too busy, or being unloaded
+            log.debug("the model %s cannot be looked at now: %s", self.loaded.name, error)
+            self._start_over(sought)
+        except Exception:
+            log.exception("looking at the model %s failed by a mistake of ours; it is tried again", self.loaded.name)
+            self._start_over(sought)
+            await asyncio.sleep(_MISTAKE_S)
+
+    def _start_over(self, sought: Sequence[Sought]) -> None:
+        """After a look that failed: what it had found is lost, so the next one tells everything."""
+        self._watch.close()
+        self._watch = self.loaded.generator.cache.watch()
+        self._tell_unseen([each.progress for each in sought if each.progress.end is not None])
+
+    async def _look(self, sought: Sequence[Sought]) -> None:
+        runtime, watch = self.loaded.generator, self._watch
+        salts = {each.salt for each in self._readers() if each.salt is not None and each.sees(self.loaded.name)}
         found = await asyncio.wrap_future(
-            self.loaded.worker.run_in_slices(lambda: look(runtime.prefix_cache, self._watch, sought, salts))
+            self.loaded.worker.run_in_slices(lambda: look(runtime.prefix_cache, watch, sought, salts))
         )
         if found.changes.is_reset or found.changes.roots:
-            self._tell_tree(
-                found.changes.is_reset, await asyncio.to_thread(write_nodes, found.changes, runtime.cache.decode)
-            )
+            pieces = await asyncio.to_thread(write_nodes, found.changes, self._decode)
+            self._tell_tree(found.changes.is_reset, pieces)
         for each, seen in zip(sought, found.seen, strict=True):
             self._tell_request(each.progress, seen)
         self._tell_figures(found)
 
     def _seek(self) -> list[Sought]:
         """The requests to look for: those that run, and once more those that have ended since the last look."""
-        ended = self._requests.ended_since(self._num_ended)
-        self._num_ended = self._requests.num_ended
-        wanted = [each for each in (*ended, *self._requests.running) if each.model == self.loaded.name]
-        self._packed = {each: self._sought(each) for each in wanted}
-        self._told = {each: told for each, told in self._told.items() if each in self._packed}
-        return list(self._packed.values())
-
-    def _sought(self, progress: RequestProgress) -> Sought:
-        known = self._packed.get(progress)
-        if known is None or progress.answer_ids or not known.packed:
-            return Sought(progress, pack([*progress.prompt_ids, *progress.answer_ids]))
-        return known
+        wanted = [*self._followed.take_ended(), *self._requests.running(self.loaded.name)]
+        self._known = {each: self._known.get(each) or _Known() for each in wanted}
+        for each, known in self._known.items():
+            if each.answer_ids or not known.packed:
+                known.packed = pack([*each.prompt_ids, *each.answer_ids])
+        return [Sought(each, known.packed) for each, known in self._known.items()]
 
     def _tell_tree(self, is_reset: bool, pieces: NodePieces) -> None:
         if is_reset:
@@ -137,30 +165,55 @@ class ModelFeed:
                     known.pop(key, None)
                 else:
                     known[key] = piece
+            if not known:
+                del self._mirror[root]
+        most = sum(map(len, self._mirror.values())) + MOST_BEHIND
         for reader in self._readers():
             reader.tell_tree(self.loaded.name, pieces, is_reset=is_reset)
+            if reader.num_waiting(self.loaded.name) > most:
+                self._tell_all(reader)
+
+    def _tell_all(self, reader: Reader) -> None:
+        reader.tell_tree(self.loaded.name, {root: dict(nodes) for root, nodes in self._mirror.items()}, is_reset=True)
+
+    def _tell_unseen(self, ended: Sequence[RequestProgress]) -> None:
+        """Tell of requests that have ended, without a look at where they lie in the tree."""
+        for progress in ended:
+            self._tell_request(progress, _UNSEEN)
 
     def _tell_request(self, progress: RequestProgress, seen: Seen) -> None:
-        runtime = self.loaded.generator
-        described = describe_request(
-            progress, seen, self._clock(), is_enabled=runtime.prefix_cache.is_enabled, decode=runtime.cache.decode
-        )
-        total_s = described["total_s"]
-        steady = to_json({**described, "total_s": 0 if progress.end is None else total_s})
-        if self._told.get(progress) == steady:
+        known = self._known.setdefault(progress, _Known())
+        described = describe_request(progress, seen, self._explain(progress, known), self._clock())
+        steady = described if progress.end is not None else described | {"total_s": 0}
+        if known.told == steady:
             return
-        self._told[progress] = steady
+        known.told = steady
         written = to_json(described)
         for reader in self._readers():
             reader.tell_request(self.loaded.name, progress.salt, progress.request_id, written)
 
+    def _explain(self, progress: RequestProgress, known: _Known) -> str:
+        """Why the request reuses so much. It is worked out again when that has changed."""
+        usage = usage_of(progress)
+        reused = progress.has_lane, usage.matched_tokens, usage.cached_tokens
+        if known.reused != reused:
+            runtime = self.loaded.generator
+            is_enabled = runtime.prefix_cache.is_enabled
+            known.reused = reused
+            known.reason = explain_request(progress, is_enabled=is_enabled, decode=runtime.cache.decode)
+        return known.reason
+
     def _tell_figures(self, found: Look) -> None:
         name, now = self.loaded.name, self._clock()
         readers = [each for each in self._readers() if each.sees(name)]
-        for salt in {each.salt for each in readers}:
-            figures = to_json(self._describe_figures(salt, found))
+        salts = {each.salt for each in readers if each.salt is None or each.salt in found.stats}
+        self._figures = {salt: told for salt, told in self._figures.items() if salt in salts}
+        for salt in salts:
             before, told_s = self._figures.get(salt, ("", -math.inf))
-            if now - told_s >= (_FIGURES_S if figures != before else _FIGURES_AT_LEAST_S):
+            if now - told_s < _FIGURES_S:
+                continue
+            figures = to_json(self._describe_figures(salt, found))
+            if figures != before or now - told_s >= _FIGURES_AT_LEAST_S:
                 self._figures[salt] = (figures, now)
                 for reader in readers:
                     if reader.salt == salt:
@@ -171,4 +224,4 @@ class ModelFeed:
         totals, rate = self._requests.totals(name, salt), found.prefill_tokens_per_s
         if salt is None:
             return describe_figures(name, self.loaded.worker.snapshot(), totals, rate)
-        return describe_own_figures(name, found.stats.get(salt, {"tree_bytes": 0, "nodes": 0, "tokens": 0}), totals, rate)
+        return describe_own_figures(name, found.stats[salt], totals, rate)

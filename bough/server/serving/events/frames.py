@@ -17,6 +17,7 @@ from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import cut, num_tokens, pack
 from bough.server.serving.events.look import Seen
 from bough.server.serving.progress import RequestProgress, Totals
+from bough.types import Usage
 
 TEXT_TOKENS, TEXT_CHARACTERS = 128, 200
 """Of a long edge only the beginning is told; `/api/cache/nodes` tells all of it."""
@@ -62,18 +63,20 @@ def _write_node(record: NodeRecord, decode: Decode, wall_offset: float) -> str:
             "kept": record.kept,
             "in_use": record.is_pinned,
             "hits": record.hits,
-            "last_used": round(record.last_used + wall_offset, 3),
+            "last_used": round(record.last_used + wall_offset, 3) if record.last_used else None,
         }
     )
 
 
-def describe_request(
-    progress: RequestProgress, seen: Seen, now: float, *, is_enabled: bool, decode: Decode
-) -> dict[str, Any]:
+def usage_of(progress: RequestProgress) -> Usage:
+    """What a request has reused and computed so far, or in all if it has ended."""
+    record = progress.record
+    return progress.usage if record is None or record.usage is None else record.usage
+
+
+def describe_request(progress: RequestProgress, seen: Seen, reason: str, now: float) -> dict[str, Any]:
     """A request as it is now."""
-    record, usage = progress.record, progress.usage
-    if record is not None and record.usage is not None:
-        usage = record.usage
+    record, usage = progress.record, usage_of(progress)
     prompt_tokens = usage.prompt_tokens or len(progress.prompt_ids)
     first_s = max(0.0, progress.first_s - progress.waited_s) if progress.first_s else None
     described = {
@@ -95,7 +98,7 @@ def describe_request(
         "disk_bytes": record.disk_bytes if record is not None else 0,
         "recomputed_tokens": record.recomputed_tokens if record is not None else 0,
         "without_s": _rounded(first_s + seen.reused_s if first_s is not None and seen.reused_s is not None else None),
-        "reason": _reason(progress, prompt_tokens, is_enabled, decode) if progress.has_lane else "",
+        "reason": reason,
     }
     return described | ({"error": record.error} if record is not None and record.error else {})
 
@@ -110,10 +113,14 @@ def _state_of(progress: RequestProgress, seen: Seen) -> str:
     return "answering" if progress.num_generated else "computing"
 
 
-def _reason(progress: RequestProgress, prompt_tokens: int, is_enabled: bool, decode: Decode) -> str:
-    usage, ids = progress.usage, progress.prompt_ids
-    reason = explain_reuse(prompt_tokens, usage.matched_tokens, usage.cached_tokens, is_enabled=is_enabled)
-    if usage.matched_tokens >= prompt_tokens:
+def explain_request(progress: RequestProgress, *, is_enabled: bool, decode: Decode) -> str:
+    """Why a request reuses so much and not more, in words; "" while it waits for a lane."""
+    if not progress.has_lane:
+        return ""
+    usage, ids = usage_of(progress), progress.prompt_ids
+    total = usage.prompt_tokens or len(ids)
+    reason = explain_reuse(total, usage.matched_tokens, usage.cached_tokens, is_enabled=is_enabled)
+    if usage.matched_tokens >= total:
         return reason
     goes_on = decode(pack(ids[usage.matched_tokens : usage.matched_tokens + _AROUND]))
     return f"{reason}; it goes on there with {goes_on!r}"

@@ -6,18 +6,25 @@ Without readers nothing runs and nothing is noted. Everything here runs on the e
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 
 from bough.errors import ShuttingDown, Unavailable
+from bough.server.serving.ask import tenant_of
 from bough.server.serving.events.feed import ModelFeed
 from bough.server.serving.events.frames import to_json
 from bough.server.serving.events.reader import Frame, Reader
 from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.progress import LiveRequests
+from bough.server.serving.progress import Followed, LiveRequests
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
-MOST_READERS = 64
+MOST_READERS, MOST_OF_ONE = 64, 16
+"""So many clients may read, and so many with one key or salt, which see one tree alone."""
+
 LEAST_INTERVAL_S, MOST_INTERVAL_S, INTERVAL_S = 0.1, 10.0, 0.25
 
 _MODELS_S = 0.5  # how often the list of loaded models is looked at
@@ -50,6 +57,8 @@ class EventHub:
             raise ShuttingDown("the server is shutting down, and tells no more events")
         if len(self._readers) >= MOST_READERS:
             raise Unavailable(f"{len(self._readers)} clients read events already, and at most {MOST_READERS} may")
+        if salt is not None and self._count_readers(tenant_of(salt)) >= MOST_OF_ONE:
+            raise Unavailable(f"{MOST_OF_ONE} clients with this key or salt read events already, and no more may")
         reader = Reader(salt, model, interval_s)
         self._readers.append(reader)
         reader.tell_models(self._told_models or self._describe_models())
@@ -58,6 +67,9 @@ class EventHub:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="bough-events")
         return reader
+
+    def _count_readers(self, tenant: str) -> int:
+        return sum(each.salt is not None and tenant_of(each.salt) == tenant for each in self._readers)
 
     def leave(self, reader: Reader) -> None:
         """A reader has gone. A second call does nothing."""
@@ -71,10 +83,11 @@ class EventHub:
         yield "hello", to_json(hello)
         while not reader.is_ended:
             await reader.wait(_SILENCE_S)
-            frames = reader.take()
-            for frame in frames:
+            is_silent = True
+            for frame in reader.take():
                 yield frame
-            if not frames:
+                is_silent = False
+            if is_silent:
                 yield None
             await reader.wait_for_end(reader.interval_s)
 
@@ -85,11 +98,21 @@ class EventHub:
             reader.end()
 
     async def _run(self) -> None:
-        """Have a feed for each loaded model while there are readers."""
+        """Have a feed for each loaded model that somebody watches, while there are readers."""
+        followed = Followed(None)  # a model may be loaded for a single short answer
         try:
-            while self._readers:
-                await self._update_feeds()
-                await asyncio.sleep(_MODELS_S)
+            with self._requests.follow(followed):
+                while self._readers:
+                    followed.wakes.clear()
+                    followed.take_ended()
+                    try:
+                        await self._update_feeds()
+                    except Exception:
+                        log.exception("the loaded models could not be listed for those who watch; it is tried again")
+                        await asyncio.sleep(_MODELS_S)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_MODELS_S):
+                            await followed.wakes.wait()
         finally:
             feeds, self._feeds, self._task, self._told_models = self._feeds, {}, None, ""
             await asyncio.gather(*(feed.stop() for feed in feeds.values()))
@@ -97,17 +120,22 @@ class EventHub:
     async def _update_feeds(self) -> None:
         loaded = {each.name: each for each in self._models.list() if each.generates}
         for name, feed in list(self._feeds.items()):
-            if loaded.get(name) is not feed.loaded:
+            if loaded.get(name) is not feed.loaded or not self._is_watched(name):
                 del self._feeds[name]
                 await feed.stop()
+                for reader in self._readers:
+                    reader.forget_model(name)
         for name, model in loaded.items():
-            if name not in self._feeds:
+            if name not in self._feeds and self._is_watched(name):
                 self._feeds[name] = ModelFeed(model, self._requests, lambda: self._readers)
         described = self._describe_models()
         if described != self._told_models:
             self._told_models = described
             for reader in self._readers:
                 reader.tell_models(described)
+
+    def _is_watched(self, model: str) -> bool:
+        return any(reader.sees(model) for reader in self._readers)
 
     def _describe_models(self) -> str:
         described = [

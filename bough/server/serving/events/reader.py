@@ -1,7 +1,7 @@
 """A reader of the event stream: what it has not been told yet, merged as it changes.
 
 State is told, not a log: if a reader is slow, a later state replaces an earlier one. So what waits for a reader is never
-more than the trees and the requests of one moment.
+much more than the trees of one moment (`MOST_BEHIND` nodes), and `MOST_REQUESTS` requests.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from bough.server.serving.events.frames import NodePieces, to_json
 PIECE_NODES = 1_000
 """A tree is told in pieces of at most so many nodes."""
 
+MOST_BEHIND = 1_000
+"""If more than all nodes and so many wait for a reader, because nodes came and went, it is told the whole tree instead."""
+
+MOST_REQUESTS = 1_024
+"""So many requests wait for a reader; of more, those that have not changed for longest are not told."""
+
 Frame = tuple[str, str]
 """The name of an event and its JSON."""
 
@@ -27,6 +33,38 @@ class _TreeNews:
     is_reset: bool = False
     roots: NodePieces = field(default_factory=dict)
 
+    def add(self, root: str, nodes: dict[int, str | None]) -> None:
+        known = self.roots.setdefault(root, {})
+        known.update(nodes)
+        if self.is_reset:  # the reader will know no node that is gone
+            for key in [key for key, piece in nodes.items() if piece is None]:
+                del known[key]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.roots.values()))
+
+
+@dataclass
+class _News:
+    """What a reader has not been told."""
+
+    models: str | None = None
+    trees: dict[str, _TreeNews] = field(default_factory=dict)
+    requests: dict[tuple[str, str], str] = field(default_factory=dict)  # by salt and id
+    figures: dict[str, str] = field(default_factory=dict)
+
+    def write(self) -> Iterator[Frame]:
+        """The events, each written when it is asked for: a slow reader has one of them in memory."""
+        if self.models is not None:
+            yield "models", self.models
+        for model, news in self.trees.items():
+            for text in _write_tree(model, news):
+                yield "tree", text
+        for text in self.requests.values():
+            yield "request", text
+        for text in self.figures.values():
+            yield "figures", text
+
 
 class Reader:
     """One reader. `salt` is the only root that it sees, None: all; `model` the only model, None: all."""
@@ -35,10 +73,7 @@ class Reader:
         self.salt = salt
         self.model = model
         self.interval_s = interval_s
-        self._models: str | None = None
-        self._trees: dict[str, _TreeNews] = {}
-        self._requests: dict[str, str] = {}
-        self._figures: dict[str, str] = {}
+        self._news = _News()
         self._has_news = asyncio.Event()
         self._has_ended = asyncio.Event()
 
@@ -52,31 +87,45 @@ class Reader:
         return self.model in (None, model) and (salt is None or self.salt in (None, salt))
 
     def tell_models(self, models: str) -> None:
-        self._models = models
+        self._news.models = models
         self._has_news.set()
 
     def tell_tree(self, model: str, pieces: NodePieces, *, is_reset: bool) -> None:
         """Nodes of a tree have changed; after a reset they are all that there are."""
         if not self.sees(model):
             return
-        seen = {root: nodes for root, nodes in pieces.items() if self.salt in (None, root)}
+        seen = {root: nodes for root, nodes in pieces.items() if nodes and self.salt in (None, root)}
         if is_reset:
-            self._trees[model] = _TreeNews(is_reset=True)
-        elif not any(seen.values()):
+            self._news.trees[model] = _TreeNews(is_reset=True)
+        elif not seen:
             return
-        news = self._trees.setdefault(model, _TreeNews())
+        news = self._news.trees.setdefault(model, _TreeNews())
         for root, nodes in seen.items():
-            news.roots.setdefault(root, {}).update(nodes)
+            news.add(root, nodes)
         self._has_news.set()
+
+    def num_waiting(self, model: str) -> int:
+        """How many nodes of a tree it has not been told."""
+        return len(self._news.trees.get(model, ()))
 
     def tell_request(self, model: str, salt: str, request_id: str, request: str) -> None:
         if self.sees(model, salt):
-            self._requests[request_id] = request
+            waiting = self._news.requests
+            waiting.pop((salt, request_id), None)
+            waiting[salt, request_id] = request
+            if len(waiting) > MOST_REQUESTS:
+                del waiting[next(iter(waiting))]
             self._has_news.set()
 
     def tell_figures(self, model: str, figures: str) -> None:
-        self._figures[model] = figures
-        self._has_news.set()
+        if self.sees(model):
+            self._news.figures[model] = figures
+            self._has_news.set()
+
+    def forget_model(self, model: str) -> None:
+        """A model is unloaded: what waits of its tree and figures is no longer told."""
+        self._news.trees.pop(model, None)
+        self._news.figures.pop(model, None)
 
     def end(self) -> None:
         """Tell it nothing more."""
@@ -91,16 +140,11 @@ class Reader:
         """Wait so long, or until it is told nothing more."""
         await _wait(self._has_ended, timeout_s)
 
-    def take(self) -> list[Frame]:
+    def take(self) -> Iterator[Frame]:
         """All that it has not been told yet."""
+        taken, self._news = self._news, _News()
         self._has_news.clear()
-        frames: list[Frame] = [] if self._models is None else [("models", self._models)]
-        for model, news in self._trees.items():
-            frames += [("tree", text) for text in _write_tree(model, news)]
-        frames += [("request", text) for text in self._requests.values()]
-        frames += [("figures", text) for text in self._figures.values()]
-        self._models, self._trees, self._requests, self._figures = None, {}, {}, {}
-        return frames
+        return taken.write()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
@@ -115,15 +159,15 @@ def _write_tree(model: str, news: _TreeNews) -> Iterator[str]:
     for at in range(0, max(1, len(nodes)), PIECE_NODES):
         is_reset = "true" if news.is_reset and at == 0 else "false"
         more = "true" if at + PIECE_NODES < len(nodes) else "false"
-        roots = ",".join(_write_roots(nodes[at : at + PIECE_NODES], is_all=news.is_reset))
+        roots = ",".join(_write_roots(nodes[at : at + PIECE_NODES]))
         yield f'{{"model":{to_json(model)},"reset":{is_reset},"roots":[{roots}],"more":{more}}}'
 
 
-def _write_roots(nodes: list[tuple[str, int, str | None]], *, is_all: bool) -> Iterator[str]:
+def _write_roots(nodes: list[tuple[str, int, str | None]]) -> Iterator[str]:
     by_root: dict[str, list[tuple[int, str | None]]] = {}
     for root, key, piece in nodes:
         by_root.setdefault(root, []).append((key, piece))
     for root, pieces in by_root.items():
         there = ",".join(piece for _, piece in pieces if piece is not None)
-        gone = [] if is_all else [key for key, piece in pieces if piece is None]
+        gone = [key for key, piece in pieces if piece is None]
         yield f'{{"root":{to_json(root)},"nodes":[{there}],"gone":{to_json(gone)}}}'

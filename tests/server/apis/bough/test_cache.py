@@ -17,14 +17,9 @@ from bough.config import Settings
 from bough.errors import Unavailable
 from bough.server.serving.transfers import make_file, require_room
 from bough.system.resources import free_disk_bytes
-from tests.server.servers import Server, StartServer, wait_for_log
+from tests.server.servers import Server, wait_for_log
 
 SYSTEM = "You are a helpful assistant, and the capital of France is Paris. "
-
-
-@pytest.fixture(scope="module")
-def served(tiny_server: StartServer) -> Server:
-    return tiny_server()
 
 
 @pytest.fixture
@@ -220,14 +215,6 @@ def test_an_unknown_model_is_not_found(client: httpx.Client) -> None:
 
 
 # With keys
-
-
-@pytest.fixture(scope="module")
-def keyed(tiny_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
-    file: Path = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text("alices-key\nbobs-key\n")
-    file.chmod(0o600)
-    return tiny_server(keys_file=file, log_json=True)
 
 
 @pytest.fixture
