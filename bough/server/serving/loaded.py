@@ -29,7 +29,8 @@ from bough.config import Settings
 from bough.errors import NoRoom, ShuttingDown
 from bough.models import ModelFiles
 from bough.server.serving.catalog import Catalog, LoadedEntry
-from bough.server.serving.loaded_model import AnyRuntime, LoadedModel, Start, num_text_places, start_model
+from bough.server.serving.loaded_model import LoadedModel, Start, num_text_places, start_model
+from bough.server.serving.model.contract import ServedRuntime
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
 
@@ -247,7 +248,7 @@ class LoadedModels:
             log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, loaded.description)
             self._note_change()
 
-    async def _start_retrying(self, files: ModelFiles) -> AnyRuntime:
+    async def _start_retrying(self, files: ModelFiles) -> ServedRuntime:
         """Load the model. If memory runs out, unload idle models one by one and try again."""
         while True:
             try:
