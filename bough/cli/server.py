@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +46,8 @@ def serve(
     allowed_hosts: options.AllowedHosts = None,
     keep_alive: options.KeepAlive = None,
     max_models: options.MaxModels = None,
+    ray: options.Ray = None,
+    replicas: options.Replicas = None,
     queue: options.Queue = None,
     request_timeout: options.RequestTimeout = None,
     watchdog: options.Watchdog = None,
@@ -92,7 +95,8 @@ def run_server(settings: Settings, screen: Screen) -> None:
         is_coloured = notes.is_terminal and not notes.no_color
         set_up_logs(as_json=settings.log_json, is_terminal=notes.is_terminal, has_colours=is_coloured)
         files = find_model(settings.model, settings, progress, lambda plan: screen.note(f"fetching {plan.describe()}"))
-        service = make_service(settings, files, progress)
+        start = held.enter_context(_replicas(settings, files.name)) if settings.ray else None
+        service = make_service(settings, files, progress, start)
         app, url = make_app(service.settings, service), url_of(bound)
         if not is_loopback(bound) and settings.keys_file is None:
             screen.note(describe_exposure(url, settings.allowed_hosts))
@@ -106,6 +110,19 @@ def run_server(settings: Settings, screen: Screen) -> None:
             screen.note(f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 
         host(app, service.settings, service, bound, tell_ready)
+
+
+@contextmanager
+def _replicas(settings: Settings, model: str) -> Iterator[Any]:
+    """What starts the model on Ray, in place of loading it in this process. Raises BoughError without Ray."""
+    try:
+        from bough.ray.app import RemoteStart, connected, replica_settings
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise BoughError("ray is not installed: pip install 'bough[ray]'") from error
+    with connected(settings):
+        yield RemoteStart(replica_settings(settings), model)
 
 
 def describe_exposure(url: str, allowed_hosts: str) -> str:

@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -252,7 +252,8 @@ class LoadedModels:
         """Load the model. If memory runs out, unload idle models one by one and try again."""
         while True:
             try:
-                return await run_in_thread(self._start, files, self._settings)
+                started = await run_in_thread(self._start, files, self._settings)
+                return await started if isinstance(started, Awaitable) else started
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
@@ -20,9 +20,11 @@ from bough.server.serving.model.contract import Generator, ServedRuntime, Served
 from bough.server.serving.model.in_process import InProcessGenerator
 from bough.server.serving.overlay import OtherTemplates
 from bough.server.serving.prompting.prompt import PromptThreads
+from bough.server.serving.remote.model import RemoteModel
 from bough.types import Progress
 
-Start = Callable[[ModelFiles, Settings], ServedRuntime]
+Start = Callable[[ModelFiles, Settings], ServedRuntime | Awaitable[ServedRuntime]]
+"""Loads a model, in a thread. What it returns may still have to be awaited on the event loop."""
 
 
 @dataclass(eq=False)
@@ -60,6 +62,8 @@ class LoadedModel:
 
     @cached_property
     def _generator(self) -> Generator | None:
+        if isinstance(self.runtime, RemoteModel):
+            return self.runtime
         return InProcessGenerator(self.runtime) if isinstance(self.runtime, Runtime) else None
 
     @property
@@ -106,4 +110,4 @@ def start_model(files: ModelFiles, settings: Settings, progress: Progress | None
 
 def num_text_places(runtime: ServedRuntime, settings: Settings) -> int:
     """How many texts to embed or score may wait for the engine; half of a generator's queue stays free for chats."""
-    return max(1, settings.queue // 2 if isinstance(runtime, Runtime) else settings.queue * WINDOW)
+    return max(1, settings.queue // 2 if isinstance(runtime, Runtime | RemoteModel) else settings.queue * WINDOW)

@@ -1,0 +1,85 @@
+"""A replica as a deployment of Ray Serve: one model with its own engine, tree and tiers.
+
+It tells the `Holdings` actor its figures while it lives. Serve drains it before it is stopped, and then its tree is saved.
+One that was killed finds its tree again, as far as it was on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray import serve
+
+from bough.config import Settings, limit_thread_spinning
+from bough.errors import EngineStuck, UnsupportedModel
+from bough.ray.folder import claim_folder, settings_for
+from bough.ray.holdings import find_holdings
+from bough.runtime import Runtime, find_model, load_runtime
+from bough.scheduling.worker import Limits
+from bough.server.serving.remote.host import ReplicaHost
+from bough.server.serving.remote.messages import Message, Operation, RemoteRequest, ReplicaFacts
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 0.5
+"""How often a replica tells its figures."""
+
+
+class Replica:
+    """What Serve runs. Its methods are called by handles, on one event loop."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._folder = claim_folder(settings.cache_folder)
+        own = settings_for(settings, self._folder)
+        runtime = await asyncio.to_thread(_load, own)
+        self._host = ReplicaHost(self._folder.name, runtime)
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._holdings = find_holdings(serve.get_replica_context().app_name)
+        self._reporting = asyncio.create_task(self._report())
+        log.info("%s serves %s", self._folder.name, settings.model)
+
+    def facts(self) -> ReplicaFacts:
+        return self._host.facts()
+
+    async def generate(self, request: RemoteRequest) -> AsyncGenerator[list[Message], None]:
+        async with contextlib.aclosing(self._host.generate(request)) as stream:
+            async for messages in stream:
+                yield messages
+
+    async def call(self, operation: Operation, replica_id: str = "") -> Any:
+        """Do an operation on the tree. The router has read `replica_id`."""
+        return await self._host.call(operation)
+
+    def check_health(self) -> None:
+        """Serve starts this replica anew if this raises three times."""
+        if self._host.is_stuck:
+            raise EngineStuck("a step of the engine takes too long")
+
+    async def _report(self) -> None:
+        while True:
+            self._holdings.report.remote(self._host.name, self._id, self._host.snapshot())
+            await asyncio.sleep(REPORT_S)
+
+    async def __del__(self) -> None:  # Serve awaits it when the replica is drained
+        if not hasattr(self, "_host"):
+            return
+        self._reporting.cancel()
+        with contextlib.suppress(Exception):
+            await self._holdings.leave.remote(self._host.name, self._id)
+        await asyncio.to_thread(self._host.close)
+        self._folder.lock.release()
+
+
+def _load(settings: Settings) -> Runtime:
+    """Load the model of the settings, which is on this machine or is fetched. Raises UnsupportedModel for an encoder."""
+    limit_thread_spinning()
+    files = find_model(settings.model, settings)
+    runtime = load_runtime(files, settings, limits=Limits(settings.queue, settings.watchdog))
+    if not isinstance(runtime, Runtime):
+        raise UnsupportedModel(f"{files.name} generates no text: encoders run on one machine")
+    _ = runtime.worker  # the first use starts it
+    return runtime
