@@ -52,6 +52,10 @@ class Trace:
             held.update(request.stored)
         return served * self.block_tokens / max(1, self.prompt_tokens)
 
+    def first(self, num_requests: int | None) -> Trace:
+        """The first requests only; None: all of them."""
+        return replace(self, requests=self.requests[:num_requests])
+
     def renumbered(self) -> Trace:
         """The same trace with ids from 0, in the order of their first appearance."""
         ids: dict[int, int] = {}

@@ -1,0 +1,148 @@
+"""Ways to choose a replica for each request of a trace: Bough's own, and those of others for comparison."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from bough.replay.cluster.replica import digest_of
+from bough.replay.trace import TraceRequest
+from bough.routing.messages import Batch, Listing
+from bough.routing.rates import ReplicaRates
+from bough.routing.router import Router, RoutingRequest
+
+SEED = 1
+CACHE_THRESHOLD = 0.3
+BALANCE_ABS = 64
+BALANCE_REL = 1.5
+"""The defaults of vllm-router and of SGLang's gateway."""
+
+
+class Route(Protocol):
+    """Chooses replicas by their numbers, and is told what becomes of the requests."""
+
+    def choose(self, number: int, request: TraceRequest, now: float) -> int:
+        """The replica for request `number`."""
+        ...
+
+    def first_token(self, number: int, now: float) -> None: ...
+
+    def finished(self, replica: int) -> None: ...
+
+    def told(self, message: Batch | Listing) -> None: ...
+
+    def predicted_s(self, number: int) -> float | None:
+        """The time to the first token that was predicted for a request; None if this way predicts none."""
+        ...
+
+
+class Outstanding:
+    """Counts the requests under way at each replica, and learns nothing else."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.chance = random.Random(SEED)
+        self.loads = [0] * num_replicas
+
+    def choose(self, number: int, request: TraceRequest, now: float) -> int:
+        chosen = self.pick(request)
+        self.loads[chosen] += 1
+        return chosen
+
+    def pick(self, request: TraceRequest) -> int:
+        raise NotImplementedError
+
+    def pick_least(self) -> int:
+        """One of the replicas with the fewest requests under way."""
+        least = min(self.loads)
+        return self.chance.choice([replica for replica, load in enumerate(self.loads) if load == least])
+
+    def first_token(self, number: int, now: float) -> None:
+        pass
+
+    def finished(self, replica: int) -> None:
+        self.loads[replica] -= 1
+
+    def told(self, message: Batch | Listing) -> None:
+        pass
+
+    def predicted_s(self, number: int) -> float | None:
+        return None
+
+
+class RoundRobin(Outstanding):
+    """One after the other."""
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(num_replicas)
+        self._next = -1
+
+    def pick(self, request: TraceRequest) -> int:
+        self._next = (self._next + 1) % len(self.loads)
+        return self._next
+
+
+class PowerOfTwo(Outstanding):
+    """Of two replicas drawn at random the one with fewer requests under way."""
+
+    def pick(self, request: TraceRequest) -> int:
+        drawn = self.chance.sample(range(len(self.loads)), 2) if len(self.loads) > 1 else [0]
+        return min(drawn, key=lambda replica: self.loads[replica])
+
+
+class LongestPrefix(Outstanding):
+    """The rule of vllm-router's and SGLang's `cache_aware`, over blocks instead of characters.
+
+    If the requests under way are unbalanced, by more than 64 and by more than half, the replica with the fewest takes the
+    request. Otherwise the one takes it that was last sent the longest known prefix, if that is more than 0.3 of the prompt;
+    else the one with the fewest under way. What was sent somewhere counts as held there: replicas tell nothing.
+    """
+
+    def __init__(self, num_replicas: int, block_tokens: int) -> None:
+        super().__init__(num_replicas)
+        self._block_tokens = block_tokens
+        self._sent: dict[int, int] = {}  # block → the replica it was last sent to
+
+    def pick(self, request: TraceRequest) -> int:
+        chosen = self._choose(request)
+        self._sent.update(dict.fromkeys(request.prompt, chosen))
+        return chosen
+
+    def _choose(self, request: TraceRequest) -> int:
+        most, least = max(self.loads), min(self.loads)
+        if most - least > BALANCE_ABS and most > BALANCE_REL * least:
+            return self.pick_least()
+        known = next((n for n, block in enumerate(request.prompt) if block not in self._sent), len(request.prompt))
+        if known * self._block_tokens > CACHE_THRESHOLD * request.prompt_tokens:
+            return self._sent[request.prompt[known - 1]]
+        return self.pick_least()
+
+
+class Soonest:
+    """Bough's own: the replica with the smallest predicted time to the first token."""
+
+    def __init__(self, num_replicas: int, block_tokens: int, token_s: float) -> None:
+        self.router = Router(block_tokens)
+        self._chance = random.Random(SEED)
+        self._tickets: dict[int, int] = {}
+        self._predicted: dict[int, float] = {}
+        for replica in range(num_replicas):
+            self.router.add(str(replica), ReplicaRates({0: token_s}))
+
+    def choose(self, number: int, request: TraceRequest, now: float) -> int:
+        asked = RoutingRequest(max(1, request.prompt_tokens), [digest_of(block) for block in request.prompt])
+        routed = self.router.route(asked, now, self._chance.random())
+        self._tickets[number] = routed.ticket
+        self._predicted[number] = routed.choice.best.total_s
+        return int(routed.replica)
+
+    def first_token(self, number: int, now: float) -> None:
+        self.router.done(self._tickets.pop(number), now)
+
+    def finished(self, replica: int) -> None:
+        pass
+
+    def told(self, message: Batch | Listing) -> None:
+        self.router.apply(message)
+
+    def predicted_s(self, number: int) -> float | None:
+        return self._predicted[number]

@@ -1,0 +1,75 @@
+"""What computing and loading cost at one replica, as it measured it itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from bough.cache.residency.rates import BAND_TOKENS
+from bough.cache.tree.state import Tier
+
+NOMINAL_TOKEN_S = 1e-3
+"""What a token counts while no replica has measured anything: enough that a longer match wins, and equal for all."""
+
+
+@dataclass(frozen=True)
+class ReplicaRates:
+    """Seconds a token by band of positions, seconds a byte by tier, and bytes a token. What is missing is unknown.
+
+    A band without a measurement counts like the nearest one that has one.
+    """
+
+    token_s: Mapping[int, float] = field(default_factory=dict)
+    byte_s: Mapping[Tier, float] = field(default_factory=dict)
+    bytes_per_token: int = 0
+    _last: int = field(init=False, repr=False, compare=False)
+    _bands: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _sums: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        known = sorted(self.token_s)
+        bands = [self.token_s[_nearest(known, band)] for band in range(known[-1] + 1)] if known else [0.0]
+        object.__setattr__(self, "_last", len(bands) - 1)
+        object.__setattr__(self, "_bands", tuple(bands))
+        object.__setattr__(self, "_sums", tuple(accumulate((BAND_TOKENS * each for each in bands), initial=0.0)))
+
+    def prefill_s(self, start: int, end: int) -> float:
+        """Seconds that computing tokens [start, end) takes."""
+        return self.prefill_to_s(end) - self.prefill_to_s(start)
+
+    def prefill_to_s(self, end: int) -> float:
+        """Seconds that computing tokens [0, end) takes."""
+        band = end // BAND_TOKENS
+        if band > self._last:
+            band = self._last
+        return self._sums[band] + (end - band * BAND_TOKENS) * self._bands[band]
+
+    def load_s(self, tier: Tier, num_tokens: int) -> float:
+        """Seconds that loading the rows of so many tokens from a tier takes; 0 if that is not known."""
+        return num_tokens * self.bytes_per_token * self.byte_s.get(tier, 0.0)
+
+    def filled_from(self, others: Iterable[ReplicaRates]) -> ReplicaRates:
+        """The same rates; what is unknown is as good as at the best of the others, or nominal if no one knows it."""
+        others = list(others)
+        token_s, byte_s = dict(self.token_s), dict(self.byte_s)
+        if not token_s:
+            known = [each for each in others if each.token_s]
+            token_s = dict(min(known, key=_first_token_s).token_s) if known else {0: NOMINAL_TOKEN_S}
+        for tier in Tier:
+            measured = [each.byte_s[tier] for each in others if tier in each.byte_s]
+            if tier not in byte_s and measured:
+                byte_s[tier] = min(measured)
+        largest = max((each.bytes_per_token for each in others), default=0)
+        return ReplicaRates(token_s, byte_s, self.bytes_per_token or largest)
+
+
+def _first_token_s(rates: ReplicaRates) -> float:
+    return rates.token_s[min(rates.token_s)]
+
+
+def _nearest(known: list[int], band: int) -> int:
+    """The known band that is nearest to a band; of two the lower."""
+    at = bisect_left(known, band)
+    return min(known[max(0, at - 1) : at + 1], key=lambda each: (abs(each - band), each))
