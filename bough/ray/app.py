@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, ProxyLocation, RequestRouterConfig
 
 from bough import models
+from bough.cache.disk.keys import SECRET_BYTES
 from bough.config import Settings
 from bough.errors import RequestError
 from bough.models.defaults import read_defaults
@@ -25,6 +28,7 @@ from bough.ray.replica import Replica
 from bough.ray.replicas import RayReplicas
 from bough.ray.router import ReplicaRouter
 from bough.runtime import gguf_support
+from bough.server.serving.remote.held_pages import digest_prompt, make_keys
 from bough.server.serving.remote.model import RemoteModel, read_facts
 
 APPLICATION = "bough"
@@ -49,7 +53,9 @@ def deploy_replicas(settings: Settings) -> Any:
         max_ongoing_requests=_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_period_s=10.0,
-        request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
+        request_router_config=RequestRouterConfig(
+            request_router_class=ReplicaRouter, request_router_kwargs={"application": APPLICATION}
+        ),
     )
 
 
@@ -74,16 +80,18 @@ class RemoteStart:
     def __call__(self, files: ModelFiles, settings: Settings) -> Awaitable[RemoteModel]:
         if files.name != self._model:
             raise RequestError(f"this server runs on Ray and serves {self._model} alone: {files.name} cannot be loaded")
-        application = deploy_replicas(self._settings).bind(self._settings)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        application = deploy_replicas(self._settings).bind(self._settings, secret)
         handle = serve.run(application, name=APPLICATION, route_prefix=None)
         files = models.convert_if_needed(files, settings, gguf_support(settings))
         tokenizer = load_tokenizer(files, settings.trust_remote_code)
-        defaults = read_defaults(files)
+        defaults, keys = read_defaults(files), make_keys(secret)
 
         async def connect() -> RemoteModel:
             replicas = RayReplicas(handle, APPLICATION)
             facts = await read_facts(replicas, START_S)
-            return RemoteModel(replicas, facts, Prompts(tokenizer, facts.vocab_size), defaults)
+            prompts = Prompts(tokenizer, facts.vocab_size)
+            return RemoteModel(replicas, facts, prompts, defaults, partial(digest_prompt, keys))
 
         return connect()
 

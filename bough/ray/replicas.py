@@ -10,9 +10,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve.handle import DeploymentHandle
 
 from bough.errors import BoughError, Unavailable
-from bough.ray.holdings import Known, find_holdings
+from bough.ray.holdings import Report, find_holdings
+from bough.ray.router import ReplicaRouter
 from bough.server.serving.remote.messages import Message, Operation, RemoteRequest, ReplicaFacts
 from bough.server.serving.remote.replicas import ReplicaLost
+from bough.types import Chunk
 
 CALL_S = 60.0
 """How long an operation may take. Those on a whole tree take seconds."""
@@ -28,7 +30,7 @@ class RayReplicas:
         self._generate = handle.options(method_name="generate", stream=True)
         self._call = handle.options(method_name="call")
         self._holdings = find_holdings(application)
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, Report] = {}
 
     async def read_facts(self) -> ReplicaFacts:
         facts: ReplicaFacts = await self._handle.facts.remote()
@@ -36,15 +38,19 @@ class RayReplicas:
 
     async def generate(self, request: RemoteRequest) -> AsyncGenerator[list[Message], None]:
         response = self._generate.remote(self._with_ids(request))
-        is_over = False
+        is_over = has_token = False
         try:
             async for messages in response:
+                if not has_token and any(isinstance(each, Chunk) for each in messages):
+                    has_token = True
+                    ReplicaRouter.note_first_token(request.request_id)
                 yield messages
             is_over = True
         except _LOST as error:
             is_over = True
             raise ReplicaLost(str(error).partition("\n")[0]) from error
         finally:
+            ReplicaRouter.note_first_token(request.request_id)
             if not is_over:
                 response.cancel()
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bough.cache.admin.view import TreeView
+from bough.cache.admin.watch import TreeChanges
+from bough.cache.steps import Steps
 from bough.errors import BoughError
+from bough.routing import ReplicaRates
 from bough.runtime import Runtime
 from bough.runtime.embedding import Embedded
 from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.model.in_process import InProcessGenerator
+from bough.server.serving.remote.held_pages import HeldPages, Notes, make_keys
 from bough.server.serving.remote.messages import (
     Accepted,
     Advanced,
@@ -32,15 +36,30 @@ _OPERATIONS = frozenset(
 )
 
 
+MOST_SALTS = 1024
+"""The trees of so many salts are told to the router after a restart; the others when they are used again."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The new notes of pages that have changed, and what computing and loading take here."""
+
+    notes: Notes
+    rates: ReplicaRates
+
+
 class ReplicaHost:
     """The model of one replica for those who ask from elsewhere. Everything here runs on one event loop."""
 
-    def __init__(self, name: str, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, runtime: Runtime, secret: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self._runtime = runtime
         self._generator = InProcessGenerator(runtime)
         self._clock = clock
         self._inbox: Inbox[Message] = Inbox(asyncio.get_running_loop())
+        self._watch = runtime.cache.watch()
+        self._pages = HeldPages(make_keys(secret), needs_points=runtime.prefix_cache.costs.needs_points)
+        self._salts: dict[str, None] = {"": None}  # that were used here: trees on disk do not tell theirs
 
     def facts(self) -> ReplicaFacts:
         engine, generator = self._runtime.engine, self._generator
@@ -70,6 +89,7 @@ class ReplicaHost:
         listener = _Forwarder(mailbox, self._inbox)
         running: PreparedRequest | None = None
         request = asked.request
+        self._note_salt(request.salt)
         if asked.timeout_s is not None:
             request = replace(request, deadline_s=self._clock() + asked.timeout_s)
         try:
@@ -85,6 +105,19 @@ class ReplicaHost:
         finally:
             if running is not None:
                 running.cancel()
+
+    async def look(self) -> Looked:
+        """What has changed in the tree since the last look, and what its work takes. Costs what has changed."""
+        cache, watch, salts = self._runtime.prefix_cache, self._watch, tuple(self._salts)
+
+        def steps() -> Steps[tuple[TreeChanges, ReplicaRates]]:
+            changes = yield from watch.look(salts)
+            token_s, byte_s = cache.residency.loader.rates.measured()
+            return changes, ReplicaRates(token_s, byte_s, cache.costs.row_bytes)
+
+        changes, rates = await asyncio.wrap_future(self._runtime.worker.run_in_slices(steps))
+        notes = await asyncio.to_thread(self._pages.apply, changes) if changes.is_reset or changes.roots else {}
+        return Looked(notes, rates)
 
     async def call(self, operation: Operation) -> Any:
         """Do a named operation on the tree. Raises what it raises."""
@@ -117,6 +150,12 @@ class ReplicaHost:
         if isinstance(outcome, BoughError):
             raise outcome
         return outcome
+
+    def _note_salt(self, salt: str) -> None:
+        self._salts.pop(salt, None)
+        self._salts[salt] = None
+        if len(self._salts) > MOST_SALTS:
+            del self._salts[next(iter(self._salts))]
 
     def close(self) -> None:
         """End the running requests and save the tree. It may wait long."""

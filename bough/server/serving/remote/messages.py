@@ -16,14 +16,13 @@ from bough.types import Chunk, Completion, Usage
 class RemoteRequest:
     """A request on its way to a replica. `timeout_s` is what is left of its time: clocks of machines differ.
 
-    Its parameters have a seed, so that another replica can go on with it. `wants_state` asks for an embedding instead of an
-    answer. `num_tokens` and `digests` (of the whole pages of the prompt) are for the router; `avoid` are replicas that it
-    should not choose.
+    Its parameters have a seed, so that another replica can go on with it. The other fields are for the router: `digests`
+    are those of the whole pages of the prompt, `avoid` are replicas that it should not choose.
     """
 
     request: GenerateRequest
+    request_id: str = ""
     timeout_s: float | None = None
-    wants_state: bool = False
     digests: Sequence[bytes] = ()
     avoid: frozenset[str] = frozenset()
 

@@ -81,7 +81,7 @@ class RemoteModel:
     def prepare(self, request: GenerateRequest, listener: ChoiceListener) -> FollowedRequest:
         request = with_seed(request, secrets.randbits(SEED_BITS))
         digests = self._digest_pages(request.encoded.ids, request.salt)
-        return FollowedRequest(self._replicas, RemoteRequest(request, digests=digests), listener)
+        return FollowedRequest(self._replicas, RemoteRequest(request, secrets.token_hex(8), digests=digests), listener)
 
     def close(self) -> None:
         """Let the replicas go. Another thread than that of the event loop calls it."""

@@ -119,7 +119,13 @@ class FollowedRequest:
         if self._is_resumed:
             request = replace(request, resumed_ids=tuple(self._ids), scores_prompt=False)
         request = replace(request, deadline_s=math.inf)  # of this machine's clock
-        return replace(self._request, request=request, timeout_s=timeout_s, avoid=frozenset(self._avoid))
+        return replace(
+            self._request,
+            request=request,
+            request_id=f"{self._request.request_id}-{len(self._avoid)}",
+            timeout_s=timeout_s,
+            avoid=frozenset(self._avoid),
+        )
 
     def _read(self, message: Message) -> bool:
         """Pass a message on, unless the listener knows it already; returns whether it is the last."""
