@@ -116,13 +116,13 @@ def run_server(settings: Settings, screen: Screen) -> None:
 def _replicas(settings: Settings, model: str) -> Iterator[Any]:
     """What starts the model on Ray, in place of loading it in this process. Raises BoughError without Ray."""
     try:
-        from bough.ray.app import RemoteStart, connected, replica_settings
+        from bough.ray.app import connected, start_here
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise BoughError("ray is not installed: pip install 'bough[ray]'") from error
     with connected(settings):
-        yield RemoteStart(replica_settings(settings), model)
+        yield start_here(settings, model)
 
 
 def describe_exposure(url: str, allowed_hosts: str) -> str:
@@ -197,7 +197,8 @@ def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:
     if as_json:
         screen.write_line(json.dumps(loaded, indent=2))
     elif loaded:
-        for line in align([_PS_HEADER, *map(_ps_row, loaded)], screen.width):
+        rows = [row for each in loaded for row in (_ps_row(each), *_replica_rows(each))]
+        for line in align([_PS_HEADER, *rows], screen.width):
             screen.write_line(line)
     else:
         screen.note(f"no model is loaded at {server}")
@@ -214,6 +215,7 @@ def read_loaded(client: Client) -> list[dict[str, Any]]:
 def _ps_facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     until = datetime.fromisoformat(model["expires_at"])
     stays = until.year > datetime.now(UTC).year + _FOR_EVER_YEARS
+    replicas = tree.get("replicas", {})
     return {
         "name": model["name"],
         "size_bytes": model["size"],
@@ -222,23 +224,38 @@ def _ps_facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
         "weights": model.get("weights", ""),
         "step": model.get("step", ""),
         "context_tokens": model["context_length"],
+        **_tree_facts(tree),
+        **({"replicas": {name: _tree_facts(own) for name, own in replicas.items()}} if replicas else {}),
+        "until": None if stays else until.isoformat(),
+    }
+
+
+def _tree_facts(tree: dict[str, Any]) -> dict[str, Any]:
+    return {
         "lanes": tree.get("lanes"),
         "busy_lanes": tree.get("busy_lanes"),
         "waiting": tree.get("queue"),
         "tree_tokens": tree.get("tokens"),
         "tree_bytes": tree.get("tree_bytes"),
-        "until": None if stays else until.isoformat(),
     }
 
 
 def _ps_row(facts: dict[str, Any]) -> tuple[str, ...]:
-    lanes = "" if facts["lanes"] is None else f"{facts['busy_lanes']} of {facts['lanes']} busy"
-    tokens = facts["tree_tokens"]
-    tree = "" if tokens is None else f"{tokens:,} tokens, {memory(facts['tree_bytes'])}"
     until = "for ever" if facts["until"] is None else ahead(datetime.fromisoformat(facts["until"]))
     size = filesize.decimal(facts["size_bytes"])
     context = f"{facts['context_tokens']:,}"
-    return (facts["name"], size, facts["engine"], facts["device"], context, lanes, tree, until)
+    return (facts["name"], size, facts["engine"], facts["device"], context, *_describe_tree(facts), until)
+
+
+def _replica_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each replica, below that of its model."""
+    return [(f"  {name}", "", "", "", "", *_describe_tree(own), "") for name, own in facts.get("replicas", {}).items()]
+
+
+def _describe_tree(facts: dict[str, Any]) -> tuple[str, str]:
+    lanes = "" if facts["lanes"] is None else f"{facts['busy_lanes']} of {facts['lanes']} busy"
+    tokens = facts["tree_tokens"]
+    return lanes, "" if tokens is None else f"{tokens:,} tokens, {memory(facts['tree_bytes'])}"
 
 
 def stop(

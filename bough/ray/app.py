@@ -1,10 +1,13 @@
-"""The application on Ray Serve: replicas of one model, and how a server or Serve's own ingress reaches them."""
+"""The application on Ray Serve: replicas of one model, and the ingress that clients reach.
+
+`bough serve --ray` is the ingress itself, with its own socket. `build_app` is for Serve's config files and `serve run`:
+there the ingress is a deployment behind Serve's proxies.
+"""
 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,10 +17,10 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, ProxyLocation, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
 
 from bough import models
-from bough.cache.disk.keys import SECRET_BYTES
-from bough.config import Settings
+from bough.config import Settings, load_settings
 from bough.errors import RequestError
 from bough.models.defaults import read_defaults
 from bough.models.files import ModelFiles
@@ -27,7 +30,8 @@ from bough.ray.holdings import NAMESPACE, find_holdings
 from bough.ray.replica import Replica
 from bough.ray.replicas import RayReplicas
 from bough.ray.router import ReplicaRouter
-from bough.runtime import gguf_support
+from bough.runtime import find_model, gguf_support
+from bough.server.app import make_app, make_service
 from bough.server.serving.remote.held_pages import digest_prompt, make_keys
 from bough.server.serving.remote.model import RemoteModel, read_facts
 
@@ -43,20 +47,19 @@ _DRAIN_S = 120.0
 
 
 def deploy_replicas(settings: Settings) -> Any:
-    """The deployment of a model's replicas, for `serve.run` or to be bound to an ingress."""
+    """The deployment of a model's replicas, bound to its settings."""
     wanted: dict[str, Any] = {"num_replicas": settings.replicas}
     if not settings.replicas:
         wanted = {"autoscaling_config": AutoscalingConfig(min_replicas=1, max_replicas=_most_replicas())}
-    return serve.deployment(Replica).options(
+    deployment = serve.deployment(Replica).options(
         **wanted,
         ray_actor_options=_resources(settings),
         max_ongoing_requests=_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_period_s=10.0,
-        request_router_config=RequestRouterConfig(
-            request_router_class=ReplicaRouter, request_router_kwargs={"application": APPLICATION}
-        ),
+        request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
     )
+    return deployment.bind(settings)
 
 
 def _resources(settings: Settings) -> dict[str, float]:
@@ -66,40 +69,45 @@ def _resources(settings: Settings) -> dict[str, float]:
 
 
 def _most_replicas() -> int:
-    resources = ray.cluster_resources()
-    return max(1, int(resources.get("GPU", 0) or len(ray.nodes())))
+    """One for each GPU; in a cluster without any, one for each machine."""
+    return max(1, int(ray.cluster_resources().get("GPU", 0)) or len(ray.nodes()))
 
 
 class RemoteStart:
-    """Starts the application for `LoadedModels`, waits for a replica, and reads the tokenizer here."""
+    """Loads the model of an application for `LoadedModels`: waits for a replica, and reads the tokenizer here."""
 
-    def __init__(self, settings: Settings, model: str) -> None:
-        self._settings = settings
+    def __init__(self, model: str, application: str, find_handle: Callable[[], DeploymentHandle]) -> None:
         self._model = model
+        self._application = application
+        self._find_handle = find_handle
 
     def __call__(self, files: ModelFiles, settings: Settings) -> Awaitable[RemoteModel]:
         if files.name != self._model:
             raise RequestError(f"this server runs on Ray and serves {self._model} alone: {files.name} cannot be loaded")
-        secret = secrets.token_bytes(SECRET_BYTES)
-        application = deploy_replicas(self._settings).bind(self._settings, secret)
-        handle = serve.run(application, name=APPLICATION, route_prefix=None)
+        handle = self._find_handle()
         files = models.convert_if_needed(files, settings, gguf_support(settings))
         tokenizer = load_tokenizer(files, settings.trust_remote_code)
-        defaults, keys = read_defaults(files), make_keys(secret)
+        defaults = read_defaults(files)
 
         async def connect() -> RemoteModel:
-            replicas = RayReplicas(handle, APPLICATION)
+            replicas = RayReplicas(handle, self._application)
             facts = await read_facts(replicas, START_S)
+            keys = make_keys(await replicas.read_secret())
             prompts = Prompts(tokenizer, facts.vocab_size)
             return RemoteModel(replicas, facts, prompts, defaults, partial(digest_prompt, keys))
 
         return connect()
 
 
-def replica_settings(settings: Settings) -> Settings:
-    """The settings of the server for its replicas. A model that is given by a path must be there on every machine."""
+def start_here(settings: Settings, model: str) -> RemoteStart:
+    """What starts the replicas when a server of this process loads its model. `connected` ends them."""
     path = Path(settings.model)
-    return replace(settings, model=str(path.resolve())) if path.exists() else settings
+    shared = replace(settings, model=str(path.resolve())) if path.exists() else settings
+
+    def deploy() -> DeploymentHandle:
+        return serve.run(deploy_replicas(shared), name=APPLICATION, route_prefix=None)
+
+    return RemoteStart(model, APPLICATION, deploy)
 
 
 @contextmanager
@@ -108,10 +116,9 @@ def connected(settings: Settings) -> Iterator[None]:
 
     The application is deleted at the end: replicas finish their answers and save their trees.
     """
-    is_local = settings.ray == LOCAL
-    own: dict[str, Any] = (
-        {"include_dashboard": False, "num_cpus": max(settings.replicas, os.cpu_count() or 1)} if is_local else {}
-    )
+    own: dict[str, Any] = {}
+    if settings.ray == LOCAL:
+        own = {"include_dashboard": False, "num_cpus": max(settings.replicas, os.cpu_count() or 1)}
     ray.init(settings.ray, log_to_driver=False, configure_logging=False, namespace=NAMESPACE, **own)
     try:
         serve.start(proxy_location=ProxyLocation.Disabled)
@@ -122,5 +129,27 @@ def connected(settings: Settings) -> Iterator[None]:
         ray.shutdown()
 
 
+@serve.ingress()
+class Ingress:
+    """The server behind Serve's proxies: every API, key, salt and limit as without Ray."""
+
+    async def __init__(self, settings: Settings, replicas: DeploymentHandle) -> None:  # type: ignore[misc]
+        files = find_model(settings.model, settings)
+        application = serve.get_replica_context().app_name
+        self._service = make_service(settings, files, start=RemoteStart(files.name, application, lambda: replicas))
+        await self._service.load(files.name)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return make_app(self._service.settings, self._service)
+
+
 def build_app(args: dict[str, Any]) -> Any:
-    raise NotImplementedError
+    """The application for Serve's config files: `args` are settings by their names, as in bough.toml.
+
+    `ingresses` is the number of servers behind Serve's proxies. Raises SettingsError.
+    """
+    given = dict(args)
+    ingresses = int(given.pop("ingresses", 1))
+    settings = load_settings(given)
+    ingress = serve.deployment(Ingress).options(num_replicas=ingresses, max_ongoing_requests=_ONGOING)
+    return ingress.bind(settings, deploy_replicas(settings))

@@ -7,6 +7,7 @@ listings; each replica sends one with its next report.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import ray
 
+from bough.cache.disk.keys import SECRET_BYTES
 from bough.routing import ReplicaRates
 
 LOST_S = 5.0
@@ -53,12 +55,17 @@ class News:
 class Holdings:
     """What is known of the replicas of one application, by their names."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, secret: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        self._secret = secret
         self._clock = clock
         self._reports: dict[str, tuple[Report, float]] = {}  # without messages, and when it came
         self._messages: deque[bytes] = deque(maxlen=MOST_MESSAGES)
         self._sequence = 0
         self._wants_listing: set[str] = set()
+
+    def read_secret(self) -> bytes:
+        """The secret under which all replicas and routers name pages. It is not needed beyond the cluster's life."""
+        return self._secret
 
     def report(self, report: Report) -> bool:
         """A replica tells what is new; returns whether it should send a listing. One with its name before is forgotten."""
@@ -91,8 +98,8 @@ class Holdings:
 
 
 def find_holdings(application: str) -> Any:
-    """The actor of an application, which is started if there is none."""
+    """The actor of an application, which is started if there is none. If Ray starts it anew, it has the same secret."""
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holdings)
     return actor.options(
         name=f"bough-holdings-{application}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True
-    ).remote()
+    ).remote(secrets.token_bytes(SECRET_BYTES))

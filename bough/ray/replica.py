@@ -37,13 +37,13 @@ REPORT_S = 0.5
 class Replica:
     """What Serve runs. Its methods are called by handles, on one event loop."""
 
-    async def __init__(self, settings: Settings, secret: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         self._folder = claim_folder(settings.cache_folder)
         own = settings_for(settings, self._folder)
         runtime = await asyncio.to_thread(_load, own)
-        self._host = ReplicaHost(self._folder.name, runtime, secret)
         self._id = serve.get_replica_context().replica_id.unique_id
         self._holdings = find_holdings(serve.get_replica_context().app_name)
+        self._host = ReplicaHost(self._folder.name, runtime, await self._holdings.read_secret.remote())
         self._reporting = asyncio.create_task(self._report())
         log.info("%s serves %s", self._folder.name, settings.model)
 

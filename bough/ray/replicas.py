@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextvars import Context
 from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError, WorkerCrashedError
@@ -33,11 +34,16 @@ class RayReplicas:
         self._known: dict[str, Report] = {}
 
     async def read_facts(self) -> ReplicaFacts:
-        facts: ReplicaFacts = await self._handle.facts.remote()
+        facts: ReplicaFacts = await _apart(self._handle.facts.remote)
         return facts
 
+    async def read_secret(self) -> bytes:
+        """The secret under which pages are named."""
+        secret: bytes = await self._holdings.read_secret.remote()
+        return secret
+
     async def generate(self, request: RemoteRequest) -> AsyncGenerator[list[Message], None]:
-        response = self._generate.remote(self._with_ids(request))
+        response = _apart(self._generate.remote, self._with_ids(request))
         is_over = has_token = False
         try:
             async for messages in response:
@@ -65,7 +71,7 @@ class RayReplicas:
         replica_id = await self._find_id(operation.replica) if operation.replica else ""
         try:
             async with asyncio.timeout(CALL_S):
-                return await self._call.remote(operation, replica_id=replica_id)
+                return await _apart(self._call.remote, operation, replica_id=replica_id)
         except TimeoutError as error:
             raise Unavailable(f"{operation.replica or 'no replica'} did not answer within {CALL_S:.0f} s") from error
         except _LOST as error:
@@ -88,3 +94,10 @@ class RayReplicas:
 
     async def close(self) -> None:
         """Nothing is held here: the application goes on until it is deleted."""
+
+
+def _apart(start: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Start a call as one of its own. In an ingress, Serve takes all calls of one HTTP request for the same one: of two that
+    wait for a replica at the same time, one would wait for ever.
+    """
+    return Context().run(start, *args, **kwargs)

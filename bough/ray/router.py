@@ -39,11 +39,11 @@ class ReplicaRouter(RequestRouter):
     running: ClassVar[WeakSet[ReplicaRouter]] = WeakSet()
     """Those of this process. Serve makes them: who uses a handle finds its router here."""
 
-    def initialize_state(self, application: str) -> None:  # type: ignore[override, unused-ignore]
+    def initialize_state(self, **kwargs: Any) -> None:
         self._policy = Router(ROUTED_TOKENS)
         self._names: dict[str, str] = {}  # by the id at Serve
         self._tickets: dict[str, int] = {}  # by the id of the request
-        self._holdings = find_holdings(application)
+        self._holdings = find_holdings(self.app_name)
         self._sequence = 0
         self._news: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

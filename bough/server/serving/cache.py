@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -42,6 +42,14 @@ class FromModel(Generic[Result]):
 
     model: str
     result: Result
+
+
+@dataclass(frozen=True)
+class Explained(FromModel[Explanation]):
+    """How much of a prompt would be reused. Of replicas, what the one with the most says, and what each knows, by name."""
+
+    replica: str = ""
+    known: Mapping[str, Lookup] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,20 +118,23 @@ class CacheService:
             result = await work(loaded.generator.tree)
             return FromNode(loaded.name, result, root, lambda packed: prompts.decode(unpack(packed)))
 
-    async def explain(self, prefix: Ask) -> FromModel[Explanation]:
+    async def explain(self, prefix: Ask) -> Explained:
         """How much of a prompt would be reused, and why not more."""
         prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
             packed = await _encode_packed(prefix, loaded, lambda prompts: prompts.encode)
-            found = _best(await loaded.generator.tree.look_up(packed, prefix.salt))
-            return FromModel(loaded.name, await asyncio.to_thread(found.explain, packed, loaded.generator.prompts.decode))
+            known = await loaded.generator.tree.look_up(packed, prefix.salt)
+            replica = _best(known)
+            words = await asyncio.to_thread(known[replica].explain, packed, loaded.generator.prompts.decode)
+            return Explained(loaded.name, words, replica, known)
 
     async def pin(self, prefix: Ask, kept: bool) -> FromModel[Pinned]:
         """Keep a prefix that is known longer than others, or keep it no longer. What is not known whole stays as it is."""
         prefix = await with_overlay(prefix, self._catalog.overlay)
         async with self._using(prefix.model) as loaded:
             packed = await _encode_packed(prefix, loaded, lambda prompts: prompts.encode_prefix)
-            found = _best(await loaded.generator.tree.keep(packed, kept, prefix.salt))
+            known = await loaded.generator.tree.keep(packed, kept, prefix.salt)
+            found = known[_best(known)]
             explanation = await asyncio.to_thread(found.explain, packed, loaded.generator.prompts.decode)
             return FromModel(loaded.name, Pinned(explanation, found.is_kept))
 
@@ -200,6 +211,6 @@ async def _encode_packed(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompt
     return await asyncio.to_thread(pack, encoded.ids)
 
 
-def _best(found: Mapping[str, Lookup]) -> Lookup:
-    """What the replica knows that would reuse the most; of equal ones the first."""
-    return max(found.values(), key=lambda each: (each.cached, each.matched))
+def _best(known: Mapping[str, Lookup]) -> str:
+    """The name of the replica that would reuse the most; of equal ones the first."""
+    return max(known, key=lambda name: (known[name].cached, known[name].matched))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,11 @@ class RemoteTrees:
 
     async def _ask_trees(self, name: str, *arguments: Any) -> Mapping[str, Lookup]:
         found = await self._ask_all(name, *arguments)
-        return {replica: lookup for replica, only in found.items() for lookup in only.values()}
+        return {
+            replica: replace(lookup, root=f"{replica}{_SEPARATOR}{lookup.root}")
+            for replica, only in found.items()
+            for lookup in only.values()
+        }
 
     async def warm(self, prefix: Encoded, salt: str, tenant: str) -> Completion:
         """Compute a prefix and keep it, at the replica with the shortest queue."""
