@@ -6,8 +6,9 @@ READY   = $(VENV)/.ready
 PACKAGES = $(VENV)/.packages
 KERNELS = bough/engines/torch/cpu
 INTERPRETER = .venv-kernels
+RAY     = .venv-ray
 
-.PHONY: demo serve test test-kernels lint fix bench docs clean
+.PHONY: demo serve test test-kernels test-ray lint fix bench docs clean
 
 demo: $(READY)
 	$(BIN)/bough bench demo
@@ -21,6 +22,9 @@ test: $(READY)
 
 test-kernels: $(INTERPRETER)/.packages
 	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -q tests/engines/torch/pooled/*/test_kernels.py
+
+test-ray: $(RAY)/.packages
+	$(RAY)/bin/python -m pytest -q -m ray tests/ray
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -53,6 +57,12 @@ $(INTERPRETER)/.packages: pyproject.toml
 	    'triton>=3.6' 'numpy<2.3' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
 
+$(RAY)/.packages: pyproject.toml
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	BOUGH_NO_KERNELS=1 $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,ray]' \
+	    'anthropic>=2.8' 'hypothesis>=6.120' 'ollama>=0.6.3' 'openai>=2.54' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(INTERPRETER) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
+	rm -rf $(VENV) $(INTERPRETER) $(RAY) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info \
 	    $(KERNELS)/_kernels.*

@@ -44,6 +44,7 @@ START_S = 1800.0
 
 _ONGOING = 10_000  # Serve's own limit: a replica has its queue, and refuses what is beyond it
 _DRAIN_S = 120.0
+_OBJECT_BYTES = 128 * 2**20  # messages are small, and weights never go this way
 
 
 def deploy_replicas(settings: Settings) -> Any:
@@ -118,7 +119,12 @@ def connected(settings: Settings) -> Iterator[None]:
     """
     own: dict[str, Any] = {}
     if settings.ray == LOCAL:
-        own = {"include_dashboard": False, "num_cpus": max(settings.replicas, os.cpu_count() or 1)}
+        own = {
+            "num_cpus": max(settings.replicas, os.cpu_count() or 1),
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_BYTES,
+            "_node_ip_address": "127.0.0.1",  # no other machine needs to reach it
+        }
     ray.init(settings.ray, log_to_driver=False, configure_logging=False, namespace=NAMESPACE, **own)
     try:
         serve.start(proxy_location=ProxyLocation.Disabled)

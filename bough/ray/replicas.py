@@ -97,7 +97,7 @@ class RayReplicas:
 
 
 def _apart(start: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Start a call as one of its own. In an ingress, Serve takes all calls of one HTTP request for the same one: of two that
-    wait for a replica at the same time, one would wait for ever.
+    """Start a call as one of its own. In an ingress, Serve takes all calls of one HTTP request for the same one: of two
+    that wait for a replica at the same time, one would wait for ever.
     """
     return Context().run(start, *args, **kwargs)

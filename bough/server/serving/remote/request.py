@@ -24,6 +24,7 @@ from bough.types import Chunk, Completion, TokenLogprob
 log = logging.getLogger(__name__)
 
 MOST_LOST = 2
+MOST_UNHEARD = 4  # replicas that had gone before they took the request
 MOST_MOVES = 8  # to other replicas, because those before were full or shutting down
 MOVE_S = 0.1
 
@@ -55,6 +56,7 @@ class FollowedRequest:
         self._is_resumed = False
         self._replica = ""
         self._lost: list[str] = []
+        self._num_unheard = 0
         self._avoid: set[str] = set()
 
     def submit(self) -> None:
@@ -81,6 +83,7 @@ class FollowedRequest:
                 raise ReplicaLost(f"{self._replica} ended the stream of a request in its middle")
             except ReplicaLost as error:
                 self._note_lost(error)
+                await asyncio.sleep(MOVE_S)
             except ShuttingDown:
                 self._avoid.add(self._replica)
                 if len(self._avoid) > MOST_MOVES or not self._replica:
@@ -89,7 +92,12 @@ class FollowedRequest:
                 await asyncio.sleep(MOVE_S)
 
     def _note_lost(self, error: ReplicaLost) -> None:
-        name = self._replica or "a replica"
+        name = self._replica
+        if not name:  # it had gone before the request came there
+            self._num_unheard += 1
+            if self._num_unheard > MOST_UNHEARD:
+                raise Unavailable(f"{self._num_unheard} replicas in turn could not be reached; try again soon") from error
+            return
         self._lost.append(name)
         self._avoid.add(name)
         if len(self._lost) >= MOST_LOST:
