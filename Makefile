@@ -9,8 +9,9 @@ DEV     = $(VENV)/.dev
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 KERNELS = bough/engines/torch/cpu
 INTERPRETER = .venv-kernels
+RAY     = .venv-ray
 
-.PHONY: demo serve test test-kernels test-package test-browser screenshots package lint fix bench docs docs-serve clean
+.PHONY: demo serve test test-kernels test-package test-browser test-ray screenshots package lint fix bench docs docs-serve clean
 
 demo: $(READY)
 	$(BIN)/bough bench demo
@@ -19,8 +20,8 @@ serve: $(READY)
 	$(BIN)/bough serve
 
 test: $(READY) $(DEV)
-	$(BIN)/python -m pytest -q -m "not alone and not browser and not package" -n 2 --dist loadscope
-	$(BIN)/python -m pytest -q -m "alone and not browser and not package"
+	$(BIN)/python -m pytest -q -m "not alone and not browser and not package and not ray" -n 2 --dist loadscope
+	$(BIN)/python -m pytest -q -m "alone and not browser and not package and not ray"
 
 test-kernels: $(INTERPRETER)/.packages
 	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -q tests/engines/torch/pooled/*/test_kernels.py
@@ -33,9 +34,13 @@ test-package: package
 	$(BIN)/python -m pytest -q --packages dist -m package
 
 test-browser: $(READY) $(DEV)
-	command -v chromium >/dev/null || apt-get install -y -qq chromium || { echo "install Chromium first"; exit 1; }
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } \
+	    || { echo "install Chromium and Node first"; exit 1; }
 	node --test tests/web/*.test.mjs
 	$(BIN)/python -m pytest -q -m browser
+
+test-ray: $(RAY)/.packages
+	$(RAY)/bin/python -m pytest -q -m ray tests/ray
 
 screenshots: $(READY) $(DEV)
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m browser
@@ -80,6 +85,12 @@ $(INTERPRETER)/.packages: pyproject.toml
 	    'triton>=3.6' 'numpy<2.3' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
 
+$(RAY)/.packages: pyproject.toml
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	BOUGH_NO_KERNELS=1 $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,ray]' \
+	    'anthropic>=2.8' 'hypothesis>=6.120' 'ollama>=0.6.3' 'openai>=2.54' 'pytest>=8.3' 'pytest-timeout>=2.3'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(INTERPRETER) site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info \
+	rm -rf $(VENV) $(INTERPRETER) $(RAY) site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info \
 	    $(KERNELS)/_kernels.*

@@ -29,9 +29,14 @@ Errors of libraries are translated where they enter (downloads, model loading, e
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class BoughError(Exception):
-    """The root of the tree. Catch it to catch everything that Bough raises on purpose."""
+    """The root of the tree. Catch it to catch everything that Bough raises on purpose. Each can be pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class SettingsError(BoughError):
@@ -180,3 +185,11 @@ class KernelsMissing(BoughError):
 
 class EngineError(BoughError):
     """The engine failed in the middle of a forward pass. The groups of the lane may be at different offsets."""
+
+
+def _rebuild(kind: type[BoughError], args: tuple[Any, ...], state: dict[str, Any]) -> BoughError:
+    """An error as it was when it was pickled. Its text is made already, so it is not constructed again."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -162,6 +162,15 @@ KeepAlive = Annotated[
 MaxModels = Annotated[
     int | None, typer.Option(help="Models loaded at the same time; 0: as memory allows.", rich_help_panel=_SERVER)
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Run replicas on Ray Serve: local (a cluster of this machine), auto, or a cluster's address.",
+        metavar="ADDRESS",
+        rich_help_panel=_SERVER,
+    ),
+]
+Replicas = Annotated[int | None, typer.Option(help="Replicas on Ray; 0: as many as needed.", rich_help_panel=_SERVER)]
 Queue = Annotated[int | None, typer.Option(help="Requests that may wait for a lane.", rich_help_panel=_SERVER)]
 RequestTimeout = Annotated[
     str | None, typer.Option(help="The longest time that a request may take: 10m, never.", rich_help_panel=_SERVER)

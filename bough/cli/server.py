@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +46,8 @@ def serve(
     allowed_hosts: options.AllowedHosts = None,
     keep_alive: options.KeepAlive = None,
     max_models: options.MaxModels = None,
+    ray: options.Ray = None,
+    replicas: options.Replicas = None,
     queue: options.Queue = None,
     request_timeout: options.RequestTimeout = None,
     watchdog: options.Watchdog = None,
@@ -96,7 +99,8 @@ def run_server(settings: Settings, screen: Screen) -> None:
         is_coloured = notes.is_terminal and not notes.no_color
         set_up_logs(as_json=settings.log_json, is_terminal=notes.is_terminal, has_colours=is_coloured)
         files = find_model(settings.model, settings, progress, lambda plan: screen.note(f"fetching {plan.describe()}"))
-        service = make_service(settings, files, progress)
+        start = held.enter_context(_replicas(settings, files.name)) if settings.ray else None
+        service = make_service(settings, files, progress, start)
         app, url = make_app(service.settings, service), url_of(bound)
         if not is_loopback(bound) and settings.keys_file is None:
             screen.note(describe_exposure(url, settings.allowed_hosts))
@@ -110,6 +114,19 @@ def run_server(settings: Settings, screen: Screen) -> None:
             screen.note(f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 
         host(app, service.settings, service, bound, tell_ready)
+
+
+@contextmanager
+def _replicas(settings: Settings, model: str) -> Iterator[Any]:
+    """What starts the model on Ray, in place of loading it in this process. Raises BoughError without Ray."""
+    try:
+        from bough.ray.app import connected, start_here
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise BoughError("ray is not installed: pip install 'bough[ray]'") from error
+    with connected(settings):
+        yield start_here(settings, model)
 
 
 def describe_exposure(url: str, allowed_hosts: str) -> str:
@@ -184,7 +201,8 @@ def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:
     if as_json:
         screen.write_line(json.dumps(loaded, indent=2))
     elif loaded:
-        for line in align([_PS_HEADER, *map(_ps_row, loaded)], screen.width):
+        rows = [row for each in loaded for row in (_ps_row(each), *_replica_rows(each))]
+        for line in align([_PS_HEADER, *rows], screen.width):
             screen.write_line(line)
     else:
         screen.note(f"no model is loaded at {server}")
@@ -201,6 +219,7 @@ def read_loaded(client: Client) -> list[dict[str, Any]]:
 def _ps_facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     until = datetime.fromisoformat(model["expires_at"])
     stays = until.year > datetime.now(UTC).year + _FOR_EVER_YEARS
+    replicas = tree.get("replicas", {})
     return {
         "name": model["name"],
         "size_bytes": model["size"],
@@ -209,23 +228,38 @@ def _ps_facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
         "weights": model.get("weights", ""),
         "step": model.get("step", ""),
         "context_tokens": model["context_length"],
+        **_tree_facts(tree),
+        **({"replicas": {name: _tree_facts(own) for name, own in replicas.items()}} if replicas else {}),
+        "until": None if stays else until.isoformat(),
+    }
+
+
+def _tree_facts(tree: dict[str, Any]) -> dict[str, Any]:
+    return {
         "lanes": tree.get("lanes"),
         "busy_lanes": tree.get("busy_lanes"),
         "waiting": tree.get("queue"),
         "tree_tokens": tree.get("tokens"),
         "tree_bytes": tree.get("tree_bytes"),
-        "until": None if stays else until.isoformat(),
     }
 
 
 def _ps_row(facts: dict[str, Any]) -> tuple[str, ...]:
-    lanes = "" if facts["lanes"] is None else f"{facts['busy_lanes']} of {facts['lanes']} busy"
-    tokens = facts["tree_tokens"]
-    tree = "" if tokens is None else f"{tokens:,} tokens, {memory(facts['tree_bytes'])}"
     until = "for ever" if facts["until"] is None else ahead(datetime.fromisoformat(facts["until"]))
     size = filesize.decimal(facts["size_bytes"])
     context = f"{facts['context_tokens']:,}"
-    return (facts["name"], size, facts["engine"], facts["device"], context, lanes, tree, until)
+    return (facts["name"], size, facts["engine"], facts["device"], context, *_describe_tree(facts), until)
+
+
+def _replica_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each replica, below that of its model."""
+    return [(f"  {name}", "", "", "", "", *_describe_tree(own), "") for name, own in facts.get("replicas", {}).items()]
+
+
+def _describe_tree(facts: dict[str, Any]) -> tuple[str, str]:
+    lanes = "" if facts["lanes"] is None else f"{facts['busy_lanes']} of {facts['lanes']} busy"
+    tokens = facts["tree_tokens"]
+    return lanes, "" if tokens is None else f"{tokens:,} tokens, {memory(facts['tree_bytes'])}"
 
 
 def stop(

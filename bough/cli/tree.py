@@ -175,6 +175,8 @@ def _explain_lines(found: dict[str, Any]) -> Iterator[str]:
         facts["the prompt continues"] = repr(found["prompt_goes_on"])
     for number, text in enumerate(found["tree_goes_on"][:_SHOWN_BRANCHES], start=1):
         facts[f"the tree continues ({number})"] = repr(text)
+    for name, known in found.get("replicas", {}).items():
+        facts[name] = f"{known['matched_tokens']:,} matched, {known['cached_tokens']:,} cached"
     yield from describe(facts)
 
 

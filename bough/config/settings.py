@@ -31,6 +31,7 @@ _AT_LEAST_0 = (
     "port",
     "max_models",
     "queue",
+    "replicas",
     "max_body",
     "rate_limit",
 )
@@ -150,6 +151,12 @@ class Settings:
         300.0, 'Seconds that a model stays loaded after its last use; "never" or -1 never unloads it.'
     )
     max_models: int = _setting(0, "The most models loaded at the same time; with 0 as many as memory allows.")
+    ray: str = _setting(
+        "",
+        'Run replicas of the model on Ray Serve: "local" starts a cluster of this machine, "auto" or an address uses one '
+        "that runs; empty: no Ray.",
+    )
+    replicas: int = _setting(0, "The number of replicas on Ray; with 0 as many as are needed, up to one for each GPU.")
     queue: int = _setting(64, "The most requests that may wait for a lane; further ones are refused.")
     request_timeout: float | None = _setting(
         None, 'The most seconds that one request may take, waiting included; "never" sets no limit.'

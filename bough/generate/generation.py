@@ -13,7 +13,7 @@ from dataclasses import replace
 from bough.cache.session import Reuse, ReuseSession
 from bough.cache.tree.state import Lane
 from bough.engines.contract import Engine, Logits
-from bough.errors import PromptTooLong
+from bough.errors import PromptTooLong, RequestError
 from bough.generate.constraints import Constraint
 from bough.generate.loops import CHECK_EVERY, find_cycle
 from bough.generate.request import Request, Uniforms, default_max_tokens
@@ -97,6 +97,7 @@ class Generation:
         clock: Callable[[], float],
     ) -> None:
         self.request = request
+        self._known_ids = request.known_ids
         self.logits: Logits = None
         self.next_id: int | None = None
         self.finish_reason: FinishReason | None = None
@@ -123,7 +124,24 @@ class Generation:
         self._started_s = 0.0
         self._reported = -1  # tokens of the prompt, as the last progress told
         self._max_tokens = self._limit()
-        self._room = min(self._max_tokens, RESERVE_TOKENS)  # generated tokens that are reserved in the lane
+        self._room = min(self._max_tokens, RESERVE_TOKENS + len(request.resumed_ids))  # so many are reserved in the lane
+        self._replay()
+
+    def _replay(self) -> None:
+        """Take up the tokens that were generated before, as if they came now. Their text was delivered then.
+
+        Raises RequestError for one that cannot be part of this answer.
+        """
+        resumed = self.request.resumed_ids
+        for number, token_id in enumerate(resumed):
+            if token_id in self._eos_ids or not 0 <= token_id < self._engine.vocab_size:
+                raise RequestError(f"resumed_ids[{number}] is {token_id}, which no answer of this model has")
+            self._append(token_id)
+            self._text.add(token_id)
+        if resumed:
+            self.finish_reason = self._reason_to_stop()
+            if self.finish_reason is not None:
+                self._last_chunk("", (), ())
 
     def _limit(self) -> int:
         """How many tokens may be generated. Raises PromptTooLong if the context has no room for one."""
@@ -140,10 +158,10 @@ class Generation:
         request = self.request
         self._started_s = self.clock()
         self._session = reuse.begin(
-            request.ids,
+            self._known_ids,
             boundaries=request.boundaries,
             salt=request.salt,
-            max_new_tokens=self._room,
+            max_new_tokens=max(0, self._room - len(request.resumed_ids)),
             keep=request.keep,
             store=request.store,
             reuse=not request.scores_prompt,
@@ -200,7 +218,7 @@ class Generation:
         with self.session.feeding(chunk):
             self._evaluate(chunk)
         self.session.publish()
-        self.is_prefilled = self.lane.offset >= len(self.request.ids)
+        self.is_prefilled = self.lane.offset >= len(self._known_ids)
         seconds = self.clock() - started_s
         if self._scorer is None:  # otherwise it takes longer than usual
             size.measure(len(chunk), seconds)
@@ -213,7 +231,7 @@ class Generation:
 
     def _evaluate(self, chunk: list[int]) -> None:
         """Feed a chunk to the lane; keeps its logits, or what the request wants instead of them after the last chunk."""
-        is_last = self.lane.offset + len(chunk) >= len(self.request.ids)
+        is_last = self.lane.offset + len(chunk) >= len(self._known_ids)
         if self.request.wants_state and is_last:
             self._state = self._engine.evaluate_state(self.lane, chunk)
         else:
@@ -255,11 +273,7 @@ class Generation:
         if token_id in self._eos_ids:
             self.finish_reason = "stop"
             return self._last_chunk("", (), ())
-        self._token_ids.append(token_id)
-        if self._seen is not None:
-            self._seen.add(token_id)
-        if self._constraint:
-            self._constraint.accept(token_id)
+        self._append(token_id)
         logprobs: tuple[TokenLogprob, ...] = ()
         if sampled.logprob is not None:
             logprobs = (self._text.logprob(sampled),)
@@ -270,6 +284,14 @@ class Generation:
             return self._last_chunk(text, (token_id,), logprobs)
         self.next_id = token_id
         return Chunk(text, (token_id,), logprobs)
+
+    def _append(self, token_id: int) -> None:
+        """Make a token part of the answer, and so of what the next one depends on."""
+        self._token_ids.append(token_id)
+        if self._seen is not None:
+            self._seen.add(token_id)
+        if self._constraint:
+            self._constraint.accept(token_id)
 
     def note_step(self, seconds: float) -> None:
         """Add the time of the decode step that gave the last accepted token."""
@@ -314,9 +336,10 @@ class Generation:
         return self.is_done
 
     def _report_progress(self) -> None:
-        if (done := self.done_tokens) > self._reported:  # less, if a load was given up
+        total = len(self.request.ids)
+        if (done := min(self.done_tokens, total)) > self._reported:  # less, if a load was given up
             self._reported = done
-            self.request.on_progress(done, len(self.request.ids))
+            self.request.on_progress(done, total)
 
     def completion(self) -> Completion:
         """The answer so far, with its usage and timings."""
@@ -341,15 +364,16 @@ class Generation:
         """How many tokens were found, reused, evaluated and generated so far. Zero before `begin`.
 
         While the request loads, the tokens that are planned to be reused count as such. If it ends meanwhile, none was.
+        Tokens that were generated before are no part of the prompt, whether they were reused or evaluated again.
         """
         prompt_tokens, session = len(self.request.ids), self._session
         if session is None:
             return Usage(prompt_tokens=prompt_tokens)
-        cached = 0 if self.is_loading and self.is_done else session.cached
+        cached = 0 if self.is_loading and self.is_done else min(session.cached, prompt_tokens)
         evaluated = 0 if self.is_loading else min(self.lane.offset, prompt_tokens) - cached
         return Usage(
             prompt_tokens=prompt_tokens,
-            matched_tokens=session.matched,
+            matched_tokens=min(session.matched, prompt_tokens),
             cached_tokens=cached,
             computed_tokens=evaluated,
             completion_tokens=len(self._token_ids),

@@ -34,6 +34,9 @@ class Request:
     for the log-probabilities of the prompt's tokens, too, with as many alternatives as `params.logprobs` says; then nothing
     is reused, though what is computed is kept. `wants_state` asks for the last hidden state after the prompt; then nothing
     is generated. `end_ids` end this answer besides the model's own.
+
+    `resumed_ids` are tokens of the answer that were generated before, perhaps on another machine. They count as generated:
+    the answer goes on after them with the tokens, and the text, that it would have had without a break.
     """
 
     ids: Sequence[int]
@@ -48,8 +51,14 @@ class Request:
     scores_prompt: bool = False
     wants_state: bool = False
     end_ids: frozenset[int] = frozenset()
+    resumed_ids: Sequence[int] = ()
     is_cancelled: Callable[[], bool] = _never
     on_progress: Callable[[int, int], None] = _ignore
+
+    @property
+    def known_ids(self) -> Sequence[int]:
+        """What a lane must hold before the next token can be chosen: the prompt, and what was generated before."""
+        return [*self.ids, *self.resumed_ids] if self.resumed_ids else self.ids
 
 
 def default_max_tokens(context_tokens: int) -> int:

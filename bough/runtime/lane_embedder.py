@@ -38,15 +38,12 @@ class Prepare(Protocol):
     ) -> Generation: ...
 
 
-class LaneEmbedder:
-    """Implements `bough.runtime.embedding.Embedder` over the lanes of a loaded model."""
+class TextTokenizer:
+    """Turns texts to embed into ids, as a language model takes them. Any thread may call it."""
 
-    def __init__(self, engine: Engine, prompts: Prompts, prepare: Prepare, submit: Callable[[Job], None]) -> None:
+    def __init__(self, prompts: Prompts, max_tokens: int) -> None:
         self._prompts = prompts
-        self._prepare = prepare
-        self._submit = submit
-        self.dimensions = engine.state_size
-        self.max_tokens = engine.context_tokens
+        self.max_tokens = max_tokens
 
     def tokenize(self, text: str, *, truncate: bool) -> list[int]:
         """The ids of a text without a chat template, with the special tokens that the tokenizer adds."""
@@ -61,6 +58,16 @@ class LaneEmbedder:
         if len(checked) > self.max_tokens and not truncate:
             raise PromptTooLong(len(checked), self.max_tokens)
         return _require_some(checked[: self.max_tokens])
+
+
+class LaneEmbedder(TextTokenizer):
+    """Implements `bough.runtime.embedding.Embedder` over the lanes of a loaded model."""
+
+    def __init__(self, engine: Engine, prompts: Prompts, prepare: Prepare, submit: Callable[[Job], None]) -> None:
+        super().__init__(prompts, engine.context_tokens)
+        self._prepare = prepare
+        self._submit = submit
+        self.dimensions = engine.state_size
 
     def start(
         self,

@@ -123,17 +123,22 @@ class Runtime:
         choice: int = 0,
         prompt_logprobs: bool = False,
         wants_state: bool = False,
+        resumed_ids: Sequence[int] = (),
         is_cancelled: Callable[[], bool] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Generation:
         """Check a request and make its generation, which the caller drives. Raises RequestError or PromptTooLong.
 
-        With `wants_state` nothing is generated: the completion has the last hidden state after the prompt.
+        With `wants_state` nothing is generated: the completion has the last hidden state after the prompt. With
+        `resumed_ids` an answer goes on that was begun before: they are what was generated of it, and `params` need the seed
+        that it had.
         """
         if prompt_logprobs and params.logprobs is None:
             raise RequestError("prompt_logprobs needs logprobs: the number of likeliest tokens to tell, from 0 on")
         if wants_state:
             self._require_state(prompt_logprobs=prompt_logprobs)
+        if resumed_ids and (wants_state or prompt_logprobs):
+            raise RequestError("an answer that goes on scores no prompt and has no embedding: these come before its tokens")
         params = self._apply_settings(params)
         hooks: dict[str, Any] = {"is_cancelled": is_cancelled, "on_progress": on_progress}
         request = Request(
@@ -149,6 +154,7 @@ class Runtime:
             scores_prompt=prompt_logprobs,
             wants_state=wants_state,
             end_ids=encoded.end_ids,
+            resumed_ids=tuple(resumed_ids),
             **{name: hook for name, hook in hooks.items() if hook is not None},
         )
         return self._generation(request)

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from bough.cache.prefix_cache import ReuseVersion
-from bough.cache.tree.tokens import pack
+from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import BoughError, EngineError
 from bough.generate.generation import Generation
 from bough.types import Chunk, Completion, Usage
@@ -81,11 +81,11 @@ class Job:
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
-        self.packed = pack(self.generation.request.ids)
+        self.packed = pack(self.generation.request.known_ids)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.generation.request.ids)
+        return num_tokens(self.packed)
 
     @property
     def reuses(self) -> bool:
@@ -94,7 +94,7 @@ class Job:
 
     @property
     def remaining(self) -> int:
-        """Prompt tokens that are still to be evaluated. The request must have a lane."""
+        """Tokens that are still to be evaluated before the first one is chosen. The request must have a lane."""
         return self.num_tokens - self.generation.done_tokens
 
     @property

@@ -78,7 +78,7 @@ class Verifier:
         except (BoughError, MemoryError) as error:
             log.info("a cache hit could not be recorded for a check: %s", error)
         else:
-            self._pending.append(CacheHit(generation.request.ids, usage.cached_tokens, top))
+            self._pending.append(CacheHit(generation.request.known_ids, usage.cached_tokens, top))
 
     def next_check(self) -> Job | None:
         """The oldest recorded hit, as a request that computes its prompt from the first token."""

@@ -42,7 +42,7 @@ from bough.server.http.logs import LogsMiddleware
 from bough.server.http.security import PAGE_PATH, SCHEMA_PATH, Authenticator, SecurityMiddleware
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.loaded_model import start_model
+from bough.server.serving.loaded_model import Start, start_model
 from bough.server.serving.service import Service
 from bough.types import Progress
 
@@ -106,15 +106,18 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
     return app
 
 
-def make_service(settings: Settings, files: ModelFiles, progress: Progress | None = None) -> Service:
-    """A service whose default model is this one, under the name that clients use. `progress` is told how models load.
+def make_service(
+    settings: Settings, files: ModelFiles, progress: Progress | None = None, start: Start | None = None
+) -> Service:
+    """A service whose default model is this one, under the name that clients use. `progress` is told how models load;
+    `start` loads them, in this process if it is not given.
 
     Raises SettingsError for an alias of the settings that stands for nothing.
     """
     settings = replace(settings, model=files.name)
     catalog = Catalog(settings, files)
     catalog.check_aliases()
-    start = partial(start_model, progress=progress)
+    start = start or partial(start_model, progress=progress)
     return Service(settings, LoadedModels(settings, catalog, start=start), catalog)
 
 

@@ -1,6 +1,7 @@
 """Servers that tests share: one of the default model for all of them, and small ones with other settings.
 
-`pytest tests/server --server-engine mlx` runs them all on MLX.
+`pytest tests/server --server-engine mlx` runs them all on MLX, `pytest tests/server/apis --server-replicas 2` the APIs over
+replicas on Ray.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from tests.server.servers import Server, StartServer, make_chat_folder, running
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server-engine", help="the engine of the servers under test: torch or mlx")
+    parser.addoption("--server-replicas", help="run the servers under test on Ray, with so many replicas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Every server that a test starts has this process's environment, whichever way it is started."""
     if engine := config.getoption("server_engine", default=None):
         os.environ["BOUGH_ENGINE"] = engine
+    if replicas := config.getoption("server_replicas", default=None):
+        os.environ |= {"BOUGH_RAY": "local", "BOUGH_REPLICAS": replicas, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @pytest.fixture(scope="session")

@@ -85,6 +85,11 @@ class Rates:
         known = self._byte_s.get(tier)
         return 0.0 if known is None or self._clock() - known.measured_s > STALE_S else known.value
 
+    def measured(self) -> tuple[dict[int, float], dict[Tier, float]]:
+        """Seconds a token by band, and seconds a byte by tier, as far as they are known."""
+        tokens = {band: known.value for band, known in self._token_s.items()}
+        return tokens, {tier: known.value for tier, known in self._byte_s.items()}
+
     def prefill_s(self, start: int, end: int) -> float | None:
         """Seconds that computing tokens [start, end) would take; None if nothing was computed yet."""
         if not self._token_s:

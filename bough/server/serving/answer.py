@@ -6,9 +6,8 @@ and gives them out as events.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bough.errors import BoughError
@@ -17,6 +16,7 @@ from bough.server.serving.ask import Ask, Delta, Event, Progress, Started
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.loaded_model import LoadedModel
 from bough.server.serving.metrics import Metrics
+from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.progress import LiveRequests
 from bough.server.serving.prompting.prompt import PreparedPrompt
 from bough.server.serving.record import RequestRecord, current_request_id, note_record
@@ -54,7 +54,8 @@ class AnswerListener:
         self._put(_Loaded(usage))
 
     def on_progress(self, done_tokens: int, total_tokens: int) -> None:
-        self._put(Progress(done_tokens, total_tokens))
+        if self._choice == 0:  # it tells for all choices
+            self._put(Progress(done_tokens, total_tokens))
 
     def on_chunk(self, chunk: Chunk) -> None:
         self._inbox.put(self._mailbox, (self._choice, chunk))
@@ -87,10 +88,8 @@ class Answer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.ask = ask
-        self.started = Started(
-            Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.generator.prefix_cache.is_enabled
-        )
-        self.cancelled = threading.Event()
+        self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.generator.stores_answers)
+        self._running: Sequence[PreparedRequest] = ()  # by choice
         self._mailbox: Mailbox[ChoiceMessage] = Mailbox()
         self._unread: list[ChoiceMessage] = []  # what came together with the message that began the answer
         self.listeners = [AnswerListener(choice, self._mailbox, inbox) for choice in range(ask.num_choices)]
@@ -109,8 +108,15 @@ class Answer:
         """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
         self.started = replace(self.started, prompt_ids=prepared.encoded.ids, params=prepared.params, echo=prepared.echo)
         self.progress.prompt_ids = prepared.encoded.ids
-        ask, tokenizer = self.ask, self._loaded.generator.tokenizer
+        ask, tokenizer = self.ask, self._loaded.generator.prompts.tokenizer
         self._parsers = [AnswerParser(prepared, tokenizer, choice, ask) for choice in range(ask.num_choices)]
+
+    def set_requests(self, requests: Sequence[PreparedRequest]) -> None:
+        """Run the requests of all choices, until they end or the answer is closed. Raises Unavailable."""
+        self._running = requests
+        self.progress.request = requests[0]
+        for request in requests:
+            request.submit()
 
     async def start(self) -> None:
         """Wait until the first choice has a lane. Raises the error if the request fails before."""
@@ -180,7 +186,8 @@ class Answer:
         """End the answer, count it and release its model. Computed state is kept. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self.cancelled.set()
+            for request in self._running:
+                request.cancel()
             record = self._record()
             self._models.release(self._loaded)
             self._metrics.request_done(record)

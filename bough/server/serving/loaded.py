@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -29,7 +29,8 @@ from bough.config import Settings
 from bough.errors import NoRoom, ShuttingDown
 from bough.models import ModelFiles
 from bough.server.serving.catalog import Catalog, LoadedEntry
-from bough.server.serving.loaded_model import AnyRuntime, LoadedModel, Start, num_text_places, start_model
+from bough.server.serving.loaded_model import LoadedModel, Start, num_text_places, start_model
+from bough.server.serving.model.contract import ServedRuntime
 from bough.system.resources import HostMemory, read_host_memory
 from bough.system.threads import run_in_thread
 
@@ -247,11 +248,12 @@ class LoadedModels:
             log.info("the model %s was loaded in %.1f s: %s", files.name, load_s, loaded.description)
             self._note_change()
 
-    async def _start_retrying(self, files: ModelFiles) -> AnyRuntime:
+    async def _start_retrying(self, files: ModelFiles) -> ServedRuntime:
         """Load the model. If memory runs out, unload idle models one by one and try again."""
         while True:
             try:
-                return await run_in_thread(self._start, files, self._settings)
+                started = await run_in_thread(self._start, files, self._settings)
+                return await started if isinstance(started, Awaitable) else started
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import cast
 
 from bough.config import Settings
 from bough.errors import RequestError
@@ -12,14 +14,17 @@ from bough.models import ModelFiles
 from bough.runtime import EncoderRuntime, Runtime, load_any
 from bough.runtime.embedding import WINDOW, Embedder
 from bough.runtime.encoding import EncoderReranker
-from bough.scheduling.worker import Limits, Worker
+from bough.scheduling.worker import Limits
 from bough.server.serving.catalog import CatalogEntry
+from bough.server.serving.model.contract import Generator, ServedRuntime, ServedWorker
+from bough.server.serving.model.in_process import InProcessGenerator
 from bough.server.serving.overlay import OtherTemplates
 from bough.server.serving.prompting.prompt import PromptThreads
+from bough.server.serving.remote.model import RemoteModel
 from bough.types import Progress
 
-AnyRuntime = Runtime | EncoderRuntime
-Start = Callable[[ModelFiles, Settings], AnyRuntime]
+Start = Callable[[ModelFiles, Settings], ServedRuntime | Awaitable[ServedRuntime]]
+"""Loads a model, in a thread. What it returns may still have to be awaited on the event loop."""
 
 
 @dataclass(eq=False)
@@ -31,7 +36,7 @@ class LoadedModel:
     """
 
     name: str
-    runtime: AnyRuntime
+    runtime: ServedRuntime
     info: CatalogEntry
     num_bytes: int
     load_s: float
@@ -47,13 +52,19 @@ class LoadedModel:
     @property
     def generates(self) -> bool:
         """Whether the model generates text, and so has a tree."""
-        return isinstance(self.runtime, Runtime)
+        return self._generator is not None
 
     @property
-    def generator(self) -> Runtime:
-        if not isinstance(self.runtime, Runtime):
+    def generator(self) -> Generator:
+        if self._generator is None:
             raise RequestError(f"the model {self.name} generates no text: it is for embeddings, or for ranking texts")
-        return self.runtime
+        return self._generator
+
+    @cached_property
+    def _generator(self) -> Generator | None:
+        if isinstance(self.runtime, RemoteModel):
+            return self.runtime
+        return InProcessGenerator(self.runtime) if isinstance(self.runtime, Runtime) else None
 
     @property
     def embedder(self) -> Embedder:
@@ -61,12 +72,12 @@ class LoadedModel:
 
     @property
     def reranker(self) -> EncoderReranker:
-        if isinstance(self.runtime, Runtime):
+        if self.generates:
             raise RequestError(f"the model {self.name} generates text, and ranks no documents")
-        return self.runtime.reranker
+        return cast("EncoderRuntime", self.runtime).reranker
 
     @property
-    def worker(self) -> Worker:
+    def worker(self) -> ServedWorker:
         return self.runtime.worker
 
     @property
@@ -86,7 +97,7 @@ class LoadedModel:
         return "; ".join([f"{info.name}, {info.device}, {info.weights}", *more])
 
 
-def start_model(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> AnyRuntime:
+def start_model(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> ServedRuntime:
     """Load a model and start its engine's thread, which tidies up and takes statistics from now on."""
     runtime = load_any(files, settings, progress, limits=Limits(settings.queue, settings.watchdog))
     try:
@@ -97,6 +108,6 @@ def start_model(files: ModelFiles, settings: Settings, progress: Progress | None
     return runtime
 
 
-def num_text_places(runtime: AnyRuntime, settings: Settings) -> int:
+def num_text_places(runtime: ServedRuntime, settings: Settings) -> int:
     """How many texts to embed or score may wait for the engine; half of a generator's queue stays free for chats."""
-    return max(1, settings.queue // 2 if isinstance(runtime, Runtime) else settings.queue * WINDOW)
+    return max(1, settings.queue // 2 if isinstance(runtime, Runtime | RemoteModel) else settings.queue * WINDOW)

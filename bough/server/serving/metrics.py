@@ -151,8 +151,9 @@ class _Models(Collector):
         return []  # so that registering reads no model
 
     def collect(self) -> Iterator[Metric]:
-        figures = {loaded.name: loaded.worker.snapshot() for loaded in self._models.list()}
-        yield GaugeMetricFamily("bough_models_loaded", "Models in memory", value=len(figures))
+        models = {loaded.name: loaded.worker.snapshot() for loaded in self._models.list()}
+        yield GaugeMetricFamily("bough_models_loaded", "Models in memory", value=len(models))
+        figures = {labels: figure for model, whole in models.items() for labels, figure in _by_replica(model, whole)}
         yield _gauge("bough_queue_length", "Requests that wait for a lane", figures, {(): _get("queue")})
         lanes: Reads = {("busy",): _get("busy_lanes"), ("idle",): _count_idle_lanes}
         yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
@@ -166,7 +167,16 @@ class _Models(Collector):
             yield _counter(name, text, figures, key)
 
 
-Figures = dict[str, dict[str, Any]]
+def _by_replica(model: str, figure: dict[str, Any]) -> Iterator[tuple[Labels, dict[str, Any]]]:
+    """The figures of each replica of a model; those of a model without replicas as they are."""
+    if "replicas" not in figure:
+        yield (model,), figure
+    for name, own in figure.get("replicas", {}).items():
+        yield (model, name), own
+
+
+Labels = tuple[str, ...]  # the model and, if it has replicas, which
+Figures = dict[Labels, dict[str, Any]]
 Read = Callable[[dict[str, Any]], float | None]
 Reads = dict[tuple[str, ...], Read]  # by the values of the labels
 
@@ -209,18 +219,22 @@ _TOTALS = (
 
 
 def _gauge(name: str, text: str, figures: Figures, reads: Reads, labels: tuple[str, ...] = ()) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=("model", *labels))
-    for model, figure in figures.items():
+    family = GaugeMetricFamily(name, text, labels=(*_label_names(figures), *labels))
+    for of_model, figure in figures.items():
         for values, read in reads.items():
             value = read(figure)
             if value is not None:
-                family.add_metric([model, *values], value)
+                family.add_metric([*of_model, *values], value)
     return family
 
 
 def _counter(name: str, text: str, figures: Figures, key: str) -> Metric:
-    family = CounterMetricFamily(name, text, labels=("model",))
-    for model, figure in figures.items():
+    family = CounterMetricFamily(name, text, labels=_label_names(figures))
+    for of_model, figure in figures.items():
         if key in figure:
-            family.add_metric([model], figure[key])
+            family.add_metric(of_model, figure[key])
     return family
+
+
+def _label_names(figures: Figures) -> Labels:
+    return ("model", "replica")[: max(map(len, figures), default=1)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from bough.scheduling.job import Job
+from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.record import RequestRecord
 from bough.types import Usage
 
@@ -40,7 +40,7 @@ class RequestProgress:
     model: str
     salt: str
     opened_s: float
-    job: Job | None = None  # of the first choice
+    request: PreparedRequest | None = None  # of the first choice
     prompt_ids: Sequence[int] = ()
     answer_ids: Sequence[int] = ()
     usage: Usage = field(default_factory=Usage)
@@ -124,7 +124,7 @@ class LiveRequests:
         """A request has ended, however."""
         self._running.pop(progress, None)
         self._ids.discard((progress.salt, progress.request_id))
-        progress.job = None  # it holds a lane's session, and so the model
+        progress.request = None  # it holds a lane's session, and so the model
         progress.record = record
         progress.end = "failed" if record.error else "done" if is_complete else "cancelled"
         for salt in (None, progress.salt):

@@ -17,7 +17,6 @@ from typing import Literal
 
 from bough.config import Settings
 from bough.errors import PromptTooLong, RequestCancelled
-from bough.scheduling.job import Job
 from bough.server.serving.answer import Answer, ChoiceMessage
 from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
@@ -27,6 +26,7 @@ from bough.server.serving.events.hub import EventHub
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.loaded_model import LoadedModel
 from bough.server.serving.metrics import Metrics
+from bough.server.serving.model.contract import GenerateRequest, PreparedRequest
 from bough.server.serving.overlay import with_overlay
 from bough.server.serving.progress import LiveRequests
 from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
@@ -78,20 +78,17 @@ class Service:
             self.models.release(loaded)
             raise
         try:
-            jobs = await loaded.threads.run(
-                lambda is_cancelled: self._make_jobs(answer, loaded, is_cancelled), ask.num_chars
+            answer.set_requests(
+                await loaded.threads.run(lambda is_cancelled: self._prepare(answer, loaded, is_cancelled), ask.num_chars)
             )
-            answer.progress.job = jobs[0]
-            for job in jobs:
-                loaded.worker.submit(job)
             await answer.start()
         except BaseException:
             answer.close()
             raise
         return answer
 
-    def _make_jobs(self, answer: Answer, loaded: LoadedModel, is_cancelled: Callable[[], bool]) -> list[Job]:
-        """Prepare the prompt of an answer, and a job for each choice; a seed gives each choice its own text, by its number.
+    def _prepare(self, answer: Answer, loaded: LoadedModel, is_cancelled: Callable[[], bool]) -> list[PreparedRequest]:
+        """Prepare the prompt of an answer, and a request for each choice; a seed gives each number its own text.
 
         This runs in one of the model's threads for prompts.
         """
@@ -101,22 +98,21 @@ class Service:
         answer.set_prompt(prepared)
         timeout_s = self.settings.request_timeout
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        jobs = []
+        requests = []
         for choice, listener in enumerate(answer.listeners):
             if is_cancelled():
                 raise RequestCancelled("the client disconnected")
-            generation = loaded.generator.prepare(
+            request = GenerateRequest(
                 prepared.encoded,
                 prepared.params,
-                salt=ask.salt,
-                choice=ask.first_choice + choice,
-                prompt_logprobs=ask.scores_prompt and choice == 0,
-                is_cancelled=answer.cancelled.is_set,
-                on_progress=listener.on_progress if choice == 0 else None,
+                ask.salt,
+                ask.first_choice + choice,
+                tenant_of(ask.salt) if self.settings.keys_file else "",
+                deadline_s,
+                scores_prompt=ask.scores_prompt and choice == 0,
             )
-            tenant = tenant_of(ask.salt) if self.settings.keys_file else ""
-            jobs.append(Job(generation, listener, deadline_s, tenant=tenant))
-        return jobs
+            requests.append(loaded.generator.prepare(request, listener))
+        return requests
 
     async def complete(self, ask: Ask) -> Answered:
         """The whole answer. Cancelling the caller cancels the answer."""
@@ -135,7 +131,7 @@ class Service:
     async def require_fit(self, ask: Ask) -> None:
         """Raise PromptTooLong unless the prompt of an ask leaves room in the model's context."""
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
-            num_tokens, context = await self._count_tokens(ask, loaded), loaded.generator.engine.context_tokens
+            num_tokens, context = await self._count_tokens(ask, loaded), loaded.generator.context_tokens
         if num_tokens + (ask.params.max_tokens != 0) > context:
             raise PromptTooLong(num_tokens, context)
 
@@ -231,9 +227,9 @@ def _facts_of(loaded: LoadedModel) -> ModelFacts:
     return ModelFacts(
         loaded.name,
         loaded.generator.prompts,
-        loaded.generator.engine.context_tokens,
+        loaded.generator.context_tokens,
         knows_tools="tools" in abilities,
         knows_thinking="thinking" in abilities,
         has_template=bool(loaded.info.template),
-        max_tokens=loaded.generator.settings.max_tokens,
+        max_tokens=loaded.generator.max_tokens,
     )

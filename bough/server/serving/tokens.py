@@ -58,7 +58,7 @@ class TokenService:
                 number = f"{'at least ' * error.is_least}{error.prompt_tokens:,}"
                 raise RequestError(f"the prompt has {number} tokens, and may have {max_tokens:,}") from error
             pieces = [prompts.tokenizer.token_bytes(each) for each in ids] if options.has_pieces else []
-            return Tokens(ids, pieces, loaded.generator.engine.context_tokens)
+            return Tokens(ids, pieces, loaded.generator.context_tokens)
 
         async with self._models.using(self._models.choose_name(ask.model)) as loaded:
             return await loaded.threads.run(work, ask.num_chars)

@@ -26,7 +26,7 @@ TOKENIZER = Tokenizer(byte_level())
 LOADED: Any = SimpleNamespace(
     name="m",
     info=SimpleNamespace(digest="0123"),
-    generator=SimpleNamespace(tokenizer=TOKENIZER, prefix_cache=SimpleNamespace(is_enabled=True)),
+    generator=SimpleNamespace(prompts=SimpleNamespace(tokenizer=TOKENIZER), stores_answers=True),
 )
 STARTED = Usage(prompt_tokens=10, matched_tokens=6, cached_tokens=6)
 CALLS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'

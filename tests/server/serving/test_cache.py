@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bough.cache.admin.view import Explanation, Lookup
+from bough.cache.admin.view import Lookup
 from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
@@ -25,27 +24,19 @@ from bough.server.serving.prompting.prompt import LARGE_CHARS, PromptThreads
 from bough.server.serving.service import Service
 
 
-def _call_at_once(work: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(work())
-    return future
-
-
 class OneModel(Service):
     """A service with one model of a context of 100, which notes on which thread it is asked to do what."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
-        prompts = SimpleNamespace(encode=self._encode, encode_prefix=self._encode)
-        cache = SimpleNamespace(look_up=self._look_up, keep=self._look_up, describe=self._describe)
-        engine = SimpleNamespace(context_tokens=100)
+        prompts = SimpleNamespace(encode=self._encode, encode_prefix=self._encode, decode=self._decode)
+        tree = SimpleNamespace(look_up=self._look_up, keep=self._look_up)
         self.loaded: Any = SimpleNamespace(
             name="m",
-            generator=SimpleNamespace(prompts=prompts, cache=cache, engine=engine),
+            generator=SimpleNamespace(prompts=prompts, tree=tree, context_tokens=100),
             info=SimpleNamespace(capabilities=()),
             templates=OtherTemplates(),
             threads=PromptThreads(),
-            worker=SimpleNamespace(call=_call_at_once),
         )
         models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using, choose_name=lambda name: name or "m")
         super().__init__(Settings(), models, SimpleNamespace(overlay=lambda name: Overlay()))  # type: ignore[arg-type]
@@ -59,13 +50,13 @@ class OneModel(Service):
         limit.check(len(prompt))
         return SimpleNamespace(ids=[1] * len(prompt))
 
-    def _look_up(self, prompt: bytes, *args: Any) -> Lookup:
+    async def _look_up(self, prompt: bytes, *args: Any) -> dict[str, Lookup]:
         self.steps.append(f"asked for {num_tokens(prompt)} ids")
-        return Lookup(3, 3, (), is_kept=True, is_enabled=True)
+        return {"": Lookup(3, 3, (), is_kept=True, is_enabled=True)}
 
-    def _describe(self, found: Lookup, prompt: bytes) -> Explanation:
+    def _decode(self, ids: Sequence[int]) -> str:
         self.steps.append(f"put into words by {_thread()}")
-        return found.explain(prompt, lambda ids: "")
+        return ""
 
 
 def _thread() -> str:

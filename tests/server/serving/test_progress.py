@@ -55,7 +55,7 @@ def test_a_request_that_has_ended_is_kept_for_nobody_but_who_follows_it() -> Non
     ended = followed.take_ended()
 
     assert [each.request_id for each in ended] == [str(number) for number in range(5, MOST_ENDED + 5)]
-    assert all(each.job is None for each in ended)
+    assert all(each.request is None for each in ended)
 
 
 def test_totals_are_counted_by_model_and_salt_and_bounded() -> None:

@@ -25,7 +25,7 @@ class OneModel:
     """A loaded model that has only a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        runtime = SimpleNamespace(prompts=Prompts(tokenizer, 500), engine=SimpleNamespace(context_tokens=8))
+        runtime = SimpleNamespace(prompts=Prompts(tokenizer, 500), context_tokens=8)
         self._loaded = SimpleNamespace(generator=runtime, threads=PromptThreads(), info=SimpleNamespace(capabilities=()))
 
     def choose_name(self, name: str | None) -> str:

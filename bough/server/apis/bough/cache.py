@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -28,7 +28,7 @@ from bough.server.http.messages import Messages, Tools
 from bough.server.http.streaming import cancel_on_disconnect
 from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
 from bough.server.serving.ask import Ask
-from bough.server.serving.cache import FromModel
+from bough.server.serving.cache import Explained, FromModel
 from bough.server.serving.service import Service
 from bough.server.serving.transfers import require_room, temporary_file
 from bough.types import Message
@@ -136,7 +136,15 @@ async def explain_text(
 async def explain(body: PrefixBody, service: ServiceOf, salt: SaltOf) -> JSONResponse:
     """How much of a prompt would be reused, and why not more."""
     found = await service.cache.explain(body.to_ask(salt))
-    return JSONResponse({"model": found.model, **asdict(found.result)})
+    return JSONResponse({"model": found.model, **asdict(found.result)} | _name_replicas(found))
+
+
+def _name_replicas(found: Explained) -> dict[str, Any]:
+    """Of replicas: the one that is explained, and what each of them has."""
+    if not found.replica:
+        return {}
+    known = {name: {"matched_tokens": each.matched, "cached_tokens": each.cached} for name, each in found.known.items()}
+    return {"replica": found.replica, "replicas": known}
 
 
 @router.post("/warm")

@@ -19,6 +19,7 @@ from typing import Any
 from bough.cache.admin.watch import Place, TreeWatch
 from bough.cache.tree.tokens import pack
 from bough.errors import BoughError
+from bough.runtime import Runtime
 from bough.server.serving.events.frames import (
     NodePieces,
     describe_figures,
@@ -59,22 +60,24 @@ class _Known:
 
 
 class ModelFeed:
-    """Looks at one model until it is unloaded or `stop` is called. `readers` gives those who are there now."""
+    """Looks at one model of this process until it is unloaded or `stop` is called. `readers` are those who are there."""
 
     def __init__(
         self,
         loaded: LoadedModel,
+        runtime: Runtime,
         requests: LiveRequests,
         readers: Callable[[], Sequence[Reader]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.loaded = loaded
+        self._runtime = runtime
         self._requests = requests
         self._followed = Followed(loaded.name)
         self._readers = readers
         self._clock = clock
-        self._decode = lru_cache(_MOST_TEXTS)(loaded.generator.cache.decode)
-        self._watch: TreeWatch = loaded.generator.cache.watch()
+        self._decode = lru_cache(_MOST_TEXTS)(runtime.cache.decode)
+        self._watch: TreeWatch = runtime.cache.watch()
         self._mirror: dict[str, dict[int, str]] = {}  # every node as it was told last
         self._known: dict[RequestProgress, _Known] = {}
         self._figures: dict[str | None, tuple[str, float]] = {}  # by salt: what was told, and when
@@ -130,14 +133,14 @@ class ModelFeed:
     def _start_over(self, sought: Sequence[Sought]) -> None:
         """After a look that failed: what it had found is lost, so the next one tells everything."""
         self._watch.close()
-        self._watch = self.loaded.generator.cache.watch()
+        self._watch = self._runtime.cache.watch()
         self._tell_unseen([each.progress for each in sought if each.progress.end is not None])
 
     async def _look(self, sought: Sequence[Sought]) -> None:
-        runtime, watch = self.loaded.generator, self._watch
+        runtime, watch = self._runtime, self._watch
         salts = {each.salt for each in self._readers() if each.salt is not None and each.sees(self.loaded.name)}
         found = await asyncio.wrap_future(
-            self.loaded.worker.run_in_slices(lambda: look(runtime.prefix_cache, watch, sought, salts))
+            runtime.worker.run_in_slices(lambda: look(runtime.prefix_cache, watch, sought, salts))
         )
         if found.changes.is_reset or found.changes.roots:
             pieces = await asyncio.to_thread(write_nodes, found.changes, self._decode)
@@ -197,7 +200,7 @@ class ModelFeed:
         usage = usage_of(progress)
         reused = progress.has_lane, usage.matched_tokens, usage.cached_tokens
         if known.reused != reused:
-            runtime = self.loaded.generator
+            runtime = self._runtime
             is_enabled = runtime.prefix_cache.is_enabled
             known.reused = reused
             known.reason = explain_request(progress, is_enabled=is_enabled, decode=runtime.cache.decode)

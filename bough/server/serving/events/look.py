@@ -63,6 +63,6 @@ def look(cache: PrefixCache, watch: TreeWatch, sought: Sequence[Sought], salts: 
 
 
 def _see(progress: RequestProgress, place: Place, prefill_s: Callable[[int, int], float | None]) -> Seen:
-    job = progress.job  # the event loop forgets it when the request ends
-    is_loading = job is not None and job.is_loading
+    request = progress.request  # the event loop forgets it when the request ends
+    is_loading = request is not None and request.is_loading
     return Seen(place, is_loading, prefill_s(0, progress.usage.cached_tokens))

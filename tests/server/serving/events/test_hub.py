@@ -83,7 +83,7 @@ def count_done(watched: Watched) -> int:
 
 async def tree_of(service: Service) -> dict[str, dict[int, tuple[int, int]]]:
     """The nodes that there are, by their roots and keys: where each begins and ends."""
-    cache = service.models.list()[0].generator.cache
+    cache = service.models.list()[0].runtime.cache
     records = await asyncio.to_thread(lambda: cache.tree().records)
     return {
         root: {each.key: (each.start, each.end) for each in found} for root, found in records.roots.items() if len(found)
@@ -126,7 +126,7 @@ def test_without_readers_nothing_is_collected(play: Callable[..., None]) -> None
         client = Client(service)
         await ask(service, "one text")
         await client.read_until(count_done)
-        census = service.models.list()[0].generator.prefix_cache.forest.census
+        census = service.models.list()[0].runtime.prefix_cache.forest.census
         assert len(census.watchers) == 1
 
         client.leave()

@@ -1,0 +1,103 @@
+"""The replicas of an application on Ray Serve, as the server uses them: by one handle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextvars import Context
+from typing import Any
+
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError, WorkerCrashedError
+from ray.serve.handle import DeploymentHandle
+
+from bough.errors import BoughError, Unavailable
+from bough.ray.holdings import Report, find_holdings
+from bough.ray.router import ReplicaRouter
+from bough.server.serving.remote.messages import Message, Operation, RemoteRequest, ReplicaFacts
+from bough.server.serving.remote.replicas import ReplicaLost
+from bough.types import Chunk
+
+CALL_S = 60.0
+"""How long an operation may take. Those on a whole tree take seconds."""
+
+_LOST = (ActorDiedError, ActorUnavailableError, RayActorError, WorkerCrashedError)
+
+
+class RayReplicas:
+    """Implements `Replicas` over a handle of Ray Serve."""
+
+    def __init__(self, handle: DeploymentHandle, application: str) -> None:
+        self._handle = handle
+        self._generate = handle.options(method_name="generate", stream=True)
+        self._call = handle.options(method_name="call")
+        self._holdings = find_holdings(application)
+        self._known: dict[str, Report] = {}
+
+    async def read_facts(self) -> ReplicaFacts:
+        facts: ReplicaFacts = await _apart(self._handle.facts.remote)
+        return facts
+
+    async def read_secret(self) -> bytes:
+        """The secret under which pages are named."""
+        secret: bytes = await self._holdings.read_secret.remote()
+        return secret
+
+    async def generate(self, request: RemoteRequest) -> AsyncGenerator[list[Message], None]:
+        response = _apart(self._generate.remote, self._with_ids(request))
+        is_over = has_token = False
+        try:
+            async for messages in response:
+                if not has_token and any(isinstance(each, Chunk) for each in messages):
+                    has_token = True
+                    ReplicaRouter.note_first_token(request.request_id)
+                yield messages
+            is_over = True
+        except _LOST as error:
+            is_over = True
+            raise ReplicaLost(str(error).partition("\n")[0]) from error
+        finally:
+            ReplicaRouter.note_first_token(request.request_id)
+            if not is_over:
+                response.cancel()
+
+    def _with_ids(self, request: RemoteRequest) -> RemoteRequest:
+        """The request with the ids at Serve of the replicas to avoid, instead of their names."""
+        if not request.avoid:
+            return request
+        ids = {self._known[name].replica_id for name in request.avoid if name in self._known}
+        return RemoteRequest(**{**vars(request), "avoid": frozenset(ids)})
+
+    async def call(self, operation: Operation) -> Any:
+        replica_id = await self._find_id(operation.replica) if operation.replica else ""
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await _apart(self._call.remote, operation, replica_id=replica_id)
+        except TimeoutError as error:
+            raise Unavailable(f"{operation.replica or 'no replica'} did not answer within {CALL_S:.0f} s") from error
+        except _LOST as error:
+            raise ReplicaLost(str(error).partition("\n")[0]) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, BoughError):
+                raise error.cause from None
+            raise
+
+    async def _find_id(self, name: str) -> str:
+        if name not in self._known:
+            await self.read_figures()
+        if name not in self._known:
+            raise ReplicaLost(f"there is no {name}")
+        return self._known[name].replica_id
+
+    async def read_figures(self) -> Mapping[str, dict[str, Any]]:
+        self._known = await self._holdings.read.remote()
+        return {name: known.figures for name, known in sorted(self._known.items())}
+
+    async def close(self) -> None:
+        """Nothing is held here: the application goes on until it is deleted."""
+
+
+def _apart(start: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Start a call as one of its own. In an ingress, Serve takes all calls of one HTTP request for the same one: of two
+    that wait for a replica at the same time, one would wait for ever.
+    """
+    return Context().run(start, *args, **kwargs)

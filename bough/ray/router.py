@@ -1,0 +1,122 @@
+"""The request router of the replicas, which Serve runs wherever a handle is used.
+
+It sends a request where `bough.routing` predicts the first token soonest. It asks the `Holdings` actor for news a few times
+a second; what it does not know costs time only. Everything here runs on the event loop of Serve's router, except
+`note_first_token`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from bough.ray.holdings import News, find_holdings
+from bough.routing import Outcome, Router, RoutingRequest
+from bough.routing.messages import unpack_message
+from bough.server.serving.remote.held_pages import ROUTED_TOKENS
+from bough.server.serving.remote.messages import RemoteRequest
+from bough.server.serving.remote.replicas import ReplicaLost
+
+log = logging.getLogger(__name__)
+
+NEWS_S = 0.1
+WAITING_S = 0.5
+"""What a request that waits for a lane counts, besides its prefill."""
+
+
+class ReplicaRouter(RequestRouter):
+    """Sends an operation to the replica that it is for, and a request to the one that answers soonest.
+
+    The argument `replica_id` of an operation is a replica's id at Serve.
+    """
+
+    running: ClassVar[WeakSet[ReplicaRouter]] = WeakSet()
+    """Those of this process. Serve makes them: who uses a handle finds its router here."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        self._policy = Router(ROUTED_TOKENS)
+        self._names: dict[str, str] = {}  # by the id at Serve
+        self._tickets: dict[str, int] = {}  # by the id of the request
+        self._holdings = find_holdings(self.app_name)
+        self._sequence = 0
+        self._news: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        ReplicaRouter.running.add(self)
+
+    @classmethod
+    def note_first_token(cls, request_id: str) -> None:
+        """A request has its first token, or has ended without one. Any thread may call it."""
+        for router in list(cls.running):
+            if router._loop is not None and request_id in router._tickets:
+                router._loop.call_soon_threadsafe(router._done, request_id)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if self._news is None:
+            self._loop = asyncio.get_running_loop()
+            self._news = asyncio.create_task(self._follow_news(), name="bough-router-news")
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # else Serve asks again and again without a pause
+        wanted = pending_request.kwargs.get("replica_id") or ""
+        if wanted:
+            found = [each for each in candidate_replicas if each.replica_id.unique_id == wanted]
+            if not found and not pending_request.future.done():
+                pending_request.future.set_exception(ReplicaLost(f"no replica has the id {wanted}"))
+            return [found or candidate_replicas]  # with a list, Serve notices that the request has ended
+        asked: Any = pending_request.args[0] if pending_request.args else None
+        return self._rank(candidate_replicas, asked) if isinstance(asked, RemoteRequest) else [candidate_replicas]
+
+    def _rank(self, candidates: list[RunningReplica], asked: RemoteRequest) -> list[list[RunningReplica]]:
+        """The best replica first, then the others, those to avoid last."""
+        wanted = [each for each in candidates if each.replica_id.unique_id not in asked.avoid] or candidates
+        named = {
+            self._names[each.replica_id.unique_id]: each for each in wanted if each.replica_id.unique_id in self._names
+        }
+        if len(named) < len(wanted):  # of some nothing is known yet: leave it to the lengths of the queues
+            return [wanted, candidates]
+        self._done(asked.request_id)
+        routed = self._policy.route(
+            RoutingRequest(asked.num_tokens, asked.digests), time.monotonic(), random.random(), list(named)
+        )
+        self._tickets[asked.request_id] = routed.ticket
+        return [[named[routed.replica]], wanted, candidates]
+
+    def _done(self, request_id: str) -> None:
+        ticket = self._tickets.pop(request_id, None)
+        if ticket is not None:
+            self._policy.done(ticket, time.monotonic())
+
+    async def _follow_news(self) -> None:
+        wanted: list[str] = []
+        while True:
+            try:
+                wanted = self._apply(await self._holdings.read_news.remote(self._sequence, wanted))
+            except Exception as error:
+                log.warning("the router hears nothing of the replicas now: %s", error)
+                await asyncio.sleep(1.0)
+            await asyncio.sleep(NEWS_S)
+
+    def _apply(self, news: News) -> list[str]:
+        """Take up what is new; returns the replicas whose listing is needed."""
+        policy, wanted = self._policy, set[str]()
+        names = {report.replica_id: name for name, report in news.replicas.items()}
+        for name in set(self._names.values()) - set(names.values()):
+            policy.remove(name)
+        fresh = set(names.values()) - set(self._names.values())
+        self._names = names
+        for name, report in news.replicas.items():
+            policy.add(name, report.rates)
+            policy.note_delay(name, WAITING_S * report.figures.get("queue", 0))
+        for message in map(unpack_message, news.messages):
+            if policy.apply(message) is Outcome.NEEDS_LISTING:
+                wanted.add(message.replica)
+        self._sequence = news.sequence
+        return sorted(set(names.values()) if news.has_gap else wanted | fresh)

@@ -1,0 +1,1 @@
+"""A loaded model as the service uses it, wherever its engine runs."""

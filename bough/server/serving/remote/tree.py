@@ -1,0 +1,152 @@
+"""The trees of all replicas as one: every operation is asked of each that it concerns, and results name the replica.
+
+Roots are named `replica:root`, so that a node can be found again. An operation that fails at one replica because it was
+lost leaves that one out, unless it was the only one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bough.cache.admin.archive import Imported
+from bough.cache.admin.nodes import EvictedNodes, KeptNode, NodeDetails
+from bough.cache.admin.view import Lookup, TreeRecords, TreeView, Viewer
+from bough.cache.tree.census import NodeRecord
+from bough.errors import RequestError, Unavailable
+from bough.models.prompts import Encoded, Prompts
+from bough.server.serving.remote.messages import Operation
+from bough.server.serving.remote.replicas import ReplicaLost, Replicas
+from bough.types import Completion
+
+_SEPARATOR = ":"
+
+
+class RemoteTrees:
+    """Implements `ServedTree` over replicas."""
+
+    def __init__(self, replicas: Replicas, prompts: Prompts) -> None:
+        self._replicas = replicas
+        self._viewer = Viewer(prompts.decode)
+
+    async def stats(self, salt: str | None) -> dict[str, Any]:
+        return sum_figures(await self._ask_all("stats", salt))
+
+    async def view(self, salt: str | None) -> TreeView:
+        found: dict[str, TreeRecords] = await self._ask_all("view", salt)
+        now = max(each.taken_s for each in found.values())
+        roots = {
+            f"{name}{_SEPARATOR}{root}": tuple(_shift(each, now - records.taken_s) for each in nodes)
+            for name, records in found.items()
+            for root, nodes in records.roots.items()
+        }
+        return self._viewer.view(TreeRecords(roots, now))
+
+    async def look_up(self, prompt: bytes, salt: str) -> Mapping[str, Lookup]:
+        return await self._ask_trees("look_up", prompt, salt)
+
+    async def keep(self, prefix: bytes, kept: bool, salt: str) -> Mapping[str, Lookup]:
+        return await self._ask_trees("keep", prefix, kept, salt)
+
+    async def _ask_trees(self, name: str, *arguments: Any) -> Mapping[str, Lookup]:
+        found = await self._ask_all(name, *arguments)
+        return {
+            replica: replace(lookup, root=f"{replica}{_SEPARATOR}{lookup.root}")
+            for replica, only in found.items()
+            for lookup in only.values()
+        }
+
+    async def warm(self, prefix: Encoded, salt: str, tenant: str) -> Completion:
+        """Compute a prefix and keep it, at the replica with the shortest queue."""
+        figures = await self._living()
+        name = min(figures, key=lambda each: figures[each].get("queue", 0) + figures[each].get("running", 0))
+        completion: Completion = await self._call(name, "warm", prefix, salt, tenant)
+        return completion
+
+    async def read_node(self, root: str, key: int) -> NodeDetails:
+        details: NodeDetails = await self._ask_root("read_node", root, key)
+        return details
+
+    async def keep_node(self, root: str, key: int, kept: bool) -> KeptNode:
+        node: KeptNode = await self._ask_root("keep_node", root, key, kept)
+        return node
+
+    async def evict_node(self, root: str, key: int) -> EvictedNodes:
+        nodes: EvictedNodes = await self._ask_root("evict_node", root, key)
+        return nodes
+
+    async def clear(self, salt: str | None) -> None:
+        await self._ask_all("clear", salt)
+
+    async def export_file(self, file: Path, salt: str) -> None:
+        raise RequestError("the trees of replicas are not exported: each has its own, in its own folder")
+
+    async def import_file(self, file: Path, salt: str) -> Imported:
+        raise RequestError("no archive can be imported into the trees of replicas: each has its own")
+
+    async def _ask_root(self, operation: str, root: str, *arguments: Any) -> Any:
+        name, separator, own_root = root.partition(_SEPARATOR)
+        if not separator or name not in await self._living():
+            raise RequestError(f"root is {root!r:.200}, and must name a replica and its tree, as the tree's view does")
+        return await self._call(name, operation, own_root, *arguments)
+
+    async def _ask_all(self, operation: str, *arguments: Any) -> dict[str, Any]:
+        """The result of every replica that answers, by its name. Raises Unavailable if there is none."""
+        names = sorted(await self._living())
+        outcomes = await asyncio.gather(
+            *(self._replicas.call(Operation(name, operation, arguments)) for name in names), return_exceptions=True
+        )
+        found = {}
+        for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                if not isinstance(outcome, ReplicaLost):
+                    raise outcome
+            else:
+                found[name] = outcome
+        if not found:
+            raise Unavailable(f"all {len(names)} replicas were lost; try again soon")
+        return found
+
+    async def _call(self, replica: str, operation: str, *arguments: Any) -> Any:
+        try:
+            return await self._replicas.call(Operation(replica, operation, arguments))
+        except ReplicaLost as error:
+            raise Unavailable(f"{replica} was lost; try again soon") from error
+
+    async def _living(self) -> Mapping[str, dict[str, Any]]:
+        figures = await self._replicas.read_figures()
+        if not figures:
+            raise Unavailable("no replica is ready; try again soon")
+        return figures
+
+
+def _shift(record: NodeRecord, seconds: float) -> NodeRecord:
+    """A record by the clock of another machine."""
+    return record._replace(last_used=record.last_used + seconds)
+
+
+def sum_figures(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of all replicas as one: counts are added, and those of each are under `replicas`."""
+    total: dict[str, Any] = {}
+    for figure in figures.values():
+        for name, value in figure.items():
+            total[name] = _join(name, total[name], value) if name in total else value
+    return total | {"replicas": {name: dict(figure) for name, figure in figures.items()}}
+
+
+def _join(name: str, one: Any, other: Any) -> Any:
+    return _JOINED.get(name, _add)(one, other)
+
+
+def _add(one: Any, other: Any) -> Any:
+    if isinstance(one, bool):
+        return one or other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one + other
+    return one or other
+
+
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {"is_stuck": lambda one, other: one and other}

@@ -1,0 +1,49 @@
+"""Servers on Ray, each with a cluster of its own on loopback, started and stopped as a user would."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.models.tiny_tokenizer import CHATML, byte_level
+from tests.server.servers import Server, make_chat_folder, running
+from tests.tiny_models import make_folder
+
+if importlib.util.find_spec("ray"):
+    with warnings.catch_warnings():  # those of Ray's own code are not ours to mend
+        warnings.simplefilter("ignore")
+        importlib.import_module("ray.serve")
+
+REPLICAS = 3
+SMALL = {"ray": "local", "threads": 1, "device_memory": 64 * 2**20, "disk": 2**30}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def needs_ray() -> None:
+    pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="session")
+def ray_server(tmp_path_factory: pytest.TempPathFactory, needs_ray: None) -> Iterator[Server]:
+    """Three replicas of the tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        folder = tmp_path_factory.mktemp("ray")
+        model = make_chat_folder(folder / "tiny")
+        with running(str(model), folder, data_folder=folder / "data", replicas=REPLICAS, **SMALL) as started:
+            yield started
+
+
+@pytest.fixture
+def hybrid_server(tmp_path: Path, needs_ray: None) -> Iterator[Server]:
+    """Two replicas of a tiny model with recurrent layers."""
+    tokenizer = byte_level(CHATML)
+    model = make_folder("qwen3_next", tmp_path / "hybrid", vocab_size=len(tokenizer), max_position_embeddings=2048)
+    tokenizer.save_pretrained(model)
+    (model / "generation_config.json").write_text('{"do_sample": false, "eos_token_id": 2}')
+    with running(str(model), tmp_path, data_folder=tmp_path / "data", replicas=2, **SMALL) as started:
+        yield started

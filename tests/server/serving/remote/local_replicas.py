@@ -1,0 +1,54 @@
+"""Replicas in this process, whose connections break when a test says so. What they tell is pickled on its way."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from bough.server.serving.remote.host import ReplicaHost
+from bough.server.serving.remote.messages import Accepted, Message, Operation, RemoteRequest, ReplicaFacts
+from bough.server.serving.remote.replicas import ReplicaLost
+from bough.types import Chunk
+
+
+class LocalReplicas:
+    """Takes the first replica that is not to be avoided. `breaks` are the numbers of chunks after which streams break."""
+
+    def __init__(self, hosts: list[ReplicaHost]) -> None:
+        self.hosts = {host.name: host for host in hosts}
+        self.breaks: list[int] = []
+        self.requests: list[RemoteRequest] = []
+
+    async def read_facts(self) -> ReplicaFacts:
+        return _copy(next(iter(self.hosts.values())).facts())
+
+    async def generate(self, request: RemoteRequest) -> AsyncGenerator[list[Message], None]:
+        self.requests.append(request)
+        free = [host for name, host in self.hosts.items() if name not in request.avoid]
+        host = (free or list(self.hosts.values()))[0]
+        left = self.breaks.pop(0) if self.breaks else None
+        async with aclosing(host.generate(_copy(request))) as stream:
+            async for messages in stream:
+                for message in messages:  # one by one, so that a stream breaks where it should
+                    if left == 0 and not isinstance(message, Accepted):
+                        raise ReplicaLost(f"{host.name} was killed")
+                    yield [_copy(message)]
+                    if left is not None and isinstance(message, Chunk):
+                        left -= 1
+
+    async def call(self, operation: Operation) -> Any:
+        host = self.hosts[operation.replica] if operation.replica else next(iter(self.hosts.values()))
+        return _copy(await host.call(_copy(operation)))
+
+    async def read_figures(self) -> Mapping[str, dict[str, Any]]:
+        return {name: host.snapshot() for name, host in self.hosts.items()}
+
+    async def close(self) -> None:
+        for host in self.hosts.values():
+            host.close()
+
+
+def _copy(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))

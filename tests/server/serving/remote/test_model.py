@@ -1,0 +1,173 @@
+"""A model at replicas answers as one in this process does, also when replicas are lost in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bough.config import Settings
+from bough.errors import EngineError, PromptTooLong, RequestError
+from bough.models import ModelFiles
+from bough.models.defaults import read_defaults
+from bough.models.prompts import Prompts
+from bough.models.tokenizer import load_tokenizer
+from bough.runtime import load_runtime
+from bough.server.app import make_service
+from bough.server.serving.ask import Ask, Delta, Finished
+from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys
+from bough.server.serving.remote.host import ReplicaHost
+from bough.server.serving.remote.model import RemoteModel
+from bough.server.serving.service import Service
+from bough.types import SamplingParams
+from tests.server.serving.remote.local_replicas import LocalReplicas
+
+SECRET = bytes(32)
+PROMPT = "once upon a time there was a tree "
+ANSWERS = {
+    "greedy": SamplingParams(max_tokens=24),
+    "seeded": SamplingParams(max_tokens=24, temperature=1.0, seed=7, ignore_eos=True),
+    "penalised": SamplingParams(max_tokens=24, temperature=0.8, seed=3, repeat_penalty=1.3, ignore_eos=True),
+    "scored": SamplingParams(max_tokens=12, temperature=1.0, seed=5, logprobs=2, ignore_eos=True),
+    "as JSON": SamplingParams(max_tokens=24, temperature=1.0, seed=11, format="json"),
+}
+
+Scene = Callable[[Service, LocalReplicas], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tiny_model: Path, tmp_path: Path) -> Callable[[Scene], None]:
+    """Plays a scene with a service whose model has two replicas in this process."""
+    files = ModelFiles("tiny", tiny_model)
+    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", disk=0, threads=1, lanes=4)
+    made: list[LocalReplicas] = []
+
+    def start(files: ModelFiles, settings: Settings) -> Awaitable[RemoteModel]:
+        async def connect() -> RemoteModel:
+            hosts = [ReplicaHost(f"replica-{number}", load_runtime(files, settings), SECRET) for number in range(2)]
+            replicas = LocalReplicas(hosts)
+            made.append(replicas)
+            facts = await replicas.read_facts()
+            prompts = Prompts(load_tokenizer(files, False), facts.vocab_size)
+            return RemoteModel(replicas, facts, prompts, read_defaults(files))
+
+        return connect()
+
+    async def run(scene: Scene) -> None:
+        service = make_service(settings, files, start=start)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(100):
+                await service.load("tiny")
+                await scene(service, made[0])
+        finally:
+            await service.close()
+
+    return lambda scene: asyncio.run(run(scene))
+
+
+async def answer(service: Service, params: SamplingParams, **options: Any) -> tuple[str, Finished]:
+    """What a client reads piece by piece, and the whole."""
+    opened = await service.open(Ask("tiny", text=PROMPT, params=params, **options))
+    try:
+        events = [event async for event in opened]
+    finally:
+        opened.close()
+    (finished,) = [event for event in events if isinstance(event, Finished)]
+    return "".join(event.text for event in events if isinstance(event, Delta)), finished
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_answer_goes_on_at_another_replica_with_the_tokens_it_would_have_had(kind: str, play: Any) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        told, whole = await answer(service, ANSWERS[kind])
+        number = len(whole.completion.token_ids)
+        for at in (0, 1, number // 2, number):
+            replicas.breaks = [at]
+            told_again, again = await answer(service, ANSWERS[kind])
+            assert (told_again, again.text) == (told, whole.text)
+            assert again.completion.token_ids == whole.completion.token_ids
+            assert again.finish_reason == whole.finish_reason
+            assert [each.data for each in again.logprobs] == [each.data for each in whole.logprobs]
+            assert len(replicas.requests[-1].request.resumed_ids) == at
+            assert replicas.requests[-1].avoid == {"replica-0"}
+
+    play(scene)
+
+
+def test_a_request_that_has_lost_two_replicas_is_refused(play: Any) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        replicas.breaks = [3, 4, 5]
+        with pytest.raises(EngineError, match=r"lost with 2 replicas \(replica-0 and replica-1\): it is not tried again"):
+            await answer(service, ANSWERS["greedy"])
+        assert replicas.breaks == [5]
+
+    play(scene)
+
+
+def test_the_prompt_s_log_probabilities_are_told_once(play: Any) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        _, whole = await answer(service, ANSWERS["scored"], scores_prompt=True)
+        replicas.breaks = [1]  # after those of the prompt
+        _, again = await answer(service, ANSWERS["scored"], scores_prompt=True)
+        replicas.breaks = [3]  # after some of the answer's tokens
+        _, later = await answer(service, ANSWERS["scored"], scores_prompt=True)
+        assert [each.data for each in again.prompt_logprobs] == [each.data for each in whole.prompt_logprobs]
+        assert len(later.prompt_logprobs) == len(whole.prompt_logprobs) > 0
+        assert later.completion.token_ids == whole.completion.token_ids
+
+    play(scene)
+
+
+def test_what_a_replica_refuses_is_refused_as_in_this_process(play: Any) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        with pytest.raises(RequestError, match="format"):
+            await answer(service, SamplingParams(format={"type": "nonsense"}))
+        with pytest.raises(PromptTooLong):
+            await service.open(Ask("tiny", text=PROMPT * 500))
+
+    play(scene)
+
+
+def test_trees_figures_and_explanations_name_every_replica(play: Any) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        replicas.breaks = [5]
+        await answer(service, ANSWERS["greedy"])  # the second replica has it whole
+        explained = await service.cache.explain(Ask("tiny", text=PROMPT))
+        assert explained.replica in ("replica-0", "replica-1")
+        assert explained.known["replica-1"].matched == explained.result.prompt_tokens
+        view = (await service.cache.tree(None, None)).result
+        assert "replica-1:" in view.roots
+        (node, *_) = view.records.roots["replica-1:"]
+        details = await service.cache.read_node(None, "replica-1:", node.key)
+        assert details.result.record.key == node.key
+        with pytest.raises(RequestError, match="must name a replica"):
+            await service.cache.read_node(None, "", node.key)
+        (figures,) = await service.cache.stats(None, None)
+        assert figures.result["lanes"] == 8
+        assert [figures.result["replicas"][name]["lanes"] for name in ("replica-0", "replica-1")] == [4, 4]
+        await service.cache.clear(None, None)
+        assert (await service.cache.stats(None, None))[0].result["tokens"] == 0
+
+    play(scene)
+
+
+def test_a_replica_tells_the_pages_of_what_it_has_computed_and_what_it_drops(play: Any) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        host = replicas.hosts["replica-0"]
+        assert (await host.look()).notes == {}
+        text = PROMPT * 8
+        started = (await service.complete(Ask("tiny", text=text, params=SamplingParams(max_tokens=1)))).started
+        digests = digest_prompt(make_keys(SECRET), started.prompt_ids, "")
+        assert len(digests) == len(started.prompt_ids) // ROUTED_TOKENS > 1
+        notes = (await host.look()).notes
+        assert set(digests) <= set(notes)
+        assert all(notes[each] is not None for each in digests)
+        assert not set(digests) & set(digest_prompt(make_keys(SECRET), started.prompt_ids, "another salt"))
+        host._pages.check()
+        await service.cache.clear(None, None)
+        assert (await host.look()).notes == dict.fromkeys(notes)
+
+    play(scene)
