@@ -1,9 +1,10 @@
 """The choice of a replica: a pure function of what is known of each. The one that costs least takes the request.
 
 The predicted time to the first token is the work that waits there, loading what lies below the device, and computing the
-rest. Each replica loads or recomputes, whichever is sooner, as it will decide itself. The cost is that time, and the
-request's own work once more: whoever comes next waits for it. So of two replicas that answer nearly at the same time,
-the one with less to compute is chosen. Costs that differ by little are ties, and are spread by a number that is passed in.
+rest. Each replica loads or recomputes, whichever is sooner, as it will decide itself. The cost is that time, and a share of
+the request's own work once more, because whoever comes next waits for it: the share of replicas that are busy. So of two
+replicas that answer nearly at the same time, the one with less to compute is chosen. Costs that differ by little are ties,
+and are spread by a number that is passed in.
 
 A page may be coming: another request with the same prefix was just sent to a replica, and is computing it. Its work counts
 as waiting there. A follower joins its leader until that replica's queue costs more than computing the prefix elsewhere.
@@ -19,11 +20,9 @@ from bough.cache.tree.state import Tier
 from bough.routing.index import COMING, Run
 from bough.routing.rates import ReplicaRates
 
-WORK_PRICE = 1.0
-"""What a second of a replica's work counts besides the time that the request itself takes.
-
-On recorded traces 1 reuses two to three points more of the prompts than 0, and first tokens come equally soon.
-"""
+LEAST_PRICE = 0.1
+"""What a second of a replica's work counts at least besides the time that the request itself takes: also while all replicas
+are idle, a follower rather waits for its leader than computes the same again."""
 
 TIE_SHARE = 0.01
 TIE_S = 1e-4
@@ -48,7 +47,7 @@ class Prediction:
     """The time to the first token at one replica, in its parts.
 
     `matched` are the tokens known there by tier; `coming` those that an earlier request will have computed. `depth` tokens
-    are reused, after `load_bytes` were loaded; `copied` of them come from the store.
+    are reused, after `load_bytes` were loaded; `copied` of them come from the store. The choice goes by `cost_s`.
     """
 
     replica: str
@@ -56,22 +55,17 @@ class Prediction:
     load_s: float
     compute_s: float
     total_s: float
+    cost_s: float = 0.0
     depth: int = 0
     load_bytes: int = 0
     coming: int = 0
     copied: int = 0
     matched: dict[Tier, int] = field(default_factory=dict)
 
-    @property
-    def cost_s(self) -> float:
-        """What the choice goes by."""
-        return self.total_s + WORK_PRICE * (self.load_s + self.compute_s)
-
     def as_dict(self) -> dict[str, object]:
         """The numbers with plain names, for logs and `explain`."""
         tiers = {f"{tier.name.lower()}_tokens": self.matched.get(tier, 0) for tier in Tier}
-        parts = {"waiting_s": self.waiting_s, "load_s": self.load_s, "compute_s": self.compute_s, "total_s": self.total_s}
-        parts["cost_s"] = self.cost_s
+        parts = {name: getattr(self, name) for name in ("waiting_s", "load_s", "compute_s", "total_s", "cost_s")}
         return {"replica": self.replica, **tiers, "coming_tokens": self.coming, "copied_tokens": self.copied, **parts}
 
 
@@ -105,19 +99,21 @@ def choose(
     `store_byte_s` is what a byte from the store that all replicas share takes; None: there is none. Costs O(candidates).
     """
     assert candidates and num_tokens > 0
+    price = max(LEAST_PRICE, sum([each.waiting_s > 0 for each in candidates]) / len(candidates))
 
     def predict_all() -> list[Prediction]:
-        predictions = [_predict(num_tokens, page_tokens, each) for each in candidates]
+        predictions = [_predict(num_tokens, page_tokens, each, price) for each in candidates]
         if store_byte_s is not None:
-            _copy_where_sooner(num_tokens, candidates, predictions, store_byte_s)
+            _copy_where_sooner(num_tokens, candidates, predictions, store_byte_s, price)
         return predictions
 
     if store_byte_s is not None and any(each.runs for each in candidates):
         predictions = predict_all()
         ties = _ties([each.cost_s for each in predictions])
         return Choice(predictions[ties[int(uniform * len(ties))]], len(ties), lambda: predictions)
-    ties = _ties([_cost_s(num_tokens, page_tokens, each) for each in candidates])
-    return Choice(_predict(num_tokens, page_tokens, candidates[ties[int(uniform * len(ties))]]), len(ties), predict_all)
+    ties = _ties([_cost_s(num_tokens, page_tokens, each, price) for each in candidates])
+    best = _predict(num_tokens, page_tokens, candidates[ties[int(uniform * len(ties))]], price)
+    return Choice(best, len(ties), predict_all)
 
 
 def _ties(costs: Sequence[float]) -> list[int]:
@@ -125,7 +121,7 @@ def _ties(costs: Sequence[float]) -> list[int]:
     return [number for number, cost in enumerate(costs) if cost <= limit]
 
 
-def _cost_s(num_tokens: int, page_tokens: int, candidate: Candidate) -> float:
+def _cost_s(num_tokens: int, page_tokens: int, candidate: Candidate, price: float) -> float:
     """The cost of the prediction, without making it."""
     rates, load_s, start = candidate.rates, 0.0, 0
     everything_s = least_s = rates.prefill_to_s(num_tokens)
@@ -142,14 +138,15 @@ def _cost_s(num_tokens: int, page_tokens: int, candidate: Candidate) -> float:
         work_s = load_s + everything_s - rates.prefill_to_s(end)
         if work_s < least_s:
             least_s = work_s
-    return candidate.waiting_s + (1 + WORK_PRICE) * least_s
+    return candidate.waiting_s + (1 + price) * least_s
 
 
-def _predict(num_tokens: int, page_tokens: int, candidate: Candidate) -> Prediction:
+def _predict(num_tokens: int, page_tokens: int, candidate: Candidate, price: float) -> Prediction:
     """Compute everything; or stand at the end of a run that can be restored, if that is sooner. The deeper of equals."""
     rates, waiting_s = candidate.rates, candidate.waiting_s
     compute_s = everything_s = rates.prefill_to_s(num_tokens)
     best = Prediction(candidate.replica, waiting_s, 0.0, compute_s, waiting_s + compute_s)
+    best.cost_s = waiting_s + (1 + price) * compute_s
     if not candidate.runs:
         return best
     start, load_s, load_bytes, coming = 0, 0.0, 0, 0
@@ -171,7 +168,8 @@ def _predict(num_tokens: int, page_tokens: int, candidate: Candidate) -> Predict
         compute_s = everything_s - rates.prefill_to_s(end)
         total_s = waiting_s + load_s + compute_s
         if total_s <= best.total_s:
-            best = Prediction(candidate.replica, waiting_s, load_s, compute_s, total_s, end, load_bytes)
+            cost_s = total_s + price * (load_s + compute_s)
+            best = Prediction(candidate.replica, waiting_s, load_s, compute_s, total_s, cost_s, end, load_bytes)
     best.matched, best.coming = matched, coming
     return best
 
@@ -180,7 +178,7 @@ _TIER_OF = {1 + tier: tier for tier in Tier}
 
 
 def _copy_where_sooner(
-    num_tokens: int, candidates: Sequence[Candidate], predictions: list[Prediction], store_byte_s: float
+    num_tokens: int, candidates: Sequence[Candidate], predictions: list[Prediction], store_byte_s: float, price: float
 ) -> None:
     """Let the store bring what another replica holds, or will have computed, where that is sooner than computing it.
 
@@ -205,6 +203,7 @@ def _copy_where_sooner(
                     load_s,
                     compute_s,
                     total_s,
+                    total_s + price * (load_s + compute_s),
                     depth,
                     each.load_bytes + copied * rates.bytes_per_token,
                     each.coming,

@@ -82,7 +82,9 @@ def test_the_prediction_is_the_smallest_of_all_depths(seed: int) -> None:
             expected.append(brute_force_s(num_tokens, rates, candidates[-1].waiting_s, held))
         choice = choose(num_tokens, PAGE, candidates, 0.0)
         assert [each.total_s for each in choice.predictions()] == pytest.approx(expected)
-        costs = [each.total_s + each.load_s + each.compute_s for each in choice.predictions()]
+        price = sum(each.waiting_s > 0 for each in candidates) / 4
+        costs = [each.total_s + price * (each.load_s + each.compute_s) for each in choice.predictions()]
+        assert [each.cost_s for each in choice.predictions()] == pytest.approx(costs)
         assert 0.999 * min(costs) <= choice.best.cost_s <= min(costs) * 1.01 + 1e-4
         for each in choice.predictions():
             assert each.total_s == pytest.approx(each.waiting_s + each.load_s + each.compute_s)
@@ -125,11 +127,20 @@ def test_ties_are_spread_over_all_that_are_as_good() -> None:
 
 
 def test_a_shorter_queue_wins_over_a_match_that_saves_less() -> None:
-    held = runs_of(pages((4, Tier.DEVICE)))  # saves 0.1024 s of work, which count twice: for this request and for the next
-    busy, idle = Candidate("busy", FLAT, 0.2, held), Candidate("idle", FLAT, 0.0)
-    assert choose(2048, PAGE, [busy, idle], 0.0).replica == "busy"
-    busy.waiting_s = 0.22
+    held = runs_of(pages((4, Tier.DEVICE)))  # saves 0.1024 s of work
+    busy, idle = Candidate("busy", FLAT, 0.15, held), Candidate("idle", FLAT, 0.0)
+    assert choose(2048, PAGE, [busy, idle], 0.0).replica == "busy"  # one of two is busy: work counts 1.5 times
+    busy.waiting_s = 0.16
     assert choose(2048, PAGE, [busy, idle], 0.0).replica == "idle"
+
+
+def test_work_counts_more_the_more_replicas_are_busy() -> None:
+    held = runs_of(pages((4, Tier.DEVICE)))
+    for num_busy, longest in ((1, 0.11), (5, 0.15), (9, 0.19)):  # 0.1024 × (1 + a tenth of the busy ones)
+        others = [Candidate("other", FLAT, 0.001) for _ in range(num_busy - 1)]
+        others += [Candidate("idle", FLAT, 0.0) for _ in range(9 - len(others))]
+        assert choose(2048, PAGE, [Candidate("held", FLAT, longest, held), *others], 0.0).replica == "held"
+        assert choose(2048, PAGE, [Candidate("held", FLAT, longest + 0.02, held), *others], 0.0).replica != "held"
 
 
 def test_the_store_copies_a_prefix_where_that_is_sooner_than_computing_it() -> None:

@@ -40,8 +40,8 @@ def test_followers_join_their_leader_until_its_queue_costs_more_than_computing_a
     router = router_of(*"abcd")
     tails = [[*range(number, number + 200)] for number in range(5000, 9000, 200)]  # each takes 0.02 s
     sent = [router.route(ask([*SYSTEM, *tail]), now=0.0, uniform=0.99).replica for tail in tails]
-    assert sent[:5] == ["d"] * 5
-    assert sent[-1] != "d"  # the queue was as long as computing the 0.1 s of the prefix, twice
+    assert sent[:2] == ["d"] * 2
+    assert len(set(sent)) > 1  # the queue was longer than computing the 0.1 s of the prefix takes
     assert max(router.queue(name).waiting_s(0.0) for name in "abcd") < 0.1224 + 2 * 0.1024 + 0.02
     router.check()
 
