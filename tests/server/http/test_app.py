@@ -80,7 +80,7 @@ def test_the_page_on_the_api_loads_nothing_from_elsewhere(tiny_server: StartServ
 
 
 def test_an_answer_crosses_all_layers_piece_by_piece(tiny_server: StartServer) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 5}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 60}}
 
     with httpx.stream("POST", f"{tiny_server().url}/api/chat", json=body) as answer:
         pieces = list(answer.iter_raw())
