@@ -11,8 +11,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve.handle import DeploymentHandle
 
 from bough.errors import BoughError, Unavailable
+from bough.ray.first_tokens import note_first_token
 from bough.ray.holdings import Report, find_holdings
-from bough.ray.router import ReplicaRouter
 from bough.server.serving.remote.messages import Message, Operation, RemoteRequest, ReplicaFacts
 from bough.server.serving.remote.replicas import ReplicaLost
 from bough.types import Chunk
@@ -49,14 +49,14 @@ class RayReplicas:
             async for messages in response:
                 if not has_token and any(isinstance(each, Chunk) for each in messages):
                     has_token = True
-                    ReplicaRouter.note_first_token(request.request_id)
+                    note_first_token(request.request_id)
                 yield messages
             is_over = True
         except _LOST as error:
             is_over = True
             raise ReplicaLost(str(error).partition("\n")[0]) from error
         finally:
-            ReplicaRouter.note_first_token(request.request_id)
+            note_first_token(request.request_id)
             if not is_over:
                 response.cancel()
 

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import random
 import time
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from bough.ray import first_tokens
 from bough.ray.holdings import News, find_holdings
 from bough.routing import Outcome, Router, RoutingRequest
 from bough.routing.messages import unpack_message
@@ -36,9 +36,6 @@ class ReplicaRouter(RequestRouter):
     The argument `replica_id` of an operation is a replica's id at Serve.
     """
 
-    running: ClassVar[WeakSet[ReplicaRouter]] = WeakSet()
-    """Those of this process. Serve makes them: who uses a handle finds its router here."""
-
     def initialize_state(self, **kwargs: Any) -> None:
         self._policy = Router(ROUTED_TOKENS)
         self._names: dict[str, str] = {}  # by the id at Serve
@@ -47,14 +44,12 @@ class ReplicaRouter(RequestRouter):
         self._sequence = 0
         self._news: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        ReplicaRouter.running.add(self)
+        first_tokens.ROUTERS.add(self)
 
-    @classmethod
-    def note_first_token(cls, request_id: str) -> None:
+    def note_first_token(self, request_id: str) -> None:
         """A request has its first token, or has ended without one. Any thread may call it."""
-        for router in list(cls.running):
-            if router._loop is not None and request_id in router._tickets:
-                router._loop.call_soon_threadsafe(router._done, request_id)
+        if self._loop is not None and request_id in self._tickets:
+            self._loop.call_soon_threadsafe(self._done, request_id)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
