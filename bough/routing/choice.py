@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from bough.cache.tree.state import Tier
 from bough.routing.index import COMING, Run
+from bough.routing.messages import TIERS
 from bough.routing.rates import ReplicaRates
 
 LEAST_PRICE = 0.1
@@ -64,7 +65,7 @@ class Prediction:
 
     def as_dict(self) -> dict[str, object]:
         """The numbers with plain names, for logs and `explain`."""
-        tiers = {f"{tier.name.lower()}_tokens": self.matched.get(tier, 0) for tier in Tier}
+        tiers = {f"{tier.name.lower()}_tokens": self.matched.get(tier, 0) for tier in TIERS}
         parts = {name: getattr(self, name) for name in ("waiting_s", "load_s", "compute_s", "total_s", "cost_s")}
         return {"replica": self.replica, **tiers, "coming_tokens": self.coming, "copied_tokens": self.copied, **parts}
 
@@ -174,7 +175,7 @@ def _predict(num_tokens: int, page_tokens: int, candidate: Candidate, price: flo
     return best
 
 
-_TIER_OF = {1 + tier: tier for tier in Tier}
+_TIER_OF = {1 + tier: tier for tier in TIERS}
 
 
 def _copy_where_sooner(

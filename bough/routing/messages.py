@@ -23,6 +23,10 @@ _BATCH, _LISTING = 1, 2
 _GONE, _STANDS = 0, 4
 
 
+TIERS = (Tier.DEVICE, Tier.HOST, Tier.DISK)
+"""The tiers of a replica's own. What lies in a store that all share is no reason to choose one of them."""
+
+
 @dataclass(frozen=True)
 class PageNote:
     """The fastest tier in which a page lies, and whether a lane can be restored at its end.
@@ -93,7 +97,7 @@ def encode_note(note: PageNote | None) -> int:
 
 
 _NOTES: dict[int, PageNote | None] = {_GONE: None} | {
-    encode_note(note): note for tier in Tier for stands in (True, False) for note in [PageNote(tier, stands)]
+    encode_note(note): note for tier in TIERS for stands in (True, False) for note in [PageNote(tier, stands)]
 }
 
 

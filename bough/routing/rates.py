@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from bough.cache.residency.rates import BAND_TOKENS
 from bough.cache.tree.state import Tier
+from bough.routing.messages import TIERS
 
 NOMINAL_TOKEN_S = 1e-3
 """What a token counts while no replica has measured anything: enough that a longer match wins, and equal for all."""
@@ -57,7 +58,7 @@ class ReplicaRates:
         if not token_s:
             known = [each for each in others if each.token_s]
             token_s = dict(min(known, key=_first_token_s).token_s) if known else {0: NOMINAL_TOKEN_S}
-        for tier in Tier:
+        for tier in TIERS:
             measured = [each.byte_s[tier] for each in others if tier in each.byte_s]
             if tier not in byte_s and measured:
                 byte_s[tier] = min(measured)

@@ -137,6 +137,11 @@ class LoadOptions(TypedDict, total=False):
     disk: int | str | None
     disk_free: int | str
     disk_ttl: float | str | None
+    store: str
+    store_secret: str
+    store_secret_file: str | Path | None
+    store_budget: int | str | None
+    store_ttl: float | str | None
     salt_share: float
     trust_remote_code: bool
     watchdog: float | str

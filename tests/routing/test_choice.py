@@ -12,7 +12,7 @@ from bough.cache.residency.rates import BAND_TOKENS, Rates
 from bough.cache.tree.state import Tier
 from bough.routing.choice import Candidate, choose
 from bough.routing.index import COMING, Run
-from bough.routing.messages import PageNote, encode_note
+from bough.routing.messages import TIERS, PageNote, encode_note
 from bough.routing.rates import ReplicaRates
 
 PAGE = 256
@@ -72,12 +72,12 @@ def test_the_prediction_is_the_smallest_of_all_depths(seed: int) -> None:
         candidates, expected = [], []
         for number in range(4):
             held = [
-                KnownPage(chance.choice([None, *(PageNote(tier, stands) for tier in Tier for stands in (True, False))]))
+                KnownPage(chance.choice([None, *(PageNote(tier, stands) for tier in TIERS for stands in (True, False))]))
                 for _ in range(chance.randrange(num_tokens // PAGE + 1))
             ]
             held = [page for page in held for _ in range(chance.randrange(1, 4))][: num_tokens // PAGE]
             bands = {band: chance.uniform(1e-5, 1e-4) for band in chance.sample(range(5), 2)}
-            rates = ReplicaRates(bands, {tier: chance.choice([1e-9, 1e-7]) for tier in Tier}, chance.randrange(1, 2000))
+            rates = ReplicaRates(bands, {tier: chance.choice([1e-9, 1e-7]) for tier in TIERS}, chance.randrange(1, 2000))
             candidates.append(Candidate(str(number), rates, chance.random(), runs_of(held)))
             expected.append(brute_force_s(num_tokens, rates, candidates[-1].waiting_s, held))
         choice = choose(num_tokens, PAGE, candidates, 0.0)

@@ -8,10 +8,10 @@ import pytest
 
 from bough.cache.tree.state import Tier
 from bough.routing.index import Outcome, PageIndex, key_of
-from bough.routing.messages import Batch, Listing, PageNote, unpack_message
+from bough.routing.messages import TIERS, Batch, Listing, PageNote, unpack_message
 from bough.routing.outbox import INTERVAL_S, MOST_CHANGES, Outbox
 
-NOTES = [PageNote(tier, stands) for tier in Tier for stands in (True, False)]
+NOTES = [PageNote(tier, stands) for tier in TIERS for stands in (True, False)]
 DEVICE, DISK = PageNote(Tier.DEVICE), PageNote(Tier.DISK)
 
 

@@ -11,8 +11,8 @@ import pytest
 import bough
 from bough import Completion, Runner
 from bough.runtime import load_shape
+from tests.runner.conftest import one_thread as one_thread  # a fixture: it works by being here
 from tests.runner.test_runner import bytes_of_two_lanes, check_budget, check_same, check_turns, conversation
-from tests.runner.test_runner import one_thread as one_thread  # a fixture: it works by being here
 from tests.tiny_models import CONFIGS, ON_MLX, make_folder
 
 pytestmark = pytest.mark.mlx
