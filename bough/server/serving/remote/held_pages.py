@@ -19,7 +19,7 @@ from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import TOKEN_BYTES, pack
 from bough.routing import PageNote
 
-ROUTED_TOKENS = 64
+ROUTED_TOKENS = 32
 """Tokens of a page, for the router."""
 
 Notes = dict[bytes, PageNote | None]
