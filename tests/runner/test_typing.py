@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 RIGHT, WRONG = HERE / "user_script.py", HERE / "wrong_script.py"
 OF_SERVERS = {
     *("aliases", "allowed_hosts", "api_key", "host", "keep_alive", "keys_file", "log_json", "max_body", "max_models"),
-    *("origins", "port", "queue", "rate_limit", "request_timeout", "sort_tools", "stop_after"),
+    *("origins", "port", "queue", "rate_limit", "ray", "replicas", "request_timeout", "sort_tools", "stop_after"),
 }
 CONFIG = """
 [mypy]
