@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
+import zlib
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from bough.cache.tree.tokens import pack
 from bough.ray import first_tokens
 from bough.ray.holdings import News, find_holdings
 from bough.routing import Outcome, Router, RoutingRequest
@@ -67,7 +68,13 @@ class ReplicaRouter(RequestRouter):
                 pending_request.future.set_exception(ReplicaLost(f"no replica has the id {wanted}"))
             return [found or candidate_replicas]  # with a list, Serve notices that the request has ended
         asked: Any = pending_request.args[0] if pending_request.args else None
-        return self._rank(candidate_replicas, asked) if isinstance(asked, RemoteRequest) else [candidate_replicas]
+        if not isinstance(asked, RemoteRequest):
+            return [candidate_replicas]
+        try:
+            return self._rank(candidate_replicas, asked)
+        except Exception:  # Serve would let the request wait for ever
+            log.exception("a request was routed without a prediction, by a mistake of ours")
+            return [candidate_replicas]
 
     def _rank(self, candidates: list[RunningReplica], asked: RemoteRequest) -> list[list[RunningReplica]]:
         """The best replica first, then the others, those to avoid last."""
@@ -79,7 +86,7 @@ class ReplicaRouter(RequestRouter):
             return [wanted, candidates]
         self._done(asked.request_id)
         routed = self._policy.route(
-            RoutingRequest(asked.num_tokens, asked.digests), time.monotonic(), random.random(), list(named)
+            RoutingRequest(max(1, asked.num_tokens), asked.digests), time.monotonic(), _spread(asked), sorted(named)
         )
         self._tickets[asked.request_id] = routed.ticket
         return [[named[routed.replica]], wanted, candidates]
@@ -115,3 +122,8 @@ class ReplicaRouter(RequestRouter):
                 wanted.add(message.replica)
         self._sequence = news.sequence
         return sorted(set(names.values()) if news.has_gap else wanted | fresh)
+
+
+def _spread(asked: RemoteRequest) -> float:
+    """A number in [0, 1) that decides between ties: the same for equal prompts, which may be shorter than a page."""
+    return zlib.crc32(pack(asked.request.encoded.ids)) / 2**32
