@@ -76,7 +76,7 @@ $(PACKAGES): pyproject.toml
 	touch $@
 
 $(DEV): $(PACKAGES)
-	BOUGH_NO_KERNELS=1 $(PIP) -e '.[dev]'
+	$(PIP) 'bough[dev]'
 	touch $@
 
 $(INTERPRETER)/.packages: pyproject.toml

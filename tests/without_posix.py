@@ -27,7 +27,7 @@ from types import ModuleType
 
 HIDDEN_MODULES = {"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "readline", "syslog", "crypt"}
 HIDDEN_NAMES = ("O_CLOEXEC", "O_DIRECTORY", "fchmod", "pread", "pwrite", "readv", "writev", "preadv", "pwritev", "sysconf")
-NOT_ON_WINDOWS = ("bough.engines.mlx",)  # MLX is for macOS and Linux
+NOT_ON_WINDOWS = ("bough.engines.mlx", "bough.ray")  # MLX is for macOS and Linux, Ray an extra of its own
 NO_FCNTL = "only soft file lock is available"  # what filelock says where neither fcntl nor Windows is
 NOT_A_MODULE = ("bough.__main__", "bough.engines.torch.cpu._kernels")
 
