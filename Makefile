@@ -81,13 +81,13 @@ $(DEV): $(PACKAGES)
 
 $(INTERPRETER)/.packages: pyproject.toml
 	test -x $(INTERPRETER)/bin/python || $(PYTHON) -m venv $(INTERPRETER)
-	BOUGH_NO_KERNELS=1 $(INTERPRETER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' \
+	$(INTERPRETER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' \
 	    'triton>=3.6' 'numpy<2.3' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
 
 $(RAY)/.packages: pyproject.toml
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	BOUGH_NO_KERNELS=1 $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,ray]' \
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,ray]' \
 	    'anthropic>=2.8' 'hypothesis>=6.120' 'ollama>=0.6.3' 'openai>=2.54' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
 
