@@ -31,7 +31,7 @@ package: $(READY) $(DEV)
 	$(BIN)/python -m build --outdir dist .
 
 test-package: package
-	$(BIN)/python -m pytest -q --packages dist -m package
+	$(BIN)/python -m pytest -q --packages=dist -m package tests/packages
 
 test-browser: $(READY) $(DEV)
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } \
