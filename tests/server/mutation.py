@@ -96,6 +96,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/api/cache/warm"): {"model": "tiny", "prompt": "Hello", "system": "Be brief."},
     ("POST", "/api/cache/pin"): {"model": "tiny", **CHAT},
     ("POST", "/api/cache/unpin"): {"model": "tiny", "prompt": "Hello", "raw": True},
+    ("POST", "/api/cache/nodes/pin"): {"model": "tiny", "root": "", "node": 1, "kept": True},
+    ("POST", "/api/cache/nodes/evict"): {"model": "tiny", "root": "", "node": 1},
     ("POST", "/api/cache/export"): {},
     ("POST", "/api/run"): {
         "model": "tiny",

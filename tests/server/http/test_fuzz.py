@@ -29,6 +29,8 @@ MAY_REFUSE = {  # the tiny model lies outside the model folder and ranks nothing
     "/v1/rerank",
     "/api/cache/pin",
     "/api/cache/unpin",
+    "/api/cache/nodes/pin",
+    "/api/cache/nodes/evict",
     "/api/cache/import",
 }
 # Long answers and large trees would only take time: what is looked for lies in the reading of requests.
