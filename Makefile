@@ -87,7 +87,7 @@ $(INTERPRETER)/.packages: pyproject.toml
 
 $(RAY)/.packages: pyproject.toml
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,ray]' \
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,ray,store]' \
 	    'anthropic>=2.8' 'hypothesis>=6.120' 'ollama>=0.6.3' 'openai>=2.54' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
 

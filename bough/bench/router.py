@@ -18,7 +18,7 @@ from bough.cache.disk.keys import HASH_BYTES, SECRET_BYTES, Keys
 from bough.cache.tree.state import PAGE_TOKENS, Tier
 from bough.cache.tree.tokens import pack
 from bough.routing.index import PageIndex
-from bough.routing.messages import Batch, Listing, PageNote, unpack_message
+from bough.routing.messages import TIERS, Batch, Listing, PageNote, unpack_message
 from bough.routing.outbox import Outbox
 from bough.routing.rates import ReplicaRates
 from bough.routing.router import Router, RoutingRequest
@@ -125,7 +125,7 @@ class _MadeCluster:
         while self.outboxes[name].num_pages < num_pages:
             own = self._digests(min(CHAT_PAGES - SHARED_PAGES, num_pages - self.outboxes[name].num_pages))
             self.chats[name].append([*self.chance.choice(self.systems), *own])
-            tier = self.chance.choice(list(Tier))
+            tier = self.chance.choice(TIERS)
             for digest in own:
                 self.outboxes[name].note(digest, _ON[tier], 0.0)
 
@@ -187,7 +187,7 @@ class _MadeCluster:
         return time.process_time() - started
 
 
-_ON = {tier: PageNote(tier) for tier in Tier}
+_ON = {tier: PageNote(tier) for tier in TIERS}
 
 
 def _page_bytes(index: PageIndex) -> float:

@@ -7,6 +7,7 @@ there the ingress is a deployment behind Serve's proxies.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,8 +21,8 @@ from ray.serve.config import AutoscalingConfig, ProxyLocation, RequestRouterConf
 from ray.serve.handle import DeploymentHandle
 
 from bough import models
-from bough.config import Settings, load_settings
-from bough.errors import RequestError
+from bough.config import Settings, load_settings, read_cluster_secret
+from bough.errors import ModelError, RequestError, SettingsError
 from bough.models.defaults import read_defaults
 from bough.models.files import ModelFiles
 from bough.models.prompts import Prompts
@@ -43,6 +44,7 @@ START_S = 1800.0
 """How long the first replica may take: it may have to fetch and convert a model."""
 
 _ONGOING = 10_000  # Serve's own limit: a replica has its queue, and refuses what is beyond it
+_STARTS = 2  # replicas that may fail before any has started: what fails twice is a wrong setting or a broken model
 _DRAIN_S = 120.0
 _OBJECT_BYTES = 128 * 2**20  # messages are small, and weights never go this way
 
@@ -56,6 +58,7 @@ def deploy_replicas(settings: Settings) -> Any:
         **wanted,
         ray_actor_options=_resources(settings),
         max_ongoing_requests=_ONGOING,
+        max_constructor_retry_count=_STARTS,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_period_s=10.0,
         request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
@@ -93,7 +96,7 @@ class RemoteStart:
         async def connect() -> RemoteModel:
             replicas = RayReplicas(handle, self._application)
             facts = await read_facts(replicas, START_S)
-            keys = make_keys(await replicas.read_secret())
+            keys = make_keys(read_cluster_secret(settings) or await replicas.read_secret())
             prompts = Prompts(tokenizer, facts.vocab_size)
             return RemoteModel(replicas, facts, prompts, defaults, partial(digest_prompt, keys))
 
@@ -106,9 +109,18 @@ def start_here(settings: Settings, model: str) -> RemoteStart:
     shared = replace(settings, model=str(path.resolve())) if path.exists() else settings
 
     def deploy() -> DeploymentHandle:
-        return serve.run(deploy_replicas(shared), name=APPLICATION, route_prefix=None)
+        try:
+            return serve.run(deploy_replicas(shared), name=APPLICATION, route_prefix=None)
+        except RuntimeError as error:
+            raise ModelError(f"no replica of {model} could start: {_cause(str(error))}") from error
 
     return RemoteStart(model, APPLICATION, deploy)
+
+
+def _cause(told: str) -> str:
+    """What a replica raised, as the last error in what Serve tells: it tells whole tracebacks."""
+    errors = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Model|Settings)\w*: .+)$", told, re.MULTILINE)
+    return errors[-1] if errors else told.strip().partition("\n")[0]
 
 
 @contextmanager
@@ -157,5 +169,10 @@ def build_app(args: dict[str, Any]) -> Any:
     given = dict(args)
     ingresses = int(given.pop("ingresses", 1))
     settings = load_settings(given)
+    if ingresses > 1 and settings.keys_file is not None and not read_cluster_secret(settings):
+        raise SettingsError(
+            f"there are {ingresses} ingresses and a keys_file: set store_secret or store_secret_file, so that a key has "
+            "the same tree at each of them"
+        )
     ingress = serve.deployment(Ingress).options(num_replicas=ingresses, max_ongoing_requests=_ONGOING)
     return ingress.bind(settings, deploy_replicas(settings))

@@ -17,10 +17,11 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 
-from bough.config import Settings, limit_thread_spinning
+from bough.config import Settings, limit_thread_spinning, read_cluster_secret
 from bough.errors import BoughError, EngineStuck, UnsupportedModel
 from bough.ray.folder import claim_folder, settings_for
 from bough.ray.holdings import Report, find_holdings
+from bough.ray.replicas import RayReplicas
 from bough.routing import Outbox, ReplicaRates
 from bough.routing.outbox import INTERVAL_S
 from bough.runtime import Runtime, find_model, load_runtime
@@ -41,9 +42,12 @@ class Replica:
         self._folder = claim_folder(settings.cache_folder)
         own = settings_for(settings, self._folder)
         runtime = await asyncio.to_thread(_load, own)
-        self._id = serve.get_replica_context().replica_id.unique_id
-        self._holdings = find_holdings(serve.get_replica_context().app_name)
-        self._host = ReplicaHost(self._folder.name, runtime, await self._holdings.read_secret.remote())
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+        self._holdings = find_holdings(context.app_name)
+        others = RayReplicas(serve.get_deployment_handle(context.deployment, context.app_name), context.app_name)
+        secret = read_cluster_secret(settings) or await others.read_secret()
+        self._host = ReplicaHost(self._folder.name, runtime, secret, others)
         self._reporting = asyncio.create_task(self._report())
         log.info("%s serves %s", self._folder.name, settings.model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextvars import Context
 from typing import Any
@@ -20,6 +21,9 @@ from bough.types import Chunk
 CALL_S = 60.0
 """How long an operation may take. Those on a whole tree take seconds."""
 
+FRESH_S = 2.0
+"""What was read of the replicas counts for so long when one is looked for by its name."""
+
 _LOST = (ActorDiedError, ActorUnavailableError, RayActorError, WorkerCrashedError)
 
 
@@ -32,6 +36,7 @@ class RayReplicas:
         self._call = handle.options(method_name="call")
         self._holdings = find_holdings(application)
         self._known: dict[str, Report] = {}
+        self._read_s = 0.0
 
     async def read_facts(self) -> ReplicaFacts:
         facts: ReplicaFacts = await _apart(self._handle.facts.remote)
@@ -68,9 +73,9 @@ class RayReplicas:
         return RemoteRequest(**{**vars(request), "avoid": frozenset(ids)})
 
     async def call(self, operation: Operation) -> Any:
-        replica_id = await self._find_id(operation.replica) if operation.replica else ""
         try:
             async with asyncio.timeout(CALL_S):
+                replica_id = await self._find_id(operation.replica) if operation.replica else ""
                 return await _apart(self._call.remote, operation, replica_id=replica_id)
         except TimeoutError as error:
             raise Unavailable(f"{operation.replica or 'no replica'} did not answer within {CALL_S:.0f} s") from error
@@ -82,7 +87,7 @@ class RayReplicas:
             raise
 
     async def _find_id(self, name: str) -> str:
-        if name not in self._known:
+        if name not in self._known or time.monotonic() - self._read_s > FRESH_S:
             await self.read_figures()
         if name not in self._known:
             raise ReplicaLost(f"there is no {name}")
@@ -90,6 +95,7 @@ class RayReplicas:
 
     async def read_figures(self) -> Mapping[str, dict[str, Any]]:
         self._known = await self._holdings.read.remote()
+        self._read_s = time.monotonic()
         return {name: known.figures for name, known in sorted(self._known.items())}
 
     async def close(self) -> None:

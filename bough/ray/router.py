@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 import zlib
+from dataclasses import replace
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -18,7 +19,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from bough.cache.tree.tokens import pack
 from bough.ray import first_tokens
 from bough.ray.holdings import News, find_holdings
-from bough.routing import Outcome, Router, RoutingRequest
+from bough.routing import Copy, Outcome, Router, RoutingRequest
 from bough.routing.messages import unpack_message
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS
 from bough.server.serving.remote.messages import RemoteRequest
@@ -55,9 +56,6 @@ class ReplicaRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        if self._news is None:
-            self._loop = asyncio.get_running_loop()
-            self._news = asyncio.create_task(self._follow_news(), name="bough-router-news")
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # else Serve asks again and again without a pause
@@ -67,29 +65,36 @@ class ReplicaRouter(RequestRouter):
             if not found and not pending_request.future.done():
                 pending_request.future.set_exception(ReplicaLost(f"no replica has the id {wanted}"))
             return [found or candidate_replicas]  # with a list, Serve notices that the request has ended
+        if self._news is None:  # a router that passes on operations alone needs to know no pages
+            self._loop = asyncio.get_running_loop()
+            self._news = asyncio.create_task(self._follow_news(), name="bough-router-news")
         asked: Any = pending_request.args[0] if pending_request.args else None
         if not isinstance(asked, RemoteRequest):
             return [candidate_replicas]
         try:
-            return self._rank(candidate_replicas, asked)
+            chosen, copy = self._rank(candidate_replicas, asked)
+            pending_request.args = [replace(asked, copy=copy), *pending_request.args[1:]]
+            return chosen
         except Exception:  # Serve would let the request wait for ever
             log.exception("a request was routed without a prediction, by a mistake of ours")
             return [candidate_replicas]
 
-    def _rank(self, candidates: list[RunningReplica], asked: RemoteRequest) -> list[list[RunningReplica]]:
-        """The best replica first, then the others, those to avoid last."""
+    def _rank(
+        self, candidates: list[RunningReplica], asked: RemoteRequest
+    ) -> tuple[list[list[RunningReplica]], Copy | None]:
+        """The best replica first, then the others, those to avoid last; and what the store should bring there."""
         wanted = [each for each in candidates if each.replica_id.unique_id not in asked.avoid] or candidates
         named = {
             self._names[each.replica_id.unique_id]: each for each in wanted if each.replica_id.unique_id in self._names
         }
         if len(named) < len(wanted):  # of some nothing is known yet: leave it to the lengths of the queues
-            return [wanted, candidates]
+            return [wanted, candidates], None
         self._done(asked.request_id)
         routed = self._policy.route(
             RoutingRequest(max(1, asked.num_tokens), asked.digests), time.monotonic(), _spread(asked), sorted(named)
         )
         self._tickets[asked.request_id] = routed.ticket
-        return [[named[routed.replica]], wanted, candidates]
+        return [[named[routed.replica]], wanted, candidates], routed.choice.copy
 
     def _done(self, request_id: str) -> None:
         ticket = self._tickets.pop(request_id, None)

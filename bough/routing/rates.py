@@ -19,12 +19,14 @@ NOMINAL_TOKEN_S = 1e-3
 class ReplicaRates:
     """Seconds a token by band of positions, seconds a byte by tier, and bytes a token. What is missing is unknown.
 
-    A band without a measurement counts like the nearest one that has one.
+    A band without a measurement counts like the nearest one that has one. `store_page_tokens` are the tokens of a page in
+    the store that all replicas share; 0: it has none.
     """
 
     token_s: Mapping[int, float] = field(default_factory=dict)
     byte_s: Mapping[Tier, float] = field(default_factory=dict)
     bytes_per_token: int = 0
+    store_page_tokens: int = 0
     _last: int = field(init=False, repr=False, compare=False)
     _bands: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _sums: tuple[float, ...] = field(init=False, repr=False, compare=False)
@@ -58,12 +60,12 @@ class ReplicaRates:
         if not token_s:
             known = [each for each in others if each.token_s]
             token_s = dict(min(known, key=_first_token_s).token_s) if known else {0: NOMINAL_TOKEN_S}
-        for tier in TIERS:
+        for tier in (*TIERS, Tier.STORE):
             measured = [each.byte_s[tier] for each in others if tier in each.byte_s]
             if tier not in byte_s and measured:
                 byte_s[tier] = min(measured)
         largest = max((each.bytes_per_token for each in others), default=0)
-        return ReplicaRates(token_s, byte_s, self.bytes_per_token or largest)
+        return ReplicaRates(token_s, byte_s, self.bytes_per_token or largest, self.store_page_tokens)
 
 
 def _first_token_s(rates: ReplicaRates) -> float:

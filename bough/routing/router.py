@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bough.routing.choice import Candidate, Choice, choose
+from bough.routing.choice import Choice, choose
 from bough.routing.index import COMING, SLOT_BITS, Outcome, PageIndex, Run, key_of
 from bough.routing.messages import Batch, Listing
 from bough.routing.outbox import INTERVAL_S
+from bough.routing.prediction import Candidate
 from bough.routing.queue import ReplicaQueue, Work
 from bough.routing.rates import ReplicaRates
 
@@ -76,7 +77,6 @@ class Router:
 
     def __init__(self, page_tokens: int) -> None:
         self.index = PageIndex()
-        self.store_byte_s: float | None = None  # what a byte from the shared store takes; None: there is no store
         self._page_tokens = page_tokens
         self._replicas: dict[str, _Replica] = {}
         self._coming: dict[int, int] = {}  # page → the replicas where a request computes it, like a value of the index
@@ -138,7 +138,8 @@ class Router:
         choice = self._choose(request, keys, now, uniform, replicas)
         self._last_ticket = ticket = self._last_ticket + 1
         best = choice.best
-        coming = self._mark(keys[best.depth // self._page_tokens :], self._coming_bit(best.replica))
+        held = best.depth if best.copy is None else best.copy.held
+        coming = self._mark(keys[held // self._page_tokens :], self._coming_bit(best.replica))
         work = Work(request.num_tokens - best.depth, best.load_bytes, best.load_s + best.compute_s, coming)
         self._replicas[best.replica].queue.add(ticket, work, now)
         self._tickets[ticket] = best.replica, now
@@ -157,7 +158,7 @@ class Router:
         for name in names:
             each = self._replicas[name]
             candidates.append(Candidate(name, each.filled, each.queue.waiting_s(now), runs.get(name, NO_RUNS)))
-        return choose(request.num_tokens, self._page_tokens, candidates, uniform, self.store_byte_s)
+        return choose(request.num_tokens, self._page_tokens, candidates, uniform)
 
     def done(self, ticket: int, now: float) -> None:
         """A request has its first token, or has ended without one. Calling it again changes nothing."""

@@ -10,9 +10,10 @@ import pytest
 
 from bough.cache.residency.rates import BAND_TOKENS, Rates
 from bough.cache.tree.state import Tier
-from bough.routing.choice import Candidate, choose
+from bough.routing.choice import choose
 from bough.routing.index import COMING, Run
 from bough.routing.messages import TIERS, PageNote, encode_note
+from bough.routing.prediction import Candidate, Copy
 from bough.routing.rates import ReplicaRates
 
 PAGE = 256
@@ -143,25 +144,42 @@ def test_work_counts_more_the_more_replicas_are_busy() -> None:
         assert choose(2048, PAGE, [Candidate("held", FLAT, longest + 0.02, held), *others], 0.0).replica != "held"
 
 
+def with_store(byte_s: float) -> ReplicaRates:
+    return ReplicaRates(FLAT.token_s, {**FLAT.byte_s, Tier.STORE: byte_s}, FLAT.bytes_per_token, PAGE)
+
+
 def test_the_store_copies_a_prefix_where_that_is_sooner_than_computing_it() -> None:
     held = runs_of(pages((4, Tier.DEVICE)))
-    candidates = [Candidate("busy", FLAT, 5.0, held), Candidate("idle", FLAT, 0.0)]
-    copied = choose(2048, PAGE, candidates, 0.0, store_byte_s=1e-8)
-    assert (copied.replica, copied.copy_first, copied.best.copied) == ("idle", True, 1024)
+
+    def candidates(rates: ReplicaRates) -> list[Candidate]:
+        return [Candidate("busy", rates, 5.0, held), Candidate("idle", rates, 0.0)]
+
+    copied = choose(2048, PAGE, candidates(with_store(1e-8)), 0.0)
+    assert copied.replica == "idle"
+    assert copied.copy == Copy("busy", 1024, pytest.approx(0.1024 - 1024 * 1000 * 1e-8))
     assert copied.best.total_s == pytest.approx(1024 * 1000 * 1e-8 + 1024 * 1e-4)
-    computed = choose(2048, PAGE, candidates, 0.0, store_byte_s=1e-6)
-    assert (computed.replica, computed.copy_first) == ("idle", False)
-    assert not choose(2048, PAGE, candidates, 0.0).copy_first
+    computed = choose(2048, PAGE, candidates(with_store(1e-6)), 0.0)
+    assert (computed.replica, computed.copy) == ("idle", None)
+    assert choose(2048, PAGE, candidates(FLAT), 0.0).copy is None
+
+
+def test_only_whole_pages_that_can_be_restored_are_copied() -> None:
+    rates = ReplicaRates(FLAT.token_s, FLAT.byte_s, FLAT.bytes_per_token, store_page_tokens=1024)
+    notes = [PageNote(Tier.DEVICE, stands=number < 5) for number in range(7)]
+    held = runs_of([KnownPage(note) for note in notes])
+    chosen = choose(2048, PAGE, [Candidate("busy", rates, 5.0, held), Candidate("idle", rates, 0.0)], 0.0)
+    assert chosen.copy is not None and chosen.copy.num_tokens == 1024
 
 
 def test_what_is_coming_can_be_copied_when_it_has_been_computed() -> None:
-    coming = runs_of(pages((4, None)))
-    waiting = [Candidate("leader", FLAT, 0.5, coming), Candidate("idle", FLAT, 0.0)]
-    assert not choose(2048, PAGE, waiting, 0.0, store_byte_s=1e-9).copy_first  # computing it takes 0.2 s, sooner than 0.5
-    soon = [Candidate("leader", FLAT, 0.02, coming), Candidate("idle", FLAT, 0.0)]
-    found = {each.replica: each for each in choose(2048, PAGE, soon, 0.0, store_byte_s=1e-9).predictions()}
-    assert found["idle"].copied == 1024
+    coming, rates = runs_of(pages((4, None))), with_store(1e-9)
+    waiting = [Candidate("leader", rates, 0.5, coming), Candidate("idle", rates, 0.0)]
+    assert choose(2048, PAGE, waiting, 0.0).copy is None  # computing it takes 0.2 s, sooner than 0.5
+    soon = [Candidate("leader", rates, 0.02, coming), Candidate("idle", rates, 0.0)]
+    found = {each.replica: each for each in choose(2048, PAGE, soon, 0.0).predictions()}
+    assert found["idle"].copy is not None and found["idle"].copy.num_tokens == 1024
     assert found["idle"].total_s == pytest.approx(0.02 + 1024e-6 + 0.1024)
+    assert found["leader"].copy is None
 
 
 def test_unknown_rates_count_as_the_best_of_the_others_and_nominal_if_nobody_knows() -> None:

@@ -54,7 +54,19 @@ def test_a_request_for_an_equal_prefix_is_predicted_to_compute_its_own_tail_only
     assert (leader.replica, best.replica, best.coming, best.depth) == ("a", "a", 1024, 1024)
     assert best.waiting_s == pytest.approx(1025e-4)
     assert best.compute_s == pytest.approx(1e-4)
-    assert not follower.choice.copy_first
+    assert follower.choice.copy is None
+
+
+def test_a_prefix_that_is_being_copied_is_coming_and_not_copied_again() -> None:
+    router = Router(PAGE)
+    for name in "ab":
+        router.add(name, ReplicaRates(RATES.token_s, {Tier.STORE: 1e-9}, 1000, PAGE))
+        router.apply(Listing(name, 1, 0, dict.fromkeys(ask(SYSTEM).digests, DEVICE) if name == "a" else {}))
+    chosen = [router.route(ask([*SYSTEM, *range(number, number + 200)]), 0.0, 0.0) for number in range(2000, 5000, 200)]
+    copies = [each.choice.copy for each in chosen]
+    assert {each.replica for each in chosen} == {"a", "b"}
+    assert [copy.source for copy in copies if copy] == ["a"]
+    router.check()
 
 
 def test_prefixes_of_other_salts_are_strangers() -> None:

@@ -7,6 +7,7 @@ offered before. A page that paths part in lies in several nodes, and is sent in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from bough.cache.residency.lanes import LiveSequence
@@ -18,6 +19,14 @@ from bough.cache.tree.address import Address
 from bough.cache.tree.node import Node, Point
 from bough.cache.tree.state import ContentStore, Group, Item, Kind, Page, Tier
 from bough.cache.tree.tokens import cut, num_tokens
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What was offered of a path: all up to page `end` that is in memory, at these addresses, in their order."""
+
+    end: int
+    addresses: Sequence[Address]
 
 
 class Sharer:
@@ -54,16 +63,30 @@ class Sharer:
         for page in range(path.num_pages if self._needs_points else 0):
             self._offer_points(shared, nodes, path, page)
 
-    def _offer_rows(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> None:
+    def share_prefix(self, trie: SaltTrie, path: StorePath, tokens: bytes, first: int = 0) -> Offered:
+        """Offer the whole pages of a prefix from page `first` on, as far as the tree has them."""
+        shared, offered = self._memory.shared, list[Address]()
+        assert shared is not None
+        found = trie.match(tokens)
+        end = max(first, min(path.num_pages, found.length // self._page_tokens))
+        for page in range(first, end):
+            offered += self._offer_rows(shared, found.path, path, page)
+            if self._needs_points:
+                offered += self._offer_points(shared, found.path, path, page)
+        return Offered(end, offered)
+
+    def _offer_rows(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> list[Address]:
         start, end = page * self._page_tokens, (page + 1) * self._page_tokens
         items = list[Item]()
         for group in self._full:
             held = _rows(nodes, group, start, end)
             if held is None:
-                return
+                return []
             items += held
-        if items:
-            self._offer(shared, path.rows(page), items)
+        if not items:
+            return []
+        self._offer(shared, path.rows(page), items)
+        return [path.rows(page)]
 
     def _offer(self, shared: SharedStore, address: Address, items: Sequence[Item]) -> None:
         assert self._memory.tiers is not None
@@ -71,10 +94,10 @@ class Sharer:
         nbytes = sum(store.packed_bytes(item) for item in items)
         shared.uploader.offer(Upload(address, nbytes, partial(_pack, store, items)))
 
-    def _offer_points(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> None:
+    def _offer_points(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> list[Address]:
         """Offer what the restore points of a page need, and then the list of those."""
         start, end = page * self._page_tokens, (page + 1) * self._page_tokens
-        listed = dict[ListedPoint, Address]()
+        listed, offered = dict[ListedPoint, Address](), list[Address]()
         for node in nodes:
             for point in node.points.values() if node.start < end and start < node.end else ():
                 if start < point.offset <= end:
@@ -82,7 +105,9 @@ class Sharer:
                     listed[ListedPoint(point.offset, int(point.reason))] = address
                     if (items := self._needed(nodes, point)) is not None:
                         self._offer(shared, address, items)
+                        offered.append(address)
         shared.uploader.offer(PointList(path.points(page), listed))
+        return [*offered, path.points(page)]
 
     def _needed(self, nodes: Sequence[Node], point: Point) -> list[Item] | None:
         """The states and window rows that a restore point needs; None if one is not in memory."""

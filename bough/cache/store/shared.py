@@ -105,6 +105,13 @@ class SharedStore:
             until = self._missing.get(self.keys.name(address))
         return until is not None and self._clock() < until
 
+    def forget_missing(self, path: StorePath) -> None:
+        """Another machine has just sent what is on a path: it may be looked for again."""
+        with self._lock:
+            for page in range(path.num_pages):
+                for address in (path.rows(page), path.points(page)):
+                    self._missing.pop(self.keys.name(address), None)
+
     def read(self, address: Address, keep_reading: KeepReading) -> Object:
         """Get an object and check everything about it; raises DiskMiss. For the reader's threads."""
         if self._is_closed or self.health.is_backing_off:

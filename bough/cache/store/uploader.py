@@ -106,6 +106,7 @@ class Uploader:
         self._damaged: set[bytes] = set()
         self._clearings: list[_Clearing] = []
         self._look_at = self._sweep_at = clock()
+        self._sending: bytes | None = None  # the name of what is being sent
         self._is_busy = self._is_stopping = False
         self._thread: threading.Thread | None = None
 
@@ -134,6 +135,15 @@ class Uploader:
             self._waiting[name] = upload
             self.waiting_bytes = nbytes
             self.changed.notify_all()
+
+    def hurry(self, addresses: Sequence[Address]) -> bool:
+        """Send these before all else that waits; False if none of them waits or is being sent."""
+        names = [self._keys.name(address) for address in addresses]
+        with self.changed:
+            first = {name: self._waiting[name] for name in names if name in self._waiting}
+            if first:
+                self._waiting = first | self._waiting
+            return bool(first) or (self._sending is not None and self._sending in names)
 
     def _is_known(self, name: bytes, upload: Upload | PointList) -> bool:
         known = self._known.get(name)
@@ -223,6 +233,7 @@ class Uploader:
             upload = self._waiting.pop(name) if name is not None and clearing is None else None
             if upload is not None:
                 self.waiting_bytes -= upload.nbytes
+                self._sending = name
             is_sweep_due = not is_backing_off and self._clock() >= self._sweep_at
             if clearing is None and upload is None and not is_sweep_due:
                 return False
@@ -240,7 +251,7 @@ class Uploader:
             log.exception("the store's uploader made a mistake")
         finally:
             with self.changed:
-                self._is_busy = False
+                self._is_busy, self._sending = False, None
                 self.changed.notify_all()
         return True
 

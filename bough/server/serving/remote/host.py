@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bough.cache.admin.view import TreeView
@@ -17,6 +17,7 @@ from bough.runtime import Runtime
 from bough.runtime.embedding import Embedded
 from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.model.in_process import InProcessGenerator
+from bough.server.serving.remote.copying import PrefixCopier
 from bough.server.serving.remote.held_pages import HeldPages, Notes, make_keys
 from bough.server.serving.remote.messages import (
     Accepted,
@@ -28,11 +29,12 @@ from bough.server.serving.remote.messages import (
     RemoteRequest,
     ReplicaFacts,
 )
+from bough.server.serving.remote.replicas import Replicas
 from bough.system.inbox import Inbox, Mailbox
 from bough.types import Chunk, Completion, Usage
 
 _OPERATIONS = frozenset(
-    ("stats", "view", "look_up", "keep", "warm", "read_node", "keep_node", "evict_node", "clear", "embed")
+    ("stats", "view", "look_up", "keep", "warm", "read_node", "keep_node", "evict_node", "clear", "embed", "send")
 )
 
 
@@ -51,10 +53,18 @@ class Looked:
 class ReplicaHost:
     """The model of one replica for those who ask from elsewhere. Everything here runs on one event loop."""
 
-    def __init__(self, name: str, runtime: Runtime, secret: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime,
+        secret: bytes,
+        replicas: Replicas,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
         self._runtime = runtime
         self._generator = InProcessGenerator(runtime)
+        self._copier = PrefixCopier(runtime, replicas, clock)
         self._clock = clock
         self._inbox: Inbox[Message] = Inbox(asyncio.get_running_loop())
         self._watch = runtime.cache.watch()
@@ -80,7 +90,7 @@ class ReplicaHost:
 
     def snapshot(self) -> dict[str, Any]:
         """Recent figures. Never waits."""
-        return {**self._runtime.worker.snapshot(), "is_stuck": self.is_stuck}
+        return {**self._runtime.worker.snapshot(), **asdict(self._copier.counts), "is_stuck": self.is_stuck}
 
     async def generate(self, asked: RemoteRequest) -> AsyncGenerator[list[Message], None]:
         """The messages of a request, in batches as they come. Closing it cancels the request."""
@@ -93,6 +103,8 @@ class ReplicaHost:
         if asked.timeout_s is not None:
             request = replace(request, deadline_s=self._clock() + asked.timeout_s)
         try:
+            if asked.copy is not None and asked.copy.source != self.name:
+                await self._copier.bring(asked, asked.copy)
             running = await asyncio.to_thread(self._generator.prepare, request, listener)
             running.submit()
             while True:
@@ -113,7 +125,8 @@ class ReplicaHost:
         def steps() -> Steps[tuple[TreeChanges, ReplicaRates]]:
             changes = yield from watch.look(salts)
             token_s, byte_s = cache.residency.loader.rates.measured()
-            return changes, ReplicaRates(token_s, byte_s, cache.costs.row_bytes)
+            page_tokens = 0 if (shared := cache.residency.memory.shared) is None else shared.keys.page_tokens
+            return changes, ReplicaRates(token_s, byte_s, cache.costs.row_bytes, page_tokens)
 
         changes, rates = await asyncio.wrap_future(self._runtime.worker.run_in_slices(steps))
         notes = await asyncio.to_thread(self._pages.apply, changes) if changes.is_reset or changes.roots else {}
@@ -124,6 +137,10 @@ class ReplicaHost:
         assert operation.name in _OPERATIONS, operation.name
         if operation.name == "embed":
             return await self._embed(*operation.arguments)
+        if operation.name == "send":
+            return await self._copier.send(*operation.arguments)
+        if operation.name == "stats" and operation.arguments == (None,):
+            return {**await self._generator.tree.stats(None), **asdict(self._copier.counts)}
         result = await getattr(self._generator.tree, operation.name)(*operation.arguments)
         return result.records if isinstance(result, TreeView) else result
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bough.engines.contract import EngineInfo
 from bough.errors import BoughError
+from bough.routing import Copy
 from bough.server.serving.model.contract import GenerateRequest
 from bough.types import Chunk, Completion, Usage
 
@@ -17,7 +18,8 @@ class RemoteRequest:
     """A request on its way to a replica. `timeout_s` is what is left of its time: clocks of machines differ.
 
     Its parameters have a seed, so that another replica can go on with it. The other fields are for the router: `digests`
-    are those of the whole pages of the prompt, `avoid` are replicas that it should not choose.
+    are those of the whole pages of the prompt, `avoid` are replicas that it should not choose. It may add a `copy`: what
+    the store should bring to the replica first.
     """
 
     request: GenerateRequest
@@ -25,6 +27,7 @@ class RemoteRequest:
     timeout_s: float | None = None
     digests: Sequence[bytes] = ()
     avoid: frozenset[str] = frozenset()
+    copy: Copy | None = None
 
     @property
     def num_tokens(self) -> int:

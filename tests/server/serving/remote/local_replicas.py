@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from bough.runtime import Runtime
 from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.messages import Accepted, Message, Operation, RemoteRequest, ReplicaFacts
 from bough.server.serving.remote.replicas import ReplicaLost
@@ -16,10 +17,17 @@ from bough.types import Chunk
 class LocalReplicas:
     """Takes the first replica that is not to be avoided. `breaks` are the numbers of chunks after which streams break."""
 
-    def __init__(self, hosts: list[ReplicaHost]) -> None:
-        self.hosts = {host.name: host for host in hosts}
+    def __init__(self) -> None:
+        self.hosts: dict[str, ReplicaHost] = {}
+        self.runtimes: list[Runtime] = []
         self.breaks: list[int] = []
         self.requests: list[RemoteRequest] = []
+
+    def add(self, runtime: Runtime, secret: bytes) -> ReplicaHost:
+        self.runtimes.append(runtime)
+        name = f"replica-{len(self.hosts)}"
+        host = self.hosts[name] = ReplicaHost(name, runtime, secret, self)
+        return host
 
     async def read_facts(self) -> ReplicaFacts:
         return _copy(next(iter(self.hosts.values())).facts())
@@ -39,7 +47,9 @@ class LocalReplicas:
                         left -= 1
 
     async def call(self, operation: Operation) -> Any:
-        host = self.hosts[operation.replica] if operation.replica else next(iter(self.hosts.values()))
+        host = self.hosts.get(operation.replica) if operation.replica else next(iter(self.hosts.values()))
+        if host is None:
+            raise ReplicaLost(f"there is no {operation.replica}")
         return _copy(await host.call(_copy(operation)))
 
     async def read_figures(self) -> Mapping[str, dict[str, Any]]:

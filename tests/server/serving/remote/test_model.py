@@ -19,7 +19,6 @@ from bough.runtime import load_runtime
 from bough.server.app import make_service
 from bough.server.serving.ask import Ask, Delta, Finished
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys
-from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.model import RemoteModel
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
@@ -47,8 +46,9 @@ def play(tiny_model: Path, tmp_path: Path) -> Callable[[Scene], None]:
 
     def start(files: ModelFiles, settings: Settings) -> Awaitable[RemoteModel]:
         async def connect() -> RemoteModel:
-            hosts = [ReplicaHost(f"replica-{number}", load_runtime(files, settings), SECRET) for number in range(2)]
-            replicas = LocalReplicas(hosts)
+            replicas = LocalReplicas()
+            for _ in range(2):
+                replicas.add(load_runtime(files, settings), SECRET)  # type: ignore[arg-type]
             made.append(replicas)
             facts = await replicas.read_facts()
             prompts = Prompts(load_tokenizer(files, False), facts.vocab_size)
