@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.bench.core.run import measure_core
+from bough.bench.core.run import CoreSizes, measure_core
 from bough.bench.strategies import CopyPerConversation, LaneSession, SingleEntry
 from bough.bench.switch import Oracle
 from bough.bench.workload import words
@@ -80,10 +80,17 @@ def test_words_are_the_same_for_the_same_seed() -> None:
     assert len(words(40, 1).split()) == 40
 
 
-def test_the_core_benchmark_reports_every_size() -> None:
-    figures = measure_core()
-    assert set(figures.match_ms) == {1, 10, 100, 1000, 10_000}
-    assert set(figures.evict_us) == {1000, 10_000, 100_000}
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        CoreSizes((1, 100), (1000, 10_000), (1000,), (1, 16), (1000, 10_000)),
+        pytest.param(CoreSizes(), marks=pytest.mark.slow),
+    ],
+)
+def test_the_core_benchmark_reports_every_size(sizes: CoreSizes) -> None:
+    figures = measure_core(sizes)
+    assert tuple(figures.match_ms) == sizes.edges
+    assert tuple(figures.evict_us) == sizes.nodes
     assert all(value > 0 for value in [*figures.match_ms.values(), *figures.evict_us.values()])
     assert set(figures.chunk_us) == {"memory", "memory, full", "disk"}
-    assert all(set(depths) == {1000, 100_000} and min(depths.values()) > 0 for depths in figures.chunk_us.values())
+    assert all(tuple(depths) == sizes.depths and min(depths.values()) > 0 for depths in figures.chunk_us.values())

@@ -346,11 +346,18 @@ class Day:
 
 
 @pytest.mark.parametrize(
-    "model", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("full", "full+recurrent")), "window+recurrent+full"]
+    ("model", "num_requests"),
+    [
+        ("window+recurrent+full", 2_000),
+        *(
+            pytest.param(each, 7_000, marks=pytest.mark.slow)
+            for each in ("full", "full+recurrent", "window+recurrent+full")
+        ),
+    ],
 )
 @pytest.mark.timeout(600)
-def test_a_day_in_miniature_stays_within_every_budget(model: str) -> None:
-    """At least 20,000 requests over all three models; everything is checked every 50th, the budgets after each."""
+def test_a_day_in_miniature_stays_within_every_budget(model: str, num_requests: int) -> None:
+    """Everything is checked every 50th request, the budgets after each."""
     row, state = (sum(getattr(group, name) for group in MODELS[model]) for name in ("bytes_per_token", "state_bytes"))
     disk = FakeDisk(8, 600 * row + 60 * state)
     w = World(
@@ -363,14 +370,14 @@ def test_a_day_in_miniature_stays_within_every_budget(model: str) -> None:
         salt_share=0.8,
     )
     day = Day(w, seed=7)
-    for number in range(7_000):
+    for number in range(num_requests):
         day.serve()
         if number % 3 == 0:
             disk.work()
         if number % 50 == 0:
             w.check()
     w.check()
-    assert day.num_cancelled > 100 and day.cached > day.computed / 2
+    assert day.num_cancelled > num_requests // 70 and day.cached > day.computed / 2
     assert disk.counts.loaded_bytes > 0 and w.cache.residency.evictor.counts.host_bytes > 0
     w.cache.clear()
     w.check()

@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bough.bench.core.chunk_cost import measure_chunk_us
+from bough.bench.core.chunk_cost import DEPTHS, measure_chunk_us
 from bough.bench.core.step_cost import SAMPLING, measure_step_s
 from bough.cache.admin.stats import stats
 from bough.cache.disk import Disk
@@ -73,14 +73,25 @@ class CoreFigures:
     chunk_us: dict[str, dict[int, float]]
 
 
-def measure_core() -> CoreFigures:
-    """Match 100,000 tokens on paths of 1 to 10,000 edges, evict from trees of 1,000 to 100,000 nodes, start and step."""
+@dataclass(frozen=True)
+class CoreSizes:
+    """What is measured: edges of a path, nodes of a tree, pages on disk, lanes of a step, and tokens before a chunk."""
+
+    edges: Sequence[int] = (1, 10, 100, 1000, 10_000)
+    nodes: Sequence[int] = (1000, 10_000, 100_000)
+    pages: Sequence[int] = (10_000, 100_000)
+    lanes: Sequence[int] = (1, 16, 64)
+    depths: Sequence[int] = DEPTHS
+
+
+def measure_core(sizes: CoreSizes) -> CoreFigures:
+    """Match 100,000 tokens on paths of so many edges, evict from trees of so many nodes, start and step."""
     return CoreFigures(
-        match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in (1, 10, 100, 1000, 10_000)},
-        evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in (1000, 10_000, 100_000)},
-        start_ms={pages: 1e3 * _start_s(pages) for pages in (10_000, 100_000)},
-        step_ms={name: {lanes: 1e3 * measure_step_s(lanes, name) for lanes in (1, 16, 64)} for name in SAMPLING},
-        chunk_us=measure_chunk_us(),
+        match_ms={edges: 1e3 * _median_s(_match(edges)) for edges in sizes.edges},
+        evict_us={nodes: 1e6 * _evict_s(nodes) for nodes in sizes.nodes},
+        start_ms={pages: 1e3 * _start_s(pages) for pages in sizes.pages},
+        step_ms={name: {lanes: 1e3 * measure_step_s(lanes, name) for lanes in sizes.lanes} for name in SAMPLING},
+        chunk_us=measure_chunk_us(sizes.depths),
     )
 
 

@@ -86,11 +86,11 @@ def _print_ratios(console: Console, report: dict[str, Any]) -> None:
 
 def core(as_json: Json = False) -> None:
     """The cost of the tree alone: matching, evicting, starting from disk; the host cost of a decode step and of a chunk."""
-    from bough.bench.core.run import measure_core
+    from bough.bench.core.run import CoreSizes, measure_core
 
     console = Console(stderr=as_json)
     with console.status("building trees"):
-        figures = measure_core()
+        figures = measure_core(CoreSizes())
     rows = [
         *(("match 100,000 tokens", f"{edges:,} edges", f"{ms:.3f} ms") for edges, ms in figures.match_ms.items()),
         *(("evict one page", f"{nodes:,} nodes", f"{us:.1f} µs") for nodes, us in figures.evict_us.items()),
