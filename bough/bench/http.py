@@ -1,4 +1,7 @@
-"""`bough bench http`: the switching workload over HTTP, against a server with the tree and one without a cache."""
+"""`bough bench http`: the switching workload over HTTP, against a server with the tree and others.
+
+Those are a server without a cache; or several replicas on Ray, and as many servers that know nothing of each other.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +67,34 @@ class HttpFigures:
         }
 
 
+@dataclass(frozen=True)
+class HttpServers:
+    """Servers to compare: so many alike, with these flags."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+    count: int = 1
+
+
+def choose_servers(num_replicas: int) -> list[HttpServers]:
+    """One server with the tree, and what it is compared with. Replicas on one machine share its processors."""
+    if not num_replicas:
+        return [HttpServers("tree"), HttpServers("no cache", ("--no-cache",))]
+    each = ("--threads", str(max(1, (os.cpu_count() or 1) // num_replicas)))
+    return [
+        HttpServers("one server"),
+        HttpServers(f"{num_replicas} replicas", ("--ray", "local", "--replicas", str(num_replicas), *each)),
+        HttpServers("round robin", each, num_replicas),
+    ]
+
+
+@contextmanager
+def serving_all(model: str | None, servers: HttpServers) -> Iterator[list[str]]:
+    """Start servers, each with a tree of its own, and yield their addresses."""
+    with ExitStack() as held:
+        yield [held.enter_context(serving(model, *servers.flags)) for _ in range(servers.count)]
+
+
 @contextmanager
 def serving(model: str | None, *flags: str) -> Iterator[str]:
     """Start a server on a free port and yield its address. Its tree on disk is deleted at the end."""
@@ -110,12 +141,16 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     raise EngineError(f"the server did not become ready within {START_S:.0f} s; run `bough serve` to see why")
 
 
-def run_http(url: str, model: str, setup: SwitchSetup) -> Iterator[HttpTurn]:
-    """Run the workload with streamed requests, and yield after each."""
+def run_http(urls: Sequence[str], model: str, setup: SwitchSetup) -> Iterator[HttpTurn]:
+    """Run the workload with streamed requests, and yield after each. Several servers take requests in turn.
+
+    Which of them takes a conversation's turn moves on with each turn, as it would beside other clients.
+    """
     conversations = [ScriptedChat(number, setup) for number in range(setup.conversations)]
     with httpx.Client(timeout=600) as client:
         for turn in range(setup.turns):
             for conversation in conversations:
+                url = urls[(conversation.number + turn) % len(urls)]
                 body = {
                     "model": model,
                     "messages": conversation.ask(turn),

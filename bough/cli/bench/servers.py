@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bough.bench.gaps.figures import Case
 from bough.bench.hostile import CASES, Waits, measure_case, measure_quiet
-from bough.bench.http import HttpFigures, run_http, serving
+from bough.bench.http import HttpFigures, choose_servers, run_http, serving, serving_all
 from bough.bench.peers.client import Peer
 from bough.bench.peers.report import columns, lines, plot_peers, rows
 from bough.bench.peers.run import PeerReport, count_steps, measure_peers
@@ -36,20 +36,21 @@ def http(
     system_words: Annotated[int, typer.Option(min=1)] = 700,
     message_words: Annotated[int, typer.Option(min=1)] = 40,
     reply_tokens: Annotated[int, typer.Option(min=1)] = 16,
+    replicas: Annotated[int, typer.Option(min=0, help="Compare with so many on Ray, and with round robin.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Conversations take turns over HTTP: a server with the tree, against a server without a cache."""
+    """Conversations take turns over HTTP: a server with the tree, against one without a cache, or against replicas."""
     console = Console(stderr=as_json)
     setup = SwitchSetup(conversations, turns, system_words, message_words, reply_tokens)
     warn_if_busy(console)
     figures, name = HttpFigures(), model or load_settings().model
     with make_counter(console) as progress:
-        for label, flags in (("tree", ()), ("no cache", ("--no-cache",))):
-            task = progress.add_task(label, total=conversations * turns)
-            with serving(model, *flags) as url:
-                figures.turns[label] = []
-                for turn in run_http(url, name, setup):
-                    figures.turns[label].append(turn)
+        for servers in choose_servers(replicas):
+            task = progress.add_task(servers.name, total=conversations * turns)
+            with serving_all(model, servers) as urls:
+                figures.turns[servers.name] = []
+                for turn in run_http(urls, name, setup):
+                    figures.turns[servers.name].append(turn)
                     progress.advance(task)
     report = figures.as_dict()
     columns = ("server", "first token, median", "mean", "cached", "all turns")
