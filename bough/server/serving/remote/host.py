@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +28,12 @@ from bough.server.serving.remote.messages import (
     RemoteRequest,
     ReplicaFacts,
 )
+from bough.server.serving.remote.watches import RunningRequest, Watches
 from bough.system.inbox import Inbox, Mailbox
 from bough.types import Chunk, Completion, Usage
 
-_OPERATIONS = frozenset(
-    ("stats", "view", "look_up", "keep", "warm", "read_node", "keep_node", "evict_node", "clear", "embed")
-)
+_TREE_OPERATIONS = frozenset(("stats", "view", "look_up", "keep", "warm", "read_node", "keep_node", "evict_node", "clear"))
+"""What is asked of the tree by these very names."""
 
 
 MOST_SALTS = 1024
@@ -59,6 +59,13 @@ class ReplicaHost:
         self._inbox: Inbox[Message] = Inbox(asyncio.get_running_loop())
         self._watch = runtime.cache.watch()
         self._pages = HeldPages(make_keys(secret), needs_points=runtime.prefix_cache.costs.needs_points)
+        self._running: dict[str, RunningRequest] = {}  # by their ids
+        self._watches = Watches(self._generator.tree, self._running.get)
+        self._operations: dict[str, Callable[..., Awaitable[Any]]] = {
+            "embed": self._embed,
+            "watch": self._watches.look,
+            "unwatch": self._watches.close,
+        }
         self._salts: dict[str, None] = {"": None}  # that were used here: trees on disk do not tell theirs
 
     def facts(self) -> ReplicaFacts:
@@ -95,6 +102,7 @@ class ReplicaHost:
         try:
             running = await asyncio.to_thread(self._generator.prepare, request, listener)
             running.submit()
+            self._running[asked.request_id] = RunningRequest(request, running)
             while True:
                 messages = await mailbox.take()
                 yield messages
@@ -103,6 +111,7 @@ class ReplicaHost:
         except BoughError as error:
             yield [error]
         finally:
+            self._running.pop(asked.request_id, None)
             if running is not None:
                 running.cancel()
 
@@ -120,10 +129,10 @@ class ReplicaHost:
         return Looked(notes, rates)
 
     async def call(self, operation: Operation) -> Any:
-        """Do a named operation on the tree. Raises what it raises."""
-        assert operation.name in _OPERATIONS, operation.name
-        if operation.name == "embed":
-            return await self._embed(*operation.arguments)
+        """Do a named operation. Raises what it raises."""
+        if operation.name in self._operations:
+            return await self._operations[operation.name](*operation.arguments)
+        assert operation.name in _TREE_OPERATIONS, operation.name
         result = await getattr(self._generator.tree, operation.name)(*operation.arguments)
         return result.records if isinstance(result, TreeView) else result
 
