@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,6 +11,8 @@ from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.messages import Accepted, Message, Operation, RemoteRequest, ReplicaFacts
 from bough.server.serving.remote.replicas import ReplicaLost
 from bough.types import Chunk
+
+SECRET = bytes(32)
 
 
 class LocalReplicas:
@@ -20,6 +22,8 @@ class LocalReplicas:
         self.hosts = {host.name: host for host in hosts}
         self.breaks: list[int] = []
         self.requests: list[RemoteRequest] = []
+        self.calls: list[Operation] = []
+        self.hold: Callable[[Operation], Awaitable[None]] | None = None  # waits before an operation is done
 
     async def read_facts(self) -> ReplicaFacts:
         return _copy(next(iter(self.hosts.values())).facts())
@@ -39,6 +43,11 @@ class LocalReplicas:
                         left -= 1
 
     async def call(self, operation: Operation) -> Any:
+        self.calls.append(operation)
+        if self.hold is not None:
+            await self.hold(operation)
+        if operation.replica and operation.replica not in self.hosts:
+            raise ReplicaLost(f"there is no {operation.replica}")
         host = self.hosts[operation.replica] if operation.replica else next(iter(self.hosts.values()))
         return _copy(await host.call(_copy(operation)))
 

@@ -1,0 +1,53 @@
+"""A service whose model has two replicas in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bough.config import Settings
+from bough.models import ModelFiles
+from bough.models.defaults import read_defaults
+from bough.models.prompts import Prompts
+from bough.models.tokenizer import load_tokenizer
+from bough.runtime import load_runtime
+from bough.server.app import make_service
+from bough.server.serving.remote.host import ReplicaHost
+from bough.server.serving.remote.model import RemoteModel
+from bough.server.serving.service import Service
+from tests.server.serving.remote.local_replicas import SECRET, LocalReplicas
+
+Scene = Callable[[Service, LocalReplicas], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tiny_model: Path, tmp_path: Path) -> Callable[[Scene], None]:
+    """Plays a scene with a service whose model has two replicas in this process."""
+    files = ModelFiles("tiny", tiny_model)
+    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", disk=0, threads=1, lanes=4)
+    made: list[LocalReplicas] = []
+
+    def start(files: ModelFiles, settings: Settings) -> Awaitable[RemoteModel]:
+        async def connect() -> RemoteModel:
+            hosts = [ReplicaHost(f"replica-{number}", load_runtime(files, settings), SECRET) for number in range(2)]
+            replicas = LocalReplicas(hosts)
+            made.append(replicas)
+            facts = await replicas.read_facts()
+            prompts = Prompts(load_tokenizer(files, False), facts.vocab_size)
+            return RemoteModel(replicas, facts, prompts, read_defaults(files))
+
+        return connect()
+
+    async def run(scene: Scene) -> None:
+        service = make_service(settings, files, start=start)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(100):
+                await service.load("tiny")
+                await scene(service, made[0])
+        finally:
+            await service.close()
+
+    return lambda scene: asyncio.run(run(scene))
