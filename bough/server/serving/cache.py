@@ -169,7 +169,7 @@ class CacheService:
     async def export(self, model: str | None, salt: str) -> FromModel[Path]:
         """What a salt has on disk as a new file, which the caller deletes. Raises Unavailable without room or disk."""
         async with self._using(model) as loaded:
-            await asyncio.to_thread(require_room, self._settings, loaded.worker.snapshot().get("disk_bytes", 0))
+            await asyncio.to_thread(require_room, self._settings, _archive_bytes(loaded.worker.snapshot()))
             try:
                 file = await asyncio.to_thread(make_file, self._settings)
             except OSError as error:
@@ -218,6 +218,12 @@ async def _encode(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompts], Cal
 async def _encode_packed(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompts], Callable[..., Encoded]]) -> bytes:
     encoded = await _encode(prefix, loaded, way)
     return await asyncio.to_thread(pack, encoded.ids)
+
+
+def _archive_bytes(figures: Mapping[str, Any]) -> int:
+    """The most that an export needs here. The archives of replicas lie beside the one that they are merged into."""
+    num_copies = 2 if figures.get("replicas") else 1
+    return num_copies * int(figures.get("disk_bytes", 0))
 
 
 def _best(known: Mapping[str, Lookup]) -> str:

@@ -17,6 +17,7 @@ from bough.runtime import Runtime
 from bough.runtime.embedding import Embedded
 from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.model.in_process import InProcessGenerator
+from bough.server.serving.remote.archives import Archives
 from bough.server.serving.remote.held_pages import HeldPages, Notes, make_keys
 from bough.server.serving.remote.messages import (
     Accepted,
@@ -61,10 +62,16 @@ class ReplicaHost:
         self._pages = HeldPages(make_keys(secret), needs_points=runtime.prefix_cache.costs.needs_points)
         self._running: dict[str, RunningRequest] = {}  # by their ids
         self._watches = Watches(self._generator.tree, self._running.get)
+        self._archives = Archives(self._generator.tree, runtime.settings)
         self._operations: dict[str, Callable[..., Awaitable[Any]]] = {
             "embed": self._embed,
             "watch": self._watches.look,
             "unwatch": self._watches.close,
+            "write_archive": self._archives.write,
+            "read_archive": self._archives.read,
+            "add_to_archive": self._archives.add,
+            "import_archive": self._archives.take_up,
+            "drop_archive": self._archives.drop,
         }
         self._salts: dict[str, None] = {"": None}  # that were used here: trees on disk do not tell theirs
 

@@ -21,6 +21,7 @@ from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.model.contract import ROOT_SEPARATOR, root_at
 from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.replicas import ReplicaLost, Replicas
+from bough.server.serving.remote.transfer import merge_into, transferring
 from bough.server.serving.remote.watch import RemoteWatch
 from bough.types import Completion
 
@@ -90,10 +91,33 @@ class RemoteTrees:
         await self._ask_all("clear", salt)
 
     async def export_file(self, file: Path, salt: str) -> None:
-        raise RequestError("the trees of replicas are not exported: each has its own, in its own folder")
+        """Write what any replica has of a salt into one file. Raises Unavailable if one is lost meanwhile."""
+        figures = await self._living()
+        parts = {name: file.with_name(f"{file.name}.{name}") for name in sorted(figures)}
+        fetching = [
+            asyncio.create_task(self._fetch(name, part, salt, figures[name].get("disk_bytes", 0)))
+            for name, part in parts.items()
+        ]
+        try:
+            await asyncio.gather(*fetching)
+            await merge_into(file, list(parts.values()))
+        finally:
+            for task in fetching:
+                task.cancel()
+            await asyncio.gather(*fetching, return_exceptions=True)
+            for part in parts.values():
+                part.unlink(missing_ok=True)
+
+    async def _fetch(self, name: str, part: Path, salt: str, disk_bytes: int) -> None:
+        async with transferring(self._replicas, name) as transfer:
+            await transfer.fetch(part, salt, disk_bytes)
 
     async def import_file(self, file: Path, salt: str) -> Imported:
-        raise RequestError("no archive can be imported into the trees of replicas: each has its own")
+        """Add an archive at the replica whose disk has the most room. The router hears of it as of all that changes."""
+        figures = await self._living()
+        name = max(sorted(figures), key=lambda each: _disk_room(figures[each]))
+        async with transferring(self._replicas, name) as transfer:
+            return await transfer.send(file, salt)
 
     async def _ask_root(self, operation: str, root: str, *arguments: Any) -> Any:
         name, own_root = _split(root)
@@ -129,6 +153,10 @@ class RemoteTrees:
         if not figures:
             raise Unavailable("no replica is ready; try again soon")
         return figures
+
+
+def _disk_room(figures: Mapping[str, Any]) -> int:
+    return int(figures.get("disk_budget_bytes", 0)) - int(figures.get("disk_bytes", 0))
 
 
 def _split(root: str) -> tuple[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,15 +26,16 @@ Scene = Callable[[Service, LocalReplicas], Awaitable[None]]
 
 
 @pytest.fixture
-def play(tiny_model: Path, tmp_path: Path) -> Callable[[Scene], None]:
-    """Plays a scene with a service whose model has two replicas in this process."""
+def play(tiny_model: Path, tmp_path: Path) -> Callable[..., None]:
+    """Plays a scene with a service whose model has two replicas in this process, each with a cache folder of its own."""
     files = ModelFiles("tiny", tiny_model)
-    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", disk=0, threads=1, lanes=4)
+    common = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", disk=0, threads=1, lanes=4)
     made: list[LocalReplicas] = []
 
     def start(files: ModelFiles, settings: Settings) -> Awaitable[RemoteModel]:
         async def connect() -> RemoteModel:
-            hosts = [ReplicaHost(f"replica-{number}", load_runtime(files, settings), SECRET) for number in range(2)]
+            own = {name: replace(settings, cache_folder=tmp_path / name) for name in ("replica-0", "replica-1")}
+            hosts = [ReplicaHost(name, load_runtime(files, each), SECRET) for name, each in own.items()]
             replicas = LocalReplicas(hosts)
             made.append(replicas)
             facts = await replicas.read_facts()
@@ -41,8 +44,8 @@ def play(tiny_model: Path, tmp_path: Path) -> Callable[[Scene], None]:
 
         return connect()
 
-    async def run(scene: Scene) -> None:
-        service = make_service(settings, files, start=start)  # type: ignore[arg-type]
+    async def run(scene: Scene, **options: Any) -> None:
+        service = make_service(replace(common, **options), files, start=start)  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(100):
                 await service.load("tiny")
@@ -50,4 +53,4 @@ def play(tiny_model: Path, tmp_path: Path) -> Callable[[Scene], None]:
         finally:
             await service.close()
 
-    return lambda scene: asyncio.run(run(scene))
+    return lambda scene, **options: asyncio.run(run(scene, **options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_reader_sees_the_trees_of_all_replicas_and_where_each_request_is(play:
             assert expected[told["root"]][told["node"]][1] == told["offset"] > told["prompt_tokens"]
             (node,) = client.watched.trees["tiny"][told["root"]].values()
             assert node["text"].startswith(text)
-            assert abs(node["last_used"] - asyncio.get_running_loop().time()) > 1e6  # it is a time of day
+            assert abs(node["last_used"] - time.time()) < 60
         assert client.watched.figures["tiny"]["lanes"] == 8
 
     play(scene)
