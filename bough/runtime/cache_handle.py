@@ -64,7 +64,7 @@ class CacheHandle:
         return self._viewer.view(records)
 
     def watch(self) -> TreeWatch:
-        """A watch over the tree, for the engine's thread. Only one at a time may be open."""
+        """A watch over the tree, for the engine's thread. Several may be open."""
         return TreeWatch(self._cache)
 
     def decode(self, packed: bytes) -> str:

@@ -21,8 +21,8 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.tokens import unpack
 from bough.models.tokenizer import load_tokenizer
 from bough.server.serving.events.frames import write_nodes
-from bough.server.serving.events.look import Look, look
 from bough.server.serving.events.reader import Reader
+from bough.server.serving.model.look import Look, look
 
 NUM_NODES = 10_000
 _EDGE_TOKENS = 48

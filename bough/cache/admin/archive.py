@@ -7,15 +7,12 @@ extracted, so that an archive cannot write anywhere but into the store.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 from zlib import crc32
 
 from bough.cache.admin.manifest import (
@@ -27,11 +24,9 @@ from bough.cache.admin.manifest import (
     encode_manifest,
     make_addresses,
 )
-from bough.cache.disk import page_files
-from bough.cache.disk.descriptors import open_private
+from bough.cache.admin.members import ArchiveReader, ArchiveWriter, open_archive, write_archive
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskError, DiskMiss
-from bough.cache.disk.folder import translate_errors
 from bough.cache.disk.ledger import Snapshot
 from bough.cache.disk.rows import PointRecord, clamp_time
 from bough.cache.graft import ImportedStep, ImportedTree
@@ -112,7 +107,7 @@ class _Exporting:
         self._buffer = bytearray(PIECE_BYTES)
 
     def write(self, file: Path, is_wanted: Callable[[], bool]) -> None:
-        with _written(file) as archive:
+        with write_archive(file) as archive:
             manifest = self._make_manifest()
             archive.add(MANIFEST, len(manifest), [memoryview(manifest)])
             for number, (_, disk_file) in enumerate(self._traced):
@@ -126,7 +121,7 @@ class _Exporting:
         points = [_make_point_item(step, record) for step, record in found if step is not None]
         return encode_manifest(self._disk.identity, self._chain.steps, items, points)
 
-    def _write_item(self, archive: _Writer, number: int, disk_file: DiskFile) -> None:
+    def _write_item(self, archive: ArchiveWriter, number: int, disk_file: DiskFile) -> None:
         """Write one member, unless its file turns out to be lost: then the archive is as it was."""
         end = archive.end
         try:
@@ -157,8 +152,8 @@ class _Exporting:
 
 def read_manifest(file: Path) -> Manifest:
     """What an archive is of; raises DiskError if it is not an archive."""
-    with _opened(file) as archive:
-        return _read_manifest(file, archive)
+    with open_archive(file) as archive:
+        return read_first(file, archive)
 
 
 def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
@@ -180,8 +175,8 @@ def import_tree(
     disk.require_writable()
     importing: _Importing | None = None
     try:
-        with _opened(file) as archive:
-            manifest = _read_manifest(file, archive)
+        with open_archive(file) as archive:
+            manifest = read_first(file, archive)
             _require_same_model(file, manifest, disk)
             importing = _Importing(disk, salt, manifest)
             importing.take_items(archive)
@@ -214,7 +209,7 @@ class _Importing:
         self._now = self.disk.now()  # nothing that is imported was used later than this
         self._missing = set(range(len(self.manifest.items)))
 
-    def take_items(self, archive: _Reader) -> None:
+    def take_items(self, archive: ArchiveReader) -> None:
         try:
             while (member := archive.next()) is not None:
                 number = int(member.name) if member.name.isdecimal() and len(member.name) < 16 else -1
@@ -256,7 +251,7 @@ class _Importing:
         num_skipped = len(self.manifest.items) - len(saved)
         return Imported(len(saved), num_skipped, sum(disk_file.nbytes for disk_file in saved), tuple(self.problems))
 
-    def _take(self, number: int, archive: _Reader, member: tarfile.TarInfo) -> None:
+    def _take(self, number: int, archive: ArchiveReader, member: tarfile.TarInfo) -> None:
         item = self.manifest.items[number]
         if not self.disk.has_room(self.disk.file_bytes(item.nbytes, num_tokens(self.manifest.steps[item.step].tokens))):
             self.num_without_room += 1
@@ -290,98 +285,8 @@ def _make_point_item(step: int, record: PointRecord) -> PointItem:
     return PointItem(step, record.address.end, record.reason, record.is_kept, record.is_superseded, record.last_used)
 
 
-class _Writer:
-    """Writes the members of an archive one after another, in the pieces that they come in."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.end = 0
-
-    def add(self, name: str, nbytes: int, pieces: Iterable[memoryview]) -> None:
-        """Add a member of so many bytes."""
-        member = tarfile.TarInfo(name)
-        member.size, member.mode = nbytes, 0o600
-        self._write(memoryview(member.tobuf(tarfile.GNU_FORMAT)))
-        for piece in pieces:
-            self._write(piece)
-        self._write(memoryview(bytes(-self.end % tarfile.BLOCKSIZE)))
-
-    def go_back(self, end: int) -> None:
-        """Remove what was written after this place."""
-        os.truncate(self._descriptor, end)
-        os.lseek(self._descriptor, end, os.SEEK_SET)
-        self.end = end
-
-    def finish(self) -> None:
-        """Write the end of the archive."""
-        self._write(memoryview(bytes(2 * tarfile.BLOCKSIZE)))
-        self._write(memoryview(bytes(-self.end % tarfile.RECORDSIZE)))
-
-    def _write(self, piece: memoryview) -> None:
-        page_files.write_all(self._descriptor, [piece])
-        self.end += len(piece)
-
-
-@contextlib.contextmanager
-def _written(file: Path) -> Iterator[_Writer]:
-    """Give a new archive to write, which gets its name when all is written."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    with translate_errors(file):
-        try:
-            descriptor = open_private(temporary, os.O_WRONLY | os.O_TRUNC)
-            try:
-                yield (archive := _Writer(descriptor))
-                archive.finish()
-                page_files.sync(descriptor)
-            finally:
-                os.close(descriptor)
-            page_files.rename(temporary, file)
-            page_files.sync_folder(file.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-class _Reader:
-    """The members of an archive, one after another: plain files alone, and every claim of a header is checked.
-
-    The library's own reader takes long names and other extensions into memory, however long they say they are.
-    """
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._size = os.fstat(stream.fileno()).st_size
-        self._next = 0
-
-    def next(self) -> tarfile.TarInfo | None:
-        """The next member, or None at the end. Raises TarError if there is none of the kind that we write."""
-        self._stream.seek(self._next)
-        block = self._stream.read(tarfile.BLOCKSIZE)
-        if not block.strip(b"\0"):
-            return None
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
-            raise tarfile.ReadError(f"{member.name!r} is no plain file")
-        if self._next + tarfile.BLOCKSIZE + member.size > self._size:
-            raise tarfile.ReadError(f"{member.name!r} claims {member.size:,} bytes, more than there are")
-        self._next += tarfile.BLOCKSIZE + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-        return member
-
-    def read(self, member: tarfile.TarInfo, num_bytes: int) -> bytes:
-        """The content of the member that came last, if it has this size; nothing if it has another."""
-        return self._stream.read(num_bytes) if member.size == num_bytes else b""
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[_Reader]:
-    with translate_errors(file):
-        try:
-            with file.open("rb") as stream:
-                yield _Reader(stream)
-        except (tarfile.TarError, EOFError, ValueError) as error:
-            raise DiskError(f"{file} is not an archive of a tree: {error}") from error
-
-
-def _read_manifest(file: Path, archive: _Reader) -> Manifest:
+def read_first(file: Path, archive: ArchiveReader) -> Manifest:
+    """The manifest, which is the first member. Raises ValueError if it is not, or makes no sense."""
     member = archive.next()
     if member is None or member.name != MANIFEST:
         raise ValueError(f"it does not begin with {MANIFEST}")

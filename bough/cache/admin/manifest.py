@@ -12,9 +12,8 @@ import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from bough.cache.disk.index import Identity
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_GROUP, MAX_PAGE_TOKENS, POINT_REASONS, are_tokens, is_time
 from bough.cache.tree.address import Address
@@ -106,7 +105,22 @@ def make_addresses(keys: Keys, root: bytes, steps: Sequence[Step]) -> list[Addre
     return addresses
 
 
-def encode_manifest(identity: Identity, steps: Sequence[Step], items: Sequence[Item], points: Sequence[PointItem]) -> bytes:
+class Described(Protocol):
+    """Which model an archive is of."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def page_tokens(self) -> int: ...
+
+
+def encode_manifest(
+    identity: Described, steps: Sequence[Step], items: Sequence[Item], points: Sequence[PointItem]
+) -> bytes:
     """The manifest as JSON. It is made piece by piece: one long call of `json` would hold the interpreter's lock."""
     head = {
         "format": ARCHIVE_FORMAT,

@@ -39,21 +39,23 @@ def export_file(
     A running server that has the tree open writes it; if it has keys, what belongs to BOUGH_API_KEY is written.
     """
     screen, settings = Screen(), load_settings()
-    tree = choose_tree(settings, model)
     if file.exists():
         raise DiskError(f"{file} exists already")
     with show_progress(screen.notes, stays=False) as progress, running_server(settings, is_local=is_local) as server:
-        progress.start(f"writing {file}", None)
-        done = _export(tree, file, salt, settings, server, screen)
+        if server is not None and server.has_replicas(model):
+            progress.start(f"writing {file}", None)
+            name, done = model, server.export(model, file, salt)
+        else:
+            tree = choose_tree(settings, model)
+            progress.start(f"writing {file}", None)
+            name, done = tree.name, _export(tree, file, salt, settings, server, screen)
     if as_json:
-        return screen.write_line(json.dumps(asdict(done) | {"tree": tree.name, "file": str(file)}, indent=2))
+        return screen.write_line(json.dumps(asdict(done) | {"tree": name, "file": str(file)}, indent=2))
     if done.num_skipped:
         screen.note(
             f"skipped {done.num_skipped:,} pages and states: they cannot be read, or the pages before them are missing"
         )
-    return screen.write_line(
-        f"{done.num_items:,} pages and states of {tree.name} ({filesize.decimal(done.nbytes)}) in {file}"
-    )
+    return screen.write_line(f"{done.num_items:,} pages and states of {name} ({filesize.decimal(done.nbytes)}) in {file}")
 
 
 def _export(
@@ -62,9 +64,7 @@ def _export(
     if server is None or not server.has_open(tree):
         with _open(tree, settings, 0, screen) as disk:
             return export_tree(disk, file, salt)
-    server.export(tree, file, salt)
-    items = read_manifest(file).items
-    return Exported(len(items), nbytes=sum(item.nbytes for item in items), num_skipped=0)
+    return server.export(tree.model, file, salt)
 
 
 def import_file(
@@ -85,16 +85,23 @@ def import_file(
     screen, settings = Screen(), load_settings({"disk": disk, "disk_free": disk_free}, are_flags=True)
     if settings.disk == 0:
         raise SettingsError("disk is 0: the disk is turned off")
-    tree = _find_target(read_manifest(file), model, list_trees(settings.trees_folder), settings)
+    manifest = read_manifest(file)
     with show_progress(screen.notes, stays=False) as progress, running_server(settings, is_local=is_local) as server:
-        progress.start(f"reading {file}", None)
-        done = _import(tree, file, salt, settings, server, screen)
+        name = model or manifest.model
+        if server is not None and server.has_replicas(name):
+            progress.start(f"reading {file}", None)
+            done = server.import_archive(name, file, salt)
+        else:
+            tree = _find_target(manifest, model, list_trees(settings.trees_folder), settings)
+            name = tree.name
+            progress.start(f"reading {file}", None)
+            done = _import(tree, file, salt, settings, server, screen)
     if as_json:
-        screen.write_line(json.dumps(asdict(done) | {"tree": tree.name}, indent=2))
+        screen.write_line(json.dumps(asdict(done) | {"tree": name}, indent=2))
     else:
         skipped = f"; skipped {done.num_skipped:,} that were there already or were refused" if done.num_skipped else ""
         added = f"{done.num_items:,} pages and states ({filesize.decimal(done.nbytes)})"
-        screen.write_line(f"added {added} to {tree.name}{skipped}")
+        screen.write_line(f"added {added} to {name}{skipped}")
     for problem in done.problems:
         screen.error(problem)
     if done.problems:
@@ -105,8 +112,7 @@ def _import(
     tree: TreeInfo, file: Path, salt: str, settings: Settings, server: RunningServer | None, screen: Screen
 ) -> Imported:
     if server is not None and server.has_open(tree):
-        found = server.import_archive(tree, file, salt)
-        return Imported(found["num_items"], found["num_skipped"], found["nbytes"], tuple(found["problems"]))
+        return server.import_archive(tree.model, file, salt)
     trees = list_trees(settings.trees_folder)
     others_bytes = sum(size_bytes(other) for other in trees if other.folder != tree.folder)
     budget_bytes = max(0, measure_use(trees, settings).budget_bytes - others_bytes)

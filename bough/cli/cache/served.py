@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bough.cache.admin.archive import Exported, Imported, read_manifest
 from bough.cache.admin.trees import TreeInfo, list_trees
 from bough.cli.client import Client, find_client
 from bough.config import Settings
+from bough.errors import BoughError
 from bough.system.announcement import read_announcement
 
 
@@ -28,6 +30,14 @@ class RunningServer:
     def has_open(self, tree: TreeInfo) -> bool:
         return tree.owner_pid == self.pid
 
+    def has_replicas(self, model: str) -> bool:
+        """Whether it runs a model on replicas: they have their trees in folders of their own, maybe on other machines."""
+        try:
+            figures = self.read_figures()
+        except BoughError:  # it has keys, and we have none
+            return False
+        return any(each["model"] == model.removesuffix(":latest") and "replicas" in each for each in figures)
+
     def read_figures(self) -> list[dict[str, Any]]:
         """The figures of the trees of its loaded models, as far as the key sees them."""
         found: list[dict[str, Any]] = self.client.get("/api/cache")["models"]
@@ -41,14 +51,16 @@ class RunningServer:
             return Cleared(tree.nbytes, 0)
         return Cleared(max(0, tree.nbytes - left.nbytes), left.num_pages + left.num_states)
 
-    def export(self, tree: TreeInfo, file: Path, salt: str) -> None:
-        """Let it write what a salt has in this tree to a new file; with keys, the salt of our key."""
-        self.client.download("/api/cache/export", file, salt, model=tree.model)
+    def export(self, model: str, file: Path, salt: str) -> Exported:
+        """Let it write what a salt has of this model to a new file; with keys, the salt of our key."""
+        self.client.download("/api/cache/export", file, salt, model=model)
+        items = read_manifest(file).items
+        return Exported(len(items), nbytes=sum(item.nbytes for item in items), num_skipped=0)
 
-    def import_archive(self, tree: TreeInfo, file: Path, salt: str) -> dict[str, Any]:
-        """Let it add an archive to what a salt has in this tree; with keys, the salt of our key."""
-        found: dict[str, Any] = self.client.upload("/api/cache/import", file, salt, model=tree.model)
-        return found
+    def import_archive(self, model: str, file: Path, salt: str) -> Imported:
+        """Let it add an archive to what a salt has of this model; with keys, the salt of our key."""
+        found = self.client.upload("/api/cache/import", file, salt, model=model)
+        return Imported(found["num_items"], found["num_skipped"], found["nbytes"], tuple(found["problems"]))
 
 
 @dataclass(frozen=True)

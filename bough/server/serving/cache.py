@@ -61,6 +61,16 @@ class Pinned:
 
 
 @dataclass(frozen=True)
+class NodeName:
+    """A node by its model, the name of its tree and its key. If there is a `salt`, it is a node of that salt's tree."""
+
+    model: str | None
+    root: str
+    key: int
+    salt: str | None = None
+
+
+@dataclass(frozen=True)
 class FromNode(FromModel[Result]):
     """A result that is of one node: the name of its tree, and what gives packed tokens their text."""
 
@@ -98,24 +108,23 @@ class CacheService:
         async with self._using(model) as loaded:
             return FromModel(loaded.name, await loaded.generator.tree.view(salt))
 
-    async def read_node(self, model: str | None, root: str, key: int) -> FromNode[NodeDetails]:
+    async def read_node(self, node: NodeName) -> FromNode[NodeDetails]:
         """One node, by the name of its tree and its key. Raises NodeNotFound."""
-        return await self._at_node(model, root, lambda tree: tree.read_node(root, key))
+        return await self._at_node(node, lambda tree, root: tree.read_node(root, node.key))
 
-    async def keep_node(self, model: str | None, root: str, key: int, kept: bool) -> FromNode[KeptNode]:
+    async def keep_node(self, node: NodeName, kept: bool) -> FromNode[KeptNode]:
         """Keep the path to a node longer than others, or no longer. Raises NodeNotFound, or RequestError if that fails."""
-        return await self._at_node(model, root, lambda tree: tree.keep_node(root, key, kept))
+        return await self._at_node(node, lambda tree, root: tree.keep_node(root, node.key, kept))
 
-    async def evict_node(self, model: str | None, root: str, key: int) -> FromNode[EvictedNodes]:
+    async def evict_node(self, node: NodeName) -> FromNode[EvictedNodes]:
         """Drop a node and all below it that no running request uses. Raises NodeNotFound."""
-        return await self._at_node(model, root, lambda tree: tree.evict_node(root, key))
+        return await self._at_node(node, lambda tree, root: tree.evict_node(root, node.key))
 
-    async def _at_node(
-        self, model: str | None, root: str, work: Callable[[ServedTree], Awaitable[Result]]
-    ) -> FromNode[Result]:
-        async with self._using(model) as loaded:
-            prompts = loaded.generator.prompts
-            result = await work(loaded.generator.tree)
+    async def _at_node(self, node: NodeName, work: Callable[[ServedTree, str], Awaitable[Result]]) -> FromNode[Result]:
+        async with self._using(node.model) as loaded:
+            prompts, tree = loaded.generator.prompts, loaded.generator.tree
+            root = node.root if node.salt is None else tree.own_root(node.root, node.salt)
+            result = await work(tree, root)
             return FromNode(loaded.name, result, root, lambda packed: prompts.decode(unpack(packed)))
 
     async def explain(self, prefix: Ask) -> Explained:
@@ -160,7 +169,7 @@ class CacheService:
     async def export(self, model: str | None, salt: str) -> FromModel[Path]:
         """What a salt has on disk as a new file, which the caller deletes. Raises Unavailable without room or disk."""
         async with self._using(model) as loaded:
-            await asyncio.to_thread(require_room, self._settings, loaded.worker.snapshot().get("disk_bytes", 0))
+            await asyncio.to_thread(require_room, self._settings, _archive_bytes(loaded.worker.snapshot()))
             try:
                 file = await asyncio.to_thread(make_file, self._settings)
             except OSError as error:
@@ -209,6 +218,12 @@ async def _encode(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompts], Cal
 async def _encode_packed(prefix: Ask, loaded: LoadedModel, way: Callable[[Prompts], Callable[..., Encoded]]) -> bytes:
     encoded = await _encode(prefix, loaded, way)
     return await asyncio.to_thread(pack, encoded.ids)
+
+
+def _archive_bytes(figures: Mapping[str, Any]) -> int:
+    """The most that an export needs here. The archives of replicas lie beside the one that they are merged into."""
+    num_copies = 2 if figures.get("replicas") else 1
+    return num_copies * int(figures.get("disk_bytes", 0))
 
 
 def _best(known: Mapping[str, Lookup]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from bough.server.serving.model.contract import PreparedRequest
+from bough.server.serving.model.contract import PreparedRequest, root_at
 from bough.server.serving.record import RequestRecord
 from bough.types import Usage
 
@@ -51,6 +51,17 @@ class RequestProgress:
     num_generated: int = 0
     record: RequestRecord | None = None  # when it has ended
     end: End | None = None
+    last_replica: str = ""  # that had it when it ended
+
+    @property
+    def replica(self) -> str:
+        """The replica that has it; "" without replicas, and before one has taken it."""
+        return self.last_replica if self.request is None else self.request.replica
+
+    @property
+    def root(self) -> str:
+        """The name of the tree in which its tokens are."""
+        return root_at(self.replica, self.salt)
 
 
 @dataclass
@@ -124,7 +135,7 @@ class LiveRequests:
         """A request has ended, however."""
         self._running.pop(progress, None)
         self._ids.discard((progress.salt, progress.request_id))
-        progress.request = None  # it holds a lane's session, and so the model
+        progress.last_replica, progress.request = progress.replica, None  # it holds a lane's session, and so the model
         progress.record = record
         progress.end = "failed" if record.error else "done" if is_complete else "cancelled"
         for salt in (None, progress.salt):

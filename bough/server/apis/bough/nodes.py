@@ -19,7 +19,7 @@ from bough.server.apis.bough.cache import ModelName, ScopeOf
 from bough.server.http.bounds import SHORT_NAME
 from bough.server.http.errors import format_plain_error
 from bough.server.http.wire import ServiceOf, Wire, route_class
-from bough.server.serving.cache import FromNode
+from bough.server.serving.cache import FromNode, NodeName
 
 router = APIRouter(prefix="/api/cache/nodes", route_class=route_class(format_plain_error), tags=["cache"])
 
@@ -52,7 +52,7 @@ async def read_node(
     model: ModelName = None,
 ) -> JSONResponse:
     """One node with all of its text, and the end of the text that leads to it."""
-    found = await service.cache.read_node(model, root if scope is None else scope, node)
+    found = await service.cache.read_node(NodeName(model, root, node, scope))
     return await asyncio.to_thread(lambda: JSONResponse(_write(found)))
 
 
@@ -81,7 +81,7 @@ def _write(found: FromNode[NodeDetails]) -> dict[str, Any]:
 @router.post("/pin")
 async def pin_node(body: PinBody, service: ServiceOf, scope: ScopeOf) -> JSONResponse:
     """Keep the path to a node longer than others, or no longer. 400 if it cannot be restored there."""
-    found = await service.cache.keep_node(body.model, _root(body, scope), body.node, body.kept)
+    found = await service.cache.keep_node(_name(body, scope), body.kept)
     kept = {"kept": found.result.is_kept, "pinned_tokens": found.result.end if found.result.is_kept else 0}
     return JSONResponse({"model": found.model, "root": found.root, "node": body.node, **kept})
 
@@ -89,11 +89,11 @@ async def pin_node(body: PinBody, service: ServiceOf, scope: ScopeOf) -> JSONRes
 @router.post("/evict")
 async def evict_node(body: NodeBody, service: ServiceOf, scope: ScopeOf) -> JSONResponse:
     """Drop a node and all below it that no running request uses, in memory and on disk."""
-    found = await service.cache.evict_node(body.model, _root(body, scope), body.node)
+    found = await service.cache.evict_node(_name(body, scope))
     done = found.result
     counts = {"evicted_tokens": done.num_tokens, "evicted_nodes": done.num_nodes, "left_nodes": done.num_left}
     return JSONResponse({"model": found.model, "root": found.root, "node": body.node, **counts})
 
 
-def _root(body: NodeBody, scope: str | None) -> str:
-    return body.root if scope is None else scope
+def _name(body: NodeBody, scope: str | None) -> NodeName:
+    return NodeName(body.model, body.root, body.node, scope)

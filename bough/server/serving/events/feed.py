@@ -11,15 +11,14 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
-from bough.cache.admin.watch import Place, TreeWatch
-from bough.cache.tree.tokens import pack
+from bough.cache.tree.tokens import pack, unpack
 from bough.errors import BoughError
-from bough.runtime import Runtime
 from bough.server.serving.events.frames import (
     NodePieces,
     describe_figures,
@@ -30,9 +29,9 @@ from bough.server.serving.events.frames import (
     usage_of,
     write_nodes,
 )
-from bough.server.serving.events.look import Look, Seen, Sought, look
 from bough.server.serving.events.reader import MOST_BEHIND, Reader
 from bough.server.serving.loaded_model import LoadedModel
+from bough.server.serving.model.look import Look, Seen, Sought
 from bough.server.serving.progress import Followed, LiveRequests, RequestProgress
 
 log = logging.getLogger(__name__)
@@ -46,13 +45,14 @@ _FIGURES_S = 1.0
 _FIGURES_AT_LEAST_S = 10.0
 _MISTAKE_S = 10.0  # how long nothing is looked at after a mistake of ours
 _MOST_TEXTS = 4096  # of edges that are remembered: most nodes change without their text
-_UNSEEN = Seen(Place(None, 0), is_loading=False, reused_s=None)
+_UNSEEN = Seen()
 
 
 @dataclass
 class _Known:
     """What is remembered of a request from one look to the next."""
 
+    number: int
     packed: bytes = b""  # its tokens
     reused: tuple[bool, int, int] | None = None  # what `reason` was written for
     reason: str = ""
@@ -60,26 +60,27 @@ class _Known:
 
 
 class ModelFeed:
-    """Looks at one model of this process until it is unloaded or `stop` is called. `readers` are those who are there."""
+    """Looks at one model until it is unloaded or `stop` is called. `readers` are those who are there."""
 
     def __init__(
         self,
         loaded: LoadedModel,
-        runtime: Runtime,
         requests: LiveRequests,
         readers: Callable[[], Sequence[Reader]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.loaded = loaded
-        self._runtime = runtime
+        self._generator = loaded.generator
+        self._tree = self._generator.tree
         self._requests = requests
         self._followed = Followed(loaded.name)
         self._readers = readers
         self._clock = clock
-        self._decode = lru_cache(_MOST_TEXTS)(runtime.cache.decode)
-        self._watch: TreeWatch = runtime.cache.watch()
+        self._cached_decode = lru_cache(_MOST_TEXTS)(self._decode)
+        self._watch = self._tree.watch()
         self._mirror: dict[str, dict[int, str]] = {}  # every node as it was told last
         self._known: dict[RequestProgress, _Known] = {}
+        self._numbers = count(1)
         self._figures: dict[str | None, tuple[str, float]] = {}  # by salt: what was told, and when
         self._task = asyncio.create_task(self._run(), name=f"bough-events-{loaded.name}")
 
@@ -104,8 +105,8 @@ class ModelFeed:
                     await self._try_to_look()
                     await self._wait_for_next()
             finally:
-                self._watch.close()
                 self._tell_unseen(self._followed.take_ended())
+                await self._watch.close()
 
     async def _wait_for_next(self) -> None:
         """Wait until it is time for the next look."""
@@ -119,44 +120,44 @@ class ModelFeed:
                 await asyncio.sleep(_SETTLE_S)
 
     async def _try_to_look(self) -> None:
-        sought = self._seek()
+        self._seek()
         try:
-            await self._look(sought)
+            await self._look()
         except BoughError as error:  # it is stuck, too busy, or being unloaded
             log.debug("the model %s cannot be looked at now: %s", self.loaded.name, error)
-            self._start_over(sought)
+            await self._start_over()
         except Exception:
             log.exception("looking at the model %s failed by a mistake of ours; it is tried again", self.loaded.name)
-            self._start_over(sought)
+            await self._start_over()
             await asyncio.sleep(_MISTAKE_S)
 
-    def _start_over(self, sought: Sequence[Sought]) -> None:
+    async def _start_over(self) -> None:
         """After a look that failed: what it had found is lost, so the next one tells everything."""
-        self._watch.close()
-        self._watch = self._runtime.cache.watch()
-        self._tell_unseen([each.progress for each in sought if each.progress.end is not None])
+        self._tell_unseen([each for each in self._known if each.end is not None])
+        await self._watch.close()
+        self._watch = self._tree.watch()
 
-    async def _look(self, sought: Sequence[Sought]) -> None:
-        runtime, watch = self._runtime, self._watch
+    async def _look(self) -> None:
+        known = dict(self._known)
         salts = {each.salt for each in self._readers() if each.salt is not None and each.sees(self.loaded.name)}
-        found = await asyncio.wrap_future(
-            runtime.worker.run_in_slices(lambda: look(runtime.prefix_cache, watch, sought, salts))
-        )
+        found = await self._watch.look([_sought(*each) for each in known.items()], salts)
         if found.changes.is_reset or found.changes.roots:
-            pieces = await asyncio.to_thread(write_nodes, found.changes, self._decode)
+            pieces = await asyncio.to_thread(write_nodes, found.changes, self._cached_decode)
             self._tell_tree(found.changes.is_reset, pieces)
-        for each, seen in zip(sought, found.seen, strict=True):
-            self._tell_request(each.progress, seen)
+        for progress, each in known.items():
+            self._tell_request(progress, found.seen.get(each.number, _UNSEEN))
         self._tell_figures(found)
 
-    def _seek(self) -> list[Sought]:
-        """The requests to look for: those that run, and once more those that have ended since the last look."""
+    def _seek(self) -> None:
+        """Note the requests to look for: those that run, and once more those that have ended since the last look."""
         wanted = [*self._followed.take_ended(), *self._requests.running(self.loaded.name)]
-        self._known = {each: self._known.get(each) or _Known() for each in wanted}
+        self._known = {each: self._known.get(each) or _Known(next(self._numbers)) for each in wanted}
         for each, known in self._known.items():
             if each.answer_ids or not known.packed:
                 known.packed = pack([*each.prompt_ids, *each.answer_ids])
-        return [Sought(each, known.packed) for each, known in self._known.items()]
+
+    def _decode(self, packed: bytes) -> str:
+        return self._generator.prompts.decode(unpack(packed))
 
     def _tell_tree(self, is_reset: bool, pieces: NodePieces) -> None:
         if is_reset:
@@ -172,12 +173,13 @@ class ModelFeed:
                 del self._mirror[root]
         most = sum(map(len, self._mirror.values())) + MOST_BEHIND
         for reader in self._readers():
-            reader.tell_tree(self.loaded.name, pieces, is_reset=is_reset)
+            reader.tell_tree(self.loaded.name, pieces, is_reset=is_reset, own_root=self._tree.own_root)
             if reader.num_waiting(self.loaded.name) > most:
                 self._tell_all(reader)
 
     def _tell_all(self, reader: Reader) -> None:
-        reader.tell_tree(self.loaded.name, {root: dict(nodes) for root, nodes in self._mirror.items()}, is_reset=True)
+        pieces: NodePieces = {root: dict(nodes) for root, nodes in self._mirror.items()}
+        reader.tell_tree(self.loaded.name, pieces, is_reset=True, own_root=self._tree.own_root)
 
     def _tell_unseen(self, ended: Sequence[RequestProgress]) -> None:
         """Tell of requests that have ended, without a look at where they lie in the tree."""
@@ -185,7 +187,7 @@ class ModelFeed:
             self._tell_request(progress, _UNSEEN)
 
     def _tell_request(self, progress: RequestProgress, seen: Seen) -> None:
-        known = self._known.setdefault(progress, _Known())
+        known = self._known.setdefault(progress, _Known(next(self._numbers)))
         described = describe_request(progress, seen, self._explain(progress, known), self._clock())
         steady = described if progress.end is not None else described | {"total_s": 0}
         if known.told == steady:
@@ -200,31 +202,37 @@ class ModelFeed:
         usage = usage_of(progress)
         reused = progress.has_lane, usage.matched_tokens, usage.cached_tokens
         if known.reused != reused:
-            runtime = self._runtime
-            is_enabled = runtime.prefix_cache.is_enabled
+            is_enabled = self._generator.stores_answers
             known.reused = reused
-            known.reason = explain_request(progress, is_enabled=is_enabled, decode=runtime.cache.decode)
+            known.reason = explain_request(progress, is_enabled=is_enabled, decode=self._decode)
         return known.reason
 
     def _tell_figures(self, found: Look) -> None:
         name, now = self.loaded.name, self._clock()
         readers = [each for each in self._readers() if each.sees(name)]
-        salts = {each.salt for each in readers if each.salt is None or each.salt in found.stats}
+        snapshot = self.loaded.worker.snapshot()
+        known = {*found.stats, *([None] if "nodes" in snapshot else [])}  # of lost replicas there are no figures
+        salts = {each.salt for each in readers if each.salt in known}
         self._figures = {salt: told for salt, told in self._figures.items() if salt in salts}
         for salt in salts:
             before, told_s = self._figures.get(salt, ("", -math.inf))
             if now - told_s < _FIGURES_S:
                 continue
-            figures = to_json(self._describe_figures(salt, found))
+            figures = to_json(self._describe_figures(salt, found, snapshot))
             if figures != before or now - told_s >= _FIGURES_AT_LEAST_S:
                 self._figures[salt] = (figures, now)
                 for reader in readers:
                     if reader.salt == salt:
                         reader.tell_figures(name, figures)
 
-    def _describe_figures(self, salt: str | None, found: Look) -> dict[str, object]:
+    def _describe_figures(self, salt: str | None, found: Look, snapshot: Mapping[str, Any]) -> dict[str, object]:
         name = self.loaded.name
         totals, rate = self._requests.totals(name, salt), found.prefill_tokens_per_s
         if salt is None:
-            return describe_figures(name, self.loaded.worker.snapshot(), totals, rate)
+            return describe_figures(name, snapshot, totals, rate)
         return describe_own_figures(name, found.stats[salt], totals, rate)
+
+
+def _sought(progress: RequestProgress, known: _Known) -> Sought:
+    request_id = progress.request.request_id if progress.request is not None else ""
+    return Sought(known.number, known.packed, progress.salt, progress.usage.cached_tokens, progress.replica, request_id)

@@ -14,12 +14,12 @@ from bough.cache.admin.view import PAUSE_NODES, PAUSE_S, explain_reuse
 from bough.cache.admin.watch import TreeChanges
 from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut, num_tokens, pack
-from bough.server.serving.events.look import Seen
+from bough.cache.tree.tokens import cut, pack
+from bough.server.serving.model.look import TEXT_TOKENS, Seen
 from bough.server.serving.progress import RequestProgress, Totals
 from bough.types import Usage
 
-TEXT_TOKENS, TEXT_CHARACTERS = 128, 200
+TEXT_CHARACTERS = 200
 """Of a long edge only the beginning is told; `/api/cache/nodes` tells all of it."""
 
 _AROUND = 12  # tokens that are shown of where a prompt leaves the tree
@@ -47,7 +47,7 @@ def write_nodes(changes: TreeChanges, decode: Decode) -> NodePieces:
 
 def _write_node(record: NodeRecord, decode: Decode, wall_offset: float) -> str:
     text = decode(cut(record.edge, 0, TEXT_TOKENS))
-    is_cut = num_tokens(record.edge) > TEXT_TOKENS or len(text) > TEXT_CHARACTERS
+    is_cut = record.end - record.start > TEXT_TOKENS or len(text) > TEXT_CHARACTERS
     return to_json(
         {
             "node": record.key,
@@ -82,7 +82,7 @@ def describe_request(progress: RequestProgress, seen: Seen, reason: str, now: fl
     described = {
         "id": progress.request_id,
         "model": progress.model,
-        "root": progress.salt,
+        "root": progress.root,
         "state": _state_of(progress, seen),
         "prompt_tokens": prompt_tokens,
         "matched_tokens": usage.matched_tokens,
@@ -109,7 +109,7 @@ def _state_of(progress: RequestProgress, seen: Seen) -> str:
         return progress.end
     if not progress.has_lane:
         return "waiting"
-    if seen.is_loading:
+    if seen.is_loading or (progress.request is not None and progress.request.is_loading):
         return "loading"
     return "answering" if progress.num_generated else "computing"
 

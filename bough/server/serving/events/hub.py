@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from importlib.metadata import version
 
 from bough.errors import ShuttingDown, Unavailable
-from bough.runtime import Runtime
 from bough.server.serving.ask import tenant_of
 from bough.server.serving.events.feed import ModelFeed
 from bough.server.serving.events.frames import to_json
@@ -120,16 +119,16 @@ class EventHub:
             await asyncio.gather(*(feed.stop() for feed in feeds.values()))
 
     async def _update_feeds(self) -> None:
-        loaded = {each.name: (each, each.runtime) for each in self._models.list() if isinstance(each.runtime, Runtime)}
+        loaded = {each.name: each for each in self._models.list() if each.generates}
         for name, feed in list(self._feeds.items()):
-            if name not in loaded or loaded[name][0] is not feed.loaded or not self._is_watched(name):
+            if name not in loaded or loaded[name] is not feed.loaded or not self._is_watched(name):
                 del self._feeds[name]
                 await feed.stop()
                 for reader in self._readers:
                     reader.forget_model(name)
-        for name, (model, runtime) in loaded.items():
+        for name, model in loaded.items():
             if name not in self._feeds and self._is_watched(name):
-                self._feeds[name] = ModelFeed(model, runtime, self._requests, lambda: self._readers)
+                self._feeds[name] = ModelFeed(model, self._requests, lambda: self._readers)
         described = self._describe_models()
         if described != self._told_models:
             self._told_models = described

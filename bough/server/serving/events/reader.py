@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bough.server.serving.events.frames import NodePieces, to_json
@@ -24,6 +24,9 @@ MOST_REQUESTS = 1_024
 
 Frame = tuple[str, str]
 """The name of an event and its JSON."""
+
+OwnRoot = Callable[[str, str], str]
+"""The name that the root of a salt has in the same tree as another root."""
 
 
 @dataclass
@@ -90,11 +93,13 @@ class Reader:
         self._news.models = models
         self._has_news.set()
 
-    def tell_tree(self, model: str, pieces: NodePieces, *, is_reset: bool) -> None:
+    def tell_tree(
+        self, model: str, pieces: NodePieces, *, is_reset: bool, own_root: OwnRoot = lambda root, salt: salt
+    ) -> None:
         """Nodes of a tree have changed; after a reset they are all that there are."""
         if not self.sees(model):
             return
-        seen = {root: nodes for root, nodes in pieces.items() if nodes and self.salt in (None, root)}
+        seen = {root: nodes for root, nodes in pieces.items() if nodes and self._sees_root(root, own_root)}
         if is_reset:
             self._news.trees[model] = _TreeNews(is_reset=True)
         elif not seen:
@@ -103,6 +108,9 @@ class Reader:
         for root, nodes in seen.items():
             news.add(root, nodes)
         self._has_news.set()
+
+    def _sees_root(self, root: str, own_root: OwnRoot) -> bool:
+        return self.salt is None or own_root(root, self.salt) == root
 
     def num_waiting(self, model: str) -> int:
         """How many nodes of a tree it has not been told."""

@@ -7,7 +7,7 @@ the tree. No function that reads a cache crosses it, so that another process can
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,11 @@ from bough.models.defaults import ModelDefaults
 from bough.models.prompts import Encoded, Prompts
 from bough.runtime.embedding import Embedder
 from bough.scheduling.job import Listener
+from bough.server.serving.model.look import Look, Sought
 from bough.types import Completion, SamplingParams
+
+ROOT_SEPARATOR = ":"
+"""Stands between the name of a replica and that of a root there."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,17 @@ class PreparedRequest(Protocol):
 
     @property
     def is_loading(self) -> bool:
-        """Whether parts of its prefix are still being read from disk."""
+        """Whether parts of its prefix are still being read from disk. One at a replica does not know."""
+        ...
+
+    @property
+    def replica(self) -> str:
+        """The replica that has it; "" without replicas, and before one has taken it."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """Its id at the replica that has it; "" without replicas."""
         ...
 
     def submit(self) -> None:
@@ -61,6 +75,26 @@ class PreparedRequest(Protocol):
     def cancel(self) -> None:
         """End it soon, keeping what was computed. Never waits; a second call does nothing."""
         ...
+
+
+class ServedWatch(Protocol):
+    """Looks at a tree again and again. What changes in the tree is noted only while a watch is open."""
+
+    async def look(self, sought: Sequence[Sought], salts: Collection[str]) -> Look:
+        """What has changed since the last look, and where these requests are. The first one tells the whole tree.
+
+        Roots from disk get their names by `salts`. After an error, which may be a BoughError, the watch is of no more use.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Look no more. A second call does nothing."""
+        ...
+
+
+def root_at(replica: str, root: str) -> str:
+    """The name of a root at a replica; without replicas, its own."""
+    return f"{replica}{ROOT_SEPARATOR}{root}" if replica else root
 
 
 class ServedTree(Protocol):
@@ -87,6 +121,14 @@ class ServedTree(Protocol):
 
     async def warm(self, prefix: Encoded, salt: str, tenant: str) -> Completion:
         """Compute a prefix and keep it. Raises DoesNotFit."""
+        ...
+
+    def own_root(self, root: str, salt: str) -> str:
+        """The root of a salt in the same tree as `root`, which need not be of that salt. Who may see a salt may see it."""
+        ...
+
+    def watch(self) -> ServedWatch:
+        """A new watch over the tree."""
         ...
 
     async def read_node(self, root: str, key: int) -> NodeDetails: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from bough.models.prompts import Encoded, Prompts
 from bough.runtime import Runtime
 from bough.scheduling.job import Job
 from bough.server.serving.model.contract import ChoiceListener, GenerateRequest
+from bough.server.serving.model.look import Look, Sought, look
 from bough.system.threads import lower_priority, run_in_thread
 from bough.types import Completion, SamplingParams
 
@@ -29,6 +30,8 @@ ONLY = ""
 
 class InProcessRequest:
     """Implements `PreparedRequest` by a job of the model's worker."""
+
+    replica = request_id = ""
 
     def __init__(self, runtime: Runtime, request: GenerateRequest, listener: ChoiceListener) -> None:
         self._cancelled = threading.Event()
@@ -112,6 +115,12 @@ class InProcessTree:
         await self._call(lambda: self._runtime.require_kept(prefix.ids, salt))
         return completion
 
+    def own_root(self, root: str, salt: str) -> str:
+        return salt
+
+    def watch(self) -> InProcessWatch:
+        return InProcessWatch(self._runtime)
+
     async def read_node(self, root: str, key: int) -> NodeDetails:
         return await self._run(lambda: self._cache.read_node(root, key))
 
@@ -156,6 +165,21 @@ class InProcessTree:
     async def _run(self, work: Callable[[], Steps[Result]]) -> Result:
         """Run long work in slices on the engine's thread."""
         return await asyncio.wrap_future(self._worker.run_in_slices(work))
+
+
+class InProcessWatch:
+    """Implements `ServedWatch` by looks on the engine's thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._cache = runtime.prefix_cache
+        self._worker = runtime.worker
+        self._watch = runtime.cache.watch()
+
+    async def look(self, sought: Sequence[Sought], salts: Collection[str]) -> Look:
+        return await asyncio.wrap_future(self._worker.run_in_slices(lambda: look(self._cache, self._watch, sought, salts)))
+
+    async def close(self) -> None:
+        self._watch.close()
 
 
 class _EndListener:

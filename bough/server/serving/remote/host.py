@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from bough.runtime import Runtime
 from bough.runtime.embedding import Embedded
 from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.model.in_process import InProcessGenerator
+from bough.server.serving.remote.archives import Archives
 from bough.server.serving.remote.copying import PrefixCopier
 from bough.server.serving.remote.held_pages import HeldPages, Notes, make_keys
 from bough.server.serving.remote.messages import (
@@ -30,12 +31,12 @@ from bough.server.serving.remote.messages import (
     ReplicaFacts,
 )
 from bough.server.serving.remote.replicas import Replicas
+from bough.server.serving.remote.watches import RunningRequest, Watches
 from bough.system.inbox import Inbox, Mailbox
 from bough.types import Chunk, Completion, Usage
 
-_OPERATIONS = frozenset(
-    ("stats", "view", "look_up", "keep", "warm", "read_node", "keep_node", "evict_node", "clear", "embed", "send")
-)
+_TREE_OPERATIONS = frozenset(("view", "look_up", "keep", "warm", "read_node", "keep_node", "evict_node", "clear"))
+"""What is asked of the tree by these very names."""
 
 
 MOST_SALTS = 1024
@@ -69,6 +70,21 @@ class ReplicaHost:
         self._inbox: Inbox[Message] = Inbox(asyncio.get_running_loop())
         self._watch = runtime.cache.watch()
         self._pages = HeldPages(make_keys(secret), needs_points=runtime.prefix_cache.costs.needs_points)
+        self._running: dict[str, RunningRequest] = {}  # by their ids
+        self._watches = Watches(self._generator.tree, self._running.get)
+        self._archives = Archives(self._generator.tree, runtime.settings)
+        self._operations: dict[str, Callable[..., Awaitable[Any]]] = {
+            "embed": self._embed,
+            "stats": self._read_stats,
+            "send": self._copier.send,
+            "watch": self._watches.look,
+            "unwatch": self._watches.close,
+            "write_archive": self._archives.write,
+            "read_archive": self._archives.read,
+            "add_to_archive": self._archives.add,
+            "import_archive": self._archives.take_up,
+            "drop_archive": self._archives.drop,
+        }
         self._salts: dict[str, None] = {"": None}  # that were used here: trees on disk do not tell theirs
 
     def facts(self) -> ReplicaFacts:
@@ -107,6 +123,7 @@ class ReplicaHost:
                 await self._copier.bring(asked, asked.copy)
             running = await asyncio.to_thread(self._generator.prepare, request, listener)
             running.submit()
+            self._running[asked.request_id] = RunningRequest(request, running)
             while True:
                 messages = await mailbox.take()
                 yield messages
@@ -115,6 +132,7 @@ class ReplicaHost:
         except BoughError as error:
             yield [error]
         finally:
+            self._running.pop(asked.request_id, None)
             if running is not None:
                 running.cancel()
 
@@ -133,16 +151,16 @@ class ReplicaHost:
         return Looked(notes, rates)
 
     async def call(self, operation: Operation) -> Any:
-        """Do a named operation on the tree. Raises what it raises."""
-        assert operation.name in _OPERATIONS, operation.name
-        if operation.name == "embed":
-            return await self._embed(*operation.arguments)
-        if operation.name == "send":
-            return await self._copier.send(*operation.arguments)
-        if operation.name == "stats" and operation.arguments == (None,):
-            return {**await self._generator.tree.stats(None), **asdict(self._copier.counts)}
+        """Do a named operation. Raises what it raises."""
+        if operation.name in self._operations:
+            return await self._operations[operation.name](*operation.arguments)
+        assert operation.name in _TREE_OPERATIONS, operation.name
         result = await getattr(self._generator.tree, operation.name)(*operation.arguments)
         return result.records if isinstance(result, TreeView) else result
+
+    async def _read_stats(self, salt: str | None) -> dict[str, Any]:
+        figures = await self._generator.tree.stats(salt)
+        return {**figures, **asdict(self._copier.counts)} if salt is None else figures
 
     async def _embed(self, ids: list[int], salt: str, tenant: str) -> Embedded:
         """The vector of a text. Cancelling the caller cancels the work."""

@@ -65,7 +65,7 @@ class RemoteModel:
         self.max_tokens = facts.max_tokens
         self.stores_answers = facts.stores_answers
         self.worker = RemoteWorker()
-        self.tree = RemoteTrees(replicas, prompts)
+        self.tree = RemoteTrees(replicas, prompts, lambda: self.worker.figures)
         self._replicas = replicas
         self._digest_pages = digest_pages
         self._loop = asyncio.get_running_loop()

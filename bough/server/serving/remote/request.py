@@ -32,7 +32,7 @@ MOVE_S = 0.1
 class FollowedRequest:
     """Implements `PreparedRequest` over replicas. Everything here runs on the event loop, except making it."""
 
-    is_loading = False  # it is not told while it runs elsewhere
+    is_loading = False  # a watch over its replica tells it
 
     def __init__(
         self,
@@ -58,6 +58,11 @@ class FollowedRequest:
         self._lost: list[str] = []
         self._num_unheard = 0
         self._avoid: set[str] = set()
+        self.request_id = ""
+
+    @property
+    def replica(self) -> str:
+        return self._replica
 
     def submit(self) -> None:
         self._task = asyncio.create_task(self._run(), name="bough-remote-request")
@@ -127,10 +132,11 @@ class FollowedRequest:
         if self._is_resumed:
             request = replace(request, resumed_ids=tuple(self._ids), scores_prompt=False)
         request = replace(request, deadline_s=math.inf)  # of this machine's clock
+        self.request_id = f"{self._request.request_id}-{len(self._avoid)}"
         return replace(
             self._request,
             request=request,
-            request_id=f"{self._request.request_id}-{len(self._avoid)}",
+            request_id=self.request_id,
             timeout_s=timeout_s,
             avoid=frozenset(self._avoid),
         )

@@ -7,7 +7,7 @@ lost leaves that one out, unless it was the only one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,20 @@ from bough.cache.admin.view import Lookup, TreeRecords, TreeView, Viewer
 from bough.cache.tree.census import NodeRecord
 from bough.errors import RequestError, Unavailable
 from bough.models.prompts import Encoded, Prompts
+from bough.server.serving.model.contract import ROOT_SEPARATOR, root_at
 from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.replicas import ReplicaLost, Replicas
+from bough.server.serving.remote.transfer import merge_into, transferring
+from bough.server.serving.remote.watch import RemoteWatch
 from bough.types import Completion
-
-_SEPARATOR = ":"
 
 
 class RemoteTrees:
-    """Implements `ServedTree` over replicas."""
+    """Implements `ServedTree` over replicas. `names` are those of the replicas that were there about a second ago."""
 
-    def __init__(self, replicas: Replicas, prompts: Prompts) -> None:
+    def __init__(self, replicas: Replicas, prompts: Prompts, names: Callable[[], Collection[str]]) -> None:
         self._replicas = replicas
+        self._names = names
         self._viewer = Viewer(prompts.decode)
 
     async def stats(self, salt: str | None) -> dict[str, Any]:
@@ -39,7 +41,7 @@ class RemoteTrees:
         found: dict[str, TreeRecords] = await self._ask_all("view", salt)
         now = max(each.taken_s for each in found.values())
         roots = {
-            f"{name}{_SEPARATOR}{root}": tuple(_shift(each, now - records.taken_s) for each in nodes)
+            root_at(name, root): tuple(_shift(each, now - records.taken_s) for each in nodes)
             for name, records in found.items()
             for root, nodes in records.roots.items()
         }
@@ -54,7 +56,7 @@ class RemoteTrees:
     async def _ask_trees(self, name: str, *arguments: Any) -> Mapping[str, Lookup]:
         found = await self._ask_all(name, *arguments)
         return {
-            replica: replace(lookup, root=f"{replica}{_SEPARATOR}{lookup.root}")
+            replica: replace(lookup, root=root_at(replica, lookup.root))
             for replica, only in found.items()
             for lookup in only.values()
         }
@@ -65,6 +67,13 @@ class RemoteTrees:
         name = min(figures, key=lambda each: figures[each].get("queue", 0) + figures[each].get("running", 0))
         completion: Completion = await self._call(name, "warm", prefix, salt, tenant)
         return completion
+
+    def own_root(self, root: str, salt: str) -> str:
+        """As the contract says. Raises RequestError if `root` names no replica."""
+        return root_at(_split(root)[0], salt)
+
+    def watch(self) -> RemoteWatch:
+        return RemoteWatch(self._replicas, self._names)
 
     async def read_node(self, root: str, key: int) -> NodeDetails:
         details: NodeDetails = await self._ask_root("read_node", root, key)
@@ -82,15 +91,38 @@ class RemoteTrees:
         await self._ask_all("clear", salt)
 
     async def export_file(self, file: Path, salt: str) -> None:
-        raise RequestError("the trees of replicas are not exported: each has its own, in its own folder")
+        """Write what any replica has of a salt into one file. Raises Unavailable if one is lost meanwhile."""
+        figures = await self._living()
+        parts = {name: file.with_name(f"{file.name}.{name}") for name in sorted(figures)}
+        fetching = [
+            asyncio.create_task(self._fetch(name, part, salt, figures[name].get("disk_bytes", 0)))
+            for name, part in parts.items()
+        ]
+        try:
+            await asyncio.gather(*fetching)
+            await merge_into(file, list(parts.values()))
+        finally:
+            for task in fetching:
+                task.cancel()
+            await asyncio.gather(*fetching, return_exceptions=True)
+            for part in parts.values():
+                part.unlink(missing_ok=True)
+
+    async def _fetch(self, name: str, part: Path, salt: str, disk_bytes: int) -> None:
+        async with transferring(self._replicas, name) as transfer:
+            await transfer.fetch(part, salt, disk_bytes)
 
     async def import_file(self, file: Path, salt: str) -> Imported:
-        raise RequestError("no archive can be imported into the trees of replicas: each has its own")
+        """Add an archive at the replica whose disk has the most room. The router hears of it as of all that changes."""
+        figures = await self._living()
+        name = max(sorted(figures), key=lambda each: _disk_room(figures[each]))
+        async with transferring(self._replicas, name) as transfer:
+            return await transfer.send(file, salt)
 
     async def _ask_root(self, operation: str, root: str, *arguments: Any) -> Any:
-        name, separator, own_root = root.partition(_SEPARATOR)
-        if not separator or name not in await self._living():
-            raise RequestError(f"root is {root!r:.200}, and must name a replica and its tree, as the tree's view does")
+        name, own_root = _split(root)
+        if name not in await self._living():
+            raise RequestError(f"there is no replica {name!r:.200} now: root is {root!r:.200}, and must name one")
         return await self._call(name, operation, own_root, *arguments)
 
     async def _ask_all(self, operation: str, *arguments: Any) -> dict[str, Any]:
@@ -121,6 +153,18 @@ class RemoteTrees:
         if not figures:
             raise Unavailable("no replica is ready; try again soon")
         return figures
+
+
+def _disk_room(figures: Mapping[str, Any]) -> int:
+    return int(figures.get("disk_budget_bytes", 0)) - int(figures.get("disk_bytes", 0))
+
+
+def _split(root: str) -> tuple[str, str]:
+    """The names of the replica and of its own root. Raises RequestError."""
+    name, separator, own_root = root.partition(ROOT_SEPARATOR)
+    if not separator:
+        raise RequestError(f"root is {root!r:.200}, and must name a replica and its tree, as the tree's view does")
+    return name, own_root
 
 
 def _shift(record: NodeRecord, seconds: float) -> NodeRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -12,6 +12,8 @@ from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.messages import Accepted, Message, Operation, RemoteRequest, ReplicaFacts
 from bough.server.serving.remote.replicas import ReplicaLost
 from bough.types import Chunk
+
+SECRET = bytes(32)
 
 
 class LocalReplicas:
@@ -22,6 +24,8 @@ class LocalReplicas:
         self.runtimes: list[Runtime] = []
         self.breaks: list[int] = []
         self.requests: list[RemoteRequest] = []
+        self.calls: list[Operation] = []
+        self.hold: Callable[[Operation], Awaitable[None]] | None = None  # waits before an operation is done
 
     def add(self, runtime: Runtime, secret: bytes) -> ReplicaHost:
         self.runtimes.append(runtime)
@@ -47,9 +51,12 @@ class LocalReplicas:
                         left -= 1
 
     async def call(self, operation: Operation) -> Any:
-        host = self.hosts.get(operation.replica) if operation.replica else next(iter(self.hosts.values()))
-        if host is None:
+        self.calls.append(operation)
+        if self.hold is not None:
+            await self.hold(operation)
+        if operation.replica and operation.replica not in self.hosts:
             raise ReplicaLost(f"there is no {operation.replica}")
+        host = self.hosts[operation.replica] if operation.replica else next(iter(self.hosts.values()))
         return _copy(await host.call(_copy(operation)))
 
     async def read_figures(self) -> Mapping[str, dict[str, Any]]:

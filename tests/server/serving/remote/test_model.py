@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bough.config import Settings
 from bough.errors import EngineError, PromptTooLong, RequestError
-from bough.models import ModelFiles
-from bough.models.defaults import read_defaults
-from bough.models.prompts import Prompts
-from bough.models.tokenizer import load_tokenizer
-from bough.runtime import load_runtime
-from bough.server.app import make_service
 from bough.server.serving.ask import Ask, Delta, Finished
+from bough.server.serving.cache import NodeName
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys
-from bough.server.serving.remote.model import RemoteModel
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
-from tests.server.serving.remote.local_replicas import LocalReplicas
+from tests.server.serving.remote.local_replicas import SECRET, LocalReplicas
 
-SECRET = bytes(32)
 PROMPT = "once upon a time there was a tree "
 ANSWERS = {
     "greedy": SamplingParams(max_tokens=24),
@@ -33,39 +22,6 @@ ANSWERS = {
     "scored": SamplingParams(max_tokens=12, temperature=1.0, seed=5, logprobs=2, ignore_eos=True),
     "as JSON": SamplingParams(max_tokens=24, temperature=1.0, seed=11, format="json"),
 }
-
-Scene = Callable[[Service, LocalReplicas], Awaitable[None]]
-
-
-@pytest.fixture
-def play(tiny_model: Path, tmp_path: Path) -> Callable[[Scene], None]:
-    """Plays a scene with a service whose model has two replicas in this process."""
-    files = ModelFiles("tiny", tiny_model)
-    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", disk=0, threads=1, lanes=4)
-    made: list[LocalReplicas] = []
-
-    def start(files: ModelFiles, settings: Settings) -> Awaitable[RemoteModel]:
-        async def connect() -> RemoteModel:
-            replicas = LocalReplicas()
-            for _ in range(2):
-                replicas.add(load_runtime(files, settings), SECRET)  # type: ignore[arg-type]
-            made.append(replicas)
-            facts = await replicas.read_facts()
-            prompts = Prompts(load_tokenizer(files, False), facts.vocab_size)
-            return RemoteModel(replicas, facts, prompts, read_defaults(files))
-
-        return connect()
-
-    async def run(scene: Scene) -> None:
-        service = make_service(settings, files, start=start)  # type: ignore[arg-type]
-        try:
-            async with asyncio.timeout(100):
-                await service.load("tiny")
-                await scene(service, made[0])
-        finally:
-            await service.close()
-
-    return lambda scene: asyncio.run(run(scene))
 
 
 async def answer(service: Service, params: SamplingParams, **options: Any) -> tuple[str, Finished]:
@@ -141,10 +97,10 @@ def test_trees_figures_and_explanations_name_every_replica(play: Any) -> None:
         view = (await service.cache.tree(None, None)).result
         assert "replica-1:" in view.roots
         (node, *_) = view.records.roots["replica-1:"]
-        details = await service.cache.read_node(None, "replica-1:", node.key)
+        details = await service.cache.read_node(NodeName(None, "replica-1:", node.key))
         assert details.result.record.key == node.key
         with pytest.raises(RequestError, match="must name a replica"):
-            await service.cache.read_node(None, "", node.key)
+            await service.cache.read_node(NodeName(None, "", node.key))
         (figures,) = await service.cache.stats(None, None)
         assert figures.result["lanes"] == 8
         assert [figures.result["replicas"][name]["lanes"] for name in ("replica-0", "replica-1")] == [4, 4]
