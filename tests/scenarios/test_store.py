@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bough.cache.store import StoreError
-from bough.cache.tree.state import Tier
+from bough.cache.tree.state import Kind, Tier
 from tests.fake_disk import FakeDisk
 from tests.fake_store import FakeObjects, StepStore, failing
 from tests.fakes import MODELS, FixedRates
@@ -256,3 +256,24 @@ def test_what_the_store_has_counts_in_the_figures() -> None:
     assert session.loading.store_bytes == second.stats()["store_loaded_bytes"] > 0
     second.close(session)
     assert MODELS["full"][0].bytes_per_token * 12 < session.loading.store_bytes
+
+
+@pytest.mark.parametrize("model", ["full", "pooled:full", "full+window"])
+def test_rows_that_were_lost_where_two_prompts_part_come_back_to_the_part_that_they_share(model: str) -> None:
+    objects = FakeObjects()
+    other = [*PROMPT[:5], 60, 61, 62]  # parts from it inside a page
+    first = machine(model, objects)
+    first.run(other, REPLY)
+    store_of(first).work()
+    second = machine(model, objects, "second", num_lanes=2)
+    second.run(PROMPT)
+    trie = second.cache.forest.find("")
+    node = trie.match(PROMPT).node
+    for group in [group for group in second.engine.groups if group.kind is Kind.FULL]:
+        trie.drop_page(node, next(page for page in node.pages[group] if page.start == 4))  # as a load that failed does
+
+    second.run(other)
+    second.cache.lanes.clear_idle()
+
+    assert second.run([*other[:6], 70]).cached == (6 if second.is_full_only else 0)
+    assert not second.cache.forest.find("").match(other).node.parent.has_holes
