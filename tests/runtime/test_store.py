@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """The URL of an empty bucket on an S3 server of this process."""
+@contextmanager
+def s3_server() -> Iterator[tuple[str, int]]:
+    """An S3 server of this process with an empty bucket "trees", which the environment names: its host and port."""
     moto = pytest.importorskip("moto.server")
     import boto3
 
@@ -44,8 +45,15 @@ def bucket() -> Iterator[str]:
         for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test")):
             patch.setenv(f"AWS_{name}", value)
         patch.setenv("AWS_REGION", "us-east-1")
-        yield "s3://trees/below"
+        yield host, port
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """The URL of an empty bucket on an S3 server of this process."""
+    with s3_server():
+        yield "s3://trees/below"
 
 
 @pytest.fixture(params=["folder", "s3"])

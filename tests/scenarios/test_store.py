@@ -182,6 +182,22 @@ def test_a_store_that_is_slow_is_not_waited_for_longer_than_computing_is_worth()
     second.close(slow)
 
 
+def test_a_store_that_hangs_is_not_waited_for_when_it_is_not_known_what_computing_takes() -> None:
+    objects = FakeObjects()
+    fill("full", objects)
+    second = machine("full", objects, "second")
+    now = [0.0]
+    second.cache.residency.loader.clock = lambda: now[0]
+    store_of(second).reader.is_slow = True
+    session = second.begin([*PROMPT, *REPLY])
+    now[0] = 1.9
+    assert session.advance_loading()
+    now[0] = 2.1
+    assert not session.advance_loading() and session.cached == 0
+    second.close(session)
+    assert not second.cache.residency.loader.rates.byte_s(Tier.STORE)  # connecting takes long: that tells nothing
+
+
 def test_requests_that_want_the_same_pages_share_one_read() -> None:
     objects = FakeObjects()
     fill("full", objects)
