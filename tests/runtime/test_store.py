@@ -145,11 +145,21 @@ def test_a_store_needs_a_secret_and_a_url_that_is_known(tmp_path: Path) -> None:
         Settings(store="s3://bucket")
     with pytest.raises(SettingsError, match="has 5 characters, and must have at least 16"):
         Settings(store_secret="short")
-    with pytest.raises(SettingsError, match="cannot be opened"):
-        UrlStore("gopher://x")
+    for url in ("gopher://x", "s3:/bucket", "s3:bucket/path", "file:/trees"):  # none of which is a folder
+        with pytest.raises(SettingsError, match="cannot be opened"):
+            UrlStore(url)
     file = tmp_path / "secret"
     settings = load_settings({"store": "s3://bucket", "store_secret_file": file})
     with pytest.raises(SettingsError, match="cannot be read"):
         read_cluster_secret(settings)
     file.write_text(f"{SECRET}\n")
     assert read_cluster_secret(settings) == read_cluster_secret(Settings(store_secret=SECRET))
+
+
+def test_a_folder_that_is_made_for_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "store"
+    UrlStore(str(folder)).put("a", b"tokens of somebody")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    UrlStore(str(folder)).put("b", b"tokens that a group shares")
+    assert folder.stat().st_mode & 0o777 == 0o770

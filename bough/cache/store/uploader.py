@@ -237,7 +237,7 @@ class Uploader:
                 self.waiting_bytes -= upload.nbytes
             if clearing is None and upload is None and not is_sweep_due:
                 return False
-            self._is_busy = True
+            self._is_busy = clearing is not None or upload is not None
         try:
             if clearing is not None:
                 self._clear(clearing)
@@ -340,6 +340,7 @@ class Uploader:
             raise
         finally:
             with self.changed:
+                self._known.clear()  # again: something may have been on its way
                 self._clearings.remove(clearing)
             clearing.done.set()
 

@@ -274,3 +274,37 @@ def test_lists_that_wait_are_counted_by_what_they_take() -> None:
     store.uploader.offer(point_list(store, 1, 2, 3))
     assert store.uploader.waiting_bytes > 500
     store.check()
+
+
+def test_what_was_being_sent_while_it_was_cleared_is_sent_again_when_it_is_computed_again() -> None:
+    objects = FakeObjects()
+    store = StepStore(objects)
+
+    def clear(call: str, key: str) -> None:
+        if call == "put_new" and not key.startswith("_"):
+            objects.fault = lambda call, key: None
+            store.clear("")
+
+    objects.fault = clear
+    store.uploader.offer(upload(store))
+    store.work()
+    assert not objects.pages
+    store.uploader.offer(upload(store))
+    store.work()
+    assert len(objects.pages) == 1
+
+
+def test_a_sweep_under_way_is_nothing_that_waits_to_be_sent() -> None:
+    objects, has_begun, may_go_on = FakeObjects(), threading.Event(), threading.Event()
+
+    def hang(call: str, key: str) -> None:
+        if call == "list" and not key:
+            has_begun.set()
+            assert may_go_on.wait(60)
+
+    objects.fault = hang
+    store = SharedStore(objects, secret=SECRET, fingerprint=FINGERPRINT, page_tokens=2, owner="first")
+    assert has_begun.wait(60)
+    assert store.uploader.settle(0.2)
+    may_go_on.set()
+    store.close()
