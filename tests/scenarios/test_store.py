@@ -293,3 +293,21 @@ def test_rows_that_were_lost_where_two_prompts_part_come_back_to_the_part_that_t
 
     assert second.run([*other[:6], 70]).cached == (6 if second.is_full_only else 0)
     assert not second.cache.forest.find("").match(other).node.parent.has_holes
+
+
+def test_restore_points_that_lie_on_disk_alone_are_not_looked_for_in_the_store_again_and_again() -> None:
+    objects, disk = FakeObjects(), FakeDisk(PAGE)
+    first = machine("full+recurrent", objects, disk=disk, point_spacing=2)
+    chat = [*PROMPT, *REPLY]
+    first.run(chat)
+    disk.work()
+    while first.cache.residency.evictor.evict_one():
+        pass
+    first.cache.lanes.clear_idle()
+    for turn in range(4):
+        store_of(first).work()
+        before = objects.calls.copy()
+        chat = [*chat, 40 + turn, 50 + turn]
+        first.run(chat)
+    store_of(first).work()
+    assert objects.calls["get"] - before["get"] <= 2  # the list of the page that is new, and what comes after it
