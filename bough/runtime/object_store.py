@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10
 CONNECT_S = 3
+MAX_OBJECT_BYTES = 2 * 2**30
+"""A larger object is none of ours, and is not read: it might not fit into memory."""
+
 INSTALL = "pip install 'bough[store]'"
 
 
@@ -45,7 +48,8 @@ class UrlStore:
         with self._translating():
             try:
                 found = self._api.get(self._store, key)
-                meta, content = found.meta, memoryview(found.bytes())
+                meta = found.meta
+                content: Buffer = memoryview(found.bytes()) if meta["size"] <= MAX_OBJECT_BYTES else b""
             except self._not_found:
                 return None
             return Stored(content, meta["last_modified"].timestamp(), meta["e_tag"] or meta["version"] or "")

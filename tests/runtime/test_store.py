@@ -14,6 +14,7 @@ import bough
 from bough.cache.store import StoreError
 from bough.config import Settings, load_settings, read_cluster_secret
 from bough.errors import SettingsError
+from bough.runtime import object_store
 from bough.runtime.object_store import UrlStore
 from tests.tiny_models import make_folder
 
@@ -117,6 +118,16 @@ def test_objects_are_written_read_replaced_listed_and_deleted(url: str) -> None:
     assert [(each.key, each.nbytes) for page in objects.list("a/b/") for each in page] == [("a/b/c", 5)]
     objects.delete(["a/b/c", "a/b/c", "a/bb/c", "nothing"])
     assert [each for page in objects.list("a/") for each in page] == []
+
+
+def test_an_object_that_is_too_large_is_not_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "MAX_OBJECT_BYTES", 10)
+    objects = UrlStore(url)
+    for content, found in ((bytes(10), bytes(10)), (bytes(11), b"")):
+        objects.put("large", content)
+        held = objects.get("large")
+        assert held is not None and bytes(held.content) == found
+    objects.delete(["large"])
 
 
 def test_a_server_that_is_not_there_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
