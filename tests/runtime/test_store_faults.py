@@ -17,7 +17,7 @@ from bough.runtime import object_store
 from tests.faulty_proxy import Answer, Call, Fault, FaultyProxy, fail, faulty_proxy, hang, no_fault, of_content
 from tests.runtime.test_store import AGAIN, PROMPT, load, s3_server
 
-URL = "s3://trees/below"
+URL = "s3://trees/faults"  # other servers of this process have the same objects
 
 
 @dataclass(frozen=True)
