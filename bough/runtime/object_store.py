@@ -7,6 +7,7 @@ request that could compute. Credentials come from where obstore looks for them, 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10
 CONNECT_S = 3
+MAX_OBJECT_BYTES = 2 * 2**30
+"""A larger object is none of ours, and is not read: it might not fit into memory."""
+
 INSTALL = "pip install 'bough[store]'"
 
 
@@ -34,6 +38,7 @@ class UrlStore:
         except ImportError as error:
             raise SettingsError(f"store is {url!r}, and needs the package obstore: {INSTALL}") from error
         self._api, self._errors = obstore, exceptions
+        self._not_found = (FileNotFoundError, exceptions.NotFoundError)
         try:
             self._store = _open(url, options)
         except Exception as error:  # whatever it raises for a URL that it does not know
@@ -43,8 +48,9 @@ class UrlStore:
         with self._translating():
             try:
                 found = self._api.get(self._store, key)
-                meta, content = found.meta, memoryview(found.bytes())
-            except FileNotFoundError:
+                meta = found.meta
+                content: Buffer = memoryview(found.bytes()) if meta["size"] <= MAX_OBJECT_BYTES else b""
+            except self._not_found:
                 return None
             return Stored(content, meta["last_modified"].timestamp(), meta["e_tag"] or meta["version"] or "")
 
@@ -52,7 +58,7 @@ class UrlStore:
         with self._translating():
             try:
                 return _listed(self._api.head(self._store, key))
-            except FileNotFoundError:
+            except self._not_found:
                 return None
 
     def put(self, key: str, content: Buffer) -> None:
@@ -89,9 +95,9 @@ class UrlStore:
         with self._translating():
             try:
                 self._api.delete(self._store, list(keys))
-            except FileNotFoundError:
+            except self._not_found:
                 for key in keys:
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(*self._not_found):
                         self._api.delete(self._store, key)
 
     @contextlib.contextmanager
@@ -107,8 +113,11 @@ def _open(url: str, options: dict[str, Any]) -> AnyStore:
     from obstore.store import LocalStore, from_url
 
     if url.startswith("file://") or "://" not in url:
+        if "://" not in url and re.match("[A-Za-z][A-Za-z0-9+]+:", url):
+            raise ValueError("a URL has :// after its first word, and a folder whose name has a colon ./ before it")
         folder = Path(url.removeprefix("file://")).expanduser().absolute()
-        return LocalStore(folder, mkdir=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever shall read it too is let in by its owner
+        return LocalStore(folder)
     if url.startswith("memory:"):
         return from_url(url)
     retries = {"max_retries": 1, "retry_timeout": timedelta(seconds=TIMEOUT_S)}

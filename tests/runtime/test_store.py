@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import bough
 from bough.cache.store import StoreError
 from bough.config import Settings, load_settings, read_cluster_secret
 from bough.errors import SettingsError
+from bough.runtime import object_store
 from bough.runtime.object_store import UrlStore
 from tests.tiny_models import make_folder
 
@@ -28,9 +30,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """The URL of an empty bucket on an S3 server of this process."""
+@contextmanager
+def s3_server() -> Iterator[tuple[str, int]]:
+    """An S3 server of this process with an empty bucket "trees", which the environment names: its host and port."""
     moto = pytest.importorskip("moto.server")
     import boto3
 
@@ -44,8 +46,15 @@ def bucket() -> Iterator[str]:
         for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test")):
             patch.setenv(f"AWS_{name}", value)
         patch.setenv("AWS_REGION", "us-east-1")
-        yield "s3://trees/below"
+        yield host, port
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """The URL of an empty bucket on an S3 server of this process."""
+    with s3_server():
+        yield "s3://trees/below"
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -111,6 +120,16 @@ def test_objects_are_written_read_replaced_listed_and_deleted(url: str) -> None:
     assert [each for page in objects.list("a/") for each in page] == []
 
 
+def test_an_object_that_is_too_large_is_not_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "MAX_OBJECT_BYTES", 10)
+    objects = UrlStore(url)
+    for content, found in ((bytes(10), bytes(10)), (bytes(11), b"")):
+        objects.put("large", content)
+        held = objects.get("large")
+        assert held is not None and bytes(held.content) == found
+    objects.delete(["large"])
+
+
 def test_a_server_that_is_not_there_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("ENDPOINT_URL", "http://127.0.0.1:9"), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
         monkeypatch.setenv(f"AWS_{name}", value)
@@ -137,11 +156,21 @@ def test_a_store_needs_a_secret_and_a_url_that_is_known(tmp_path: Path) -> None:
         Settings(store="s3://bucket")
     with pytest.raises(SettingsError, match="has 5 characters, and must have at least 16"):
         Settings(store_secret="short")
-    with pytest.raises(SettingsError, match="cannot be opened"):
-        UrlStore("gopher://x")
+    for url in ("gopher://x", "s3:/bucket", "s3:bucket/path", "file:/trees"):  # none of which is a folder
+        with pytest.raises(SettingsError, match="cannot be opened"):
+            UrlStore(url)
     file = tmp_path / "secret"
     settings = load_settings({"store": "s3://bucket", "store_secret_file": file})
     with pytest.raises(SettingsError, match="cannot be read"):
         read_cluster_secret(settings)
     file.write_text(f"{SECRET}\n")
     assert read_cluster_secret(settings) == read_cluster_secret(Settings(store_secret=SECRET))
+
+
+def test_a_folder_that_is_made_for_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "store"
+    UrlStore(str(folder)).put("a", b"tokens of somebody")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    UrlStore(str(folder)).put("b", b"tokens that a group shares")
+    assert folder.stat().st_mode & 0o777 == 0o770

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bough.cache.store import StoreError
-from bough.cache.tree.state import Tier
+from bough.cache.tree.state import Kind, Tier
 from tests.fake_disk import FakeDisk
 from tests.fake_store import FakeObjects, StepStore, failing
 from tests.fakes import MODELS, FixedRates
@@ -182,6 +182,22 @@ def test_a_store_that_is_slow_is_not_waited_for_longer_than_computing_is_worth()
     second.close(slow)
 
 
+def test_a_store_that_hangs_is_not_waited_for_when_it_is_not_known_what_computing_takes() -> None:
+    objects = FakeObjects()
+    fill("full", objects)
+    second = machine("full", objects, "second")
+    now = [0.0]
+    second.cache.residency.loader.clock = lambda: now[0]
+    store_of(second).reader.is_slow = True
+    session = second.begin([*PROMPT, *REPLY])
+    now[0] = 1.9
+    assert session.advance_loading()
+    now[0] = 2.1
+    assert not session.advance_loading() and session.cached == 0
+    second.close(session)
+    assert not second.cache.residency.loader.rates.byte_s(Tier.STORE)  # connecting takes long: that tells nothing
+
+
 def test_requests_that_want_the_same_pages_share_one_read() -> None:
     objects = FakeObjects()
     fill("full", objects)
@@ -256,3 +272,42 @@ def test_what_the_store_has_counts_in_the_figures() -> None:
     assert session.loading.store_bytes == second.stats()["store_loaded_bytes"] > 0
     second.close(session)
     assert MODELS["full"][0].bytes_per_token * 12 < session.loading.store_bytes
+
+
+@pytest.mark.parametrize("model", ["full", "pooled:full", "full+window"])
+def test_rows_that_were_lost_where_two_prompts_part_come_back_to_the_part_that_they_share(model: str) -> None:
+    objects = FakeObjects()
+    other = [*PROMPT[:5], 60, 61, 62]  # parts from it inside a page
+    first = machine(model, objects)
+    first.run(other, REPLY)
+    store_of(first).work()
+    second = machine(model, objects, "second", num_lanes=2)
+    second.run(PROMPT)
+    trie = second.cache.forest.find("")
+    node = trie.match(PROMPT).node
+    for group in [group for group in second.engine.groups if group.kind is Kind.FULL]:
+        trie.drop_page(node, next(page for page in node.pages[group] if page.start == 4))  # as a load that failed does
+
+    second.run(other)
+    second.cache.lanes.clear_idle()
+
+    assert second.run([*other[:6], 70]).cached == (6 if second.is_full_only else 0)
+    assert not second.cache.forest.find("").match(other).node.parent.has_holes
+
+
+def test_restore_points_that_lie_on_disk_alone_are_not_looked_for_in_the_store_again_and_again() -> None:
+    objects, disk = FakeObjects(), FakeDisk(PAGE)
+    first = machine("full+recurrent", objects, disk=disk, point_spacing=2)
+    chat = [*PROMPT, *REPLY]
+    first.run(chat)
+    disk.work()
+    while first.cache.residency.evictor.evict_one():
+        pass
+    first.cache.lanes.clear_idle()
+    for turn in range(4):
+        store_of(first).work()
+        before = objects.calls.copy()
+        chat = [*chat, 40 + turn, 50 + turn]
+        first.run(chat)
+    store_of(first).work()
+    assert objects.calls["get"] - before["get"] <= 2  # the list of the page that is new, and what comes after it

@@ -35,6 +35,10 @@ TELLING_S = 1.0
 """A store from which nothing came for so long is slow; before, it may just have nothing."""
 
 
+UNKNOWN_S = 2.0
+"""So long it is waited for a first answer as long as it is not known what computing takes: a store may hang."""
+
+
 class Fetcher:
     """Decides what is worth looking for; a `Fetch` does it for one request. Without a shared store nothing is."""
 
@@ -152,11 +156,15 @@ class Fetch:
         self.close()
 
     def _give_up(self) -> None:
-        """Wait no longer; learn that the store is slow, if this was long enough to tell."""
+        """Wait no longer; learn that the store is slow, if this was long enough to tell.
+
+        What is the first thing that is asked for may take longer, for the sake of the connection: it tells nothing.
+        """
         loader = self._fetcher.loader
         loader.counts.slow_loads += 1
         elapsed_s = loader.clock() - self._started_s
-        if self.nbytes or elapsed_s >= TELLING_S:
+        is_first = loader.rates.prefill_s(0, self._total) is None
+        if self.nbytes or (elapsed_s >= TELLING_S and not is_first):
             loader.rates.note_load(Tier.STORE, max(1, self.nbytes), elapsed_s)
         if not self._has_found:
             self._shared.note_silence()
@@ -259,7 +267,9 @@ class Fetch:
         elapsed_s, reached = now - self._started_s, self._reached
         compute_s, won_s = rates.prefill_s(self._without, self._total), rates.prefill_s(self._without, reached)
         left_s = rates.prefill_s(reached, max(reached, self._target))
-        if compute_s is None or won_s is None or left_s is None or elapsed_s <= LEAST_WAIT_S:
+        if compute_s is None or won_s is None or left_s is None:
+            return self._has_found or elapsed_s <= UNKNOWN_S
+        if elapsed_s <= LEAST_WAIT_S:
             return True
         if elapsed_s > WASTE * compute_s + won_s:
             return False

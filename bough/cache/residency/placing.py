@@ -113,7 +113,7 @@ class Placer:
         missing = self._missing(found, start, end)
         if missing is None:
             return None
-        nbytes = sum(self._item_bytes(rows.group, rows.start, rows.end) for _, rows in missing)
+        nbytes = sum(self._item_bytes(rows.group, rows.start, rows.end) for rows in missing)
         if not self.make_room(max(self.reserved_bytes, nbytes)):
             return None
         missing = self._missing(found, start, end) or []  # again: making room may have merged nodes
@@ -122,58 +122,61 @@ class Placer:
             return None
         return bool(missing)
 
-    def _missing(self, found: Object, start: int, end: int) -> list[tuple[Node | None, _Rows]] | None:
-        """The rows [start, end) that the tree lacks, each with its node; None for what is not in the tree yet.
-
-        None altogether if the object does not have them.
-        """
-        match, missing = self.match(end), list[tuple[Node | None, _Rows]]()
+    def _missing(self, found: Object, start: int, end: int) -> list[_Rows] | None:
+        """The rows [start, end) that the tree lacks; None if the object does not have them."""
+        match, missing = self.match(end), list[_Rows]()
         for group in self._parts.full:
-            ranges: list[tuple[Node | None, Range]] = [
-                (node, held)
+            ranges = [
+                held
                 for node in match.path
                 if node.end > start
                 for held in node.missing_between(group, start, min(end, match.length), self._parts.page_tokens)
             ]
             if match.length < end:
-                ranges.append((None, (max(start, match.length), end)))
-            for node, (low, high) in ranges:
+                ranges.append((max(start, match.length), end))
+            for low, high in ranges:
                 rows = list(_cover(found.sections, group, low, high))
                 if sum(each.end - each.start for each in rows) != high - low:
                     return None
-                missing += [(node, each) for each in rows]
+                missing += rows
         return missing
 
     def match(self, end: int) -> Match:
         """What the tree has of the prompt up to an offset."""
         return self._trie.match(cut(self._prompt, min(self._pin.offset, end), end), start=self._pin)
 
-    def _add_rows(self, missing: Sequence[tuple[Node | None, _Rows]], end: int) -> bool:
+    def _add_rows(self, missing: Sequence[_Rows], end: int) -> bool:
         """Make pages of the rows, and then the edge that they lie on; all of it or nothing."""
-        pages, memory = list[tuple[Node | None, Page]](), self._trie.memory
+        pages, memory = list[Page](), self._trie.memory
         try:
-            for node, rows in missing:
+            for rows in missing:
                 held, data = (rows.section.start, rows.section.end), rows.section.data
                 is_whole = held == (rows.start, rows.end)
                 wanted = memory.unpack_rows(rows.group, held, data if is_whole else bytearray(data), (rows.start, rows.end))
-                pages.append((node, wanted))
+                pages.append(wanted)
             last = self._reach(end)
         except (EngineError, MemoryError, ValueError) as error:
             log.warning("rows of the store could not be put into the tree: %s", error)
             self._parts.loader.counts.failed_loads += 1
-            for _, page in pages:
+            for page in pages:
                 memory.release(page)
             return False
-        for node, page in pages:
-            self._trie.add_page(last if node is None else node, page)
-        for node in {node for node, _ in pages if node is not None}:
-            node.has_holes = any(
-                any(node.missing_between(group, node.start, node.end, self._parts.page_tokens))
-                for group in self._parts.full
-            )
-            self._parts.evictor.offer(self._trie, node)
+        path, filled = last.path(), set[Node]()
+        for page in pages:
+            node = next(node for node in path if node.start <= page.start < node.end)  # now: edges were split
+            self._trie.add_page(node, page)
+            filled.add(node)
+        for node in filled:
+            self._note_filled(node)
         self.hold(last, end)
         return True
+
+    def _note_filled(self, node: Node) -> None:
+        """A node has got rows: perhaps it has no holes any more."""
+        node.has_holes = node.has_holes and any(
+            any(node.missing_between(group, node.start, node.end, self._parts.page_tokens)) for group in self._parts.full
+        )
+        self._parts.evictor.offer(self._trie, node)
 
     def _reach(self, end: int) -> Node:
         """The node in which the prompt's first `end` tokens end; made if there is none. May raise EngineError."""

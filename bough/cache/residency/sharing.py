@@ -95,19 +95,21 @@ class Sharer:
         shared.uploader.offer(Upload(address, nbytes, partial(_pack, store, items)))
 
     def _offer_points(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> list[Address]:
-        """Offer what the restore points of a page need, and then the list of those."""
+        """Offer what the restore points of a page need, and then the list of those.
+
+        Others are not listed: they were before, or cannot be sent, and would be looked for each time.
+        """
         start, end = page * self._page_tokens, (page + 1) * self._page_tokens
-        listed, offered = dict[ListedPoint, Address](), list[Address]()
+        listed = dict[ListedPoint, Address]()
         for node in nodes:
             for point in node.points.values() if node.start < end and start < node.end else ():
-                if start < point.offset <= end:
+                items = self._needed(nodes, point) if start < point.offset <= end else None
+                if items is not None:
                     address = path.point(point.offset)
                     listed[ListedPoint(point.offset, int(point.reason))] = address
-                    if (items := self._needed(nodes, point)) is not None:
-                        self._offer(shared, address, items)
-                        offered.append(address)
+                    self._offer(shared, address, items)
         shared.uploader.offer(PointList(path.points(page), listed))
-        return [*offered, path.points(page)]
+        return [*listed.values(), path.points(page)]
 
     def _needed(self, nodes: Sequence[Node], point: Point) -> list[Item] | None:
         """The states and window rows that a restore point needs; None if one is not in memory."""

@@ -148,7 +148,9 @@ class SharedStore:
                 self.counts.not_found += 1
             else:
                 self.counts.misses[miss.reason] += 1
-        if miss.reason != MISSING:
+        if miss.reason == MISSING:
+            self.uploader.note_missing(address)
+        else:
             self.uploader.note_damaged(address)
             key = self.uploader.key(address)
             self.health.say(miss.reason, f"the store: {key} is {miss.reason}: {miss.detail}; it is computed again")

@@ -5,12 +5,15 @@ sweep at once, because their clocks differ or the store has no conditional write
 
 What was cleared is listed by small objects, one for each salt and machine, for a while: others do not send it again
 meanwhile, and what they have sent before they knew it is swept.
+
+Only what has a name like ours counts and is deleted: a bucket or a folder may hold other things too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bough.cache.store.objects import Listed, ObjectStore
@@ -26,7 +29,12 @@ DELETED_S = 600.0
 LOOK_EVERY_S = 30.0
 """How often a machine looks what others have cleared."""
 
+SENT_WITHIN_S = 60.0
+"""What a machine began to send before it looked is there after so long at most, whatever the store's timeouts."""
+
 DELETE_AT_ONCE = 500
+
+_PAGE = re.compile("[^/_][^/]*/[0-9a-f]{32}/[0-9a-f]{32}")
 
 
 class Lease:
@@ -47,7 +55,7 @@ class Lease:
         try:
             known = json.loads(bytes(held.content))
             is_taken = known["owner"] != self._owner and now < float(known["expires"]) <= now + 2 * LEASE_S
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             is_taken = False  # it is no lease: it was damaged
         return not is_taken and self._objects.replace(LEASE, content, held.tag)
 
@@ -69,7 +77,7 @@ class Deletions:
         self._prefix = f"{DELETED}{fingerprint}/"
         self._owner = owner
         self._wall = wall
-        self._known: list[Deletion] = []
+        self._known: dict[str, float] = {}  # when others have cleared a root last
 
     def note(self, root: bytes | None) -> None:
         """List that a root was cleared, or all of them."""
@@ -77,19 +85,24 @@ class Deletions:
 
     def look(self) -> None:
         """Find out what others have cleared."""
-        found = (_parse_deletion(each) for page in self._objects.list(self._prefix) for each in page)
-        self._known = [each[1] for each in found if each is not None]
+        known = dict[str, float]()
+        for _, each in _parse_deletions(each for page in self._objects.list(self._prefix) for each in page):
+            if each.owner != self._owner:
+                known[each.root] = max(each.at, known.get(each.root, 0.0))
+        self._known = known
 
     def forbids(self, root: bytes) -> bool:
         """Whether another machine has cleared a root, so that what this one has of it is older."""
         since = self._wall() - DELETED_S
-        names = (root.hex(), ALL)
-        return any(each.root in names and each.owner != self._owner and each.at > since for each in self._known)
+        return any(self._known.get(each, since) > since for each in (root.hex(), ALL))
 
 
-def _parse_deletion(listed: Listed) -> tuple[str, Deletion] | None:
-    parts = listed.key.split("/")
-    return (parts[1], Deletion(parts[2], parts[3], listed.modified)) if len(parts) == 4 else None
+def _parse_deletions(control: Iterable[Listed]) -> Iterator[tuple[str, Deletion]]:
+    """The lists of what was cleared among some objects, each with its fingerprint."""
+    for each in control:
+        parts = each.key.split("/")
+        if each.key.startswith(DELETED) and len(parts) == 4:
+            yield parts[1], Deletion(parts[2], parts[3], each.modified)
 
 
 @dataclass(frozen=True)
@@ -104,22 +117,23 @@ class Swept:
 def sweep(objects: ObjectStore, now: float, budget_bytes: int | None, ttl_s: float | None) -> Swept:
     """Delete what was cleared, what was not written for the time to live, and then the oldest beyond the budget.
 
-    Lists the whole store, and keeps that list in memory meanwhile: about 200 bytes an object.
+    `now` is the time by the store's clock. Lists the whole store, and keeps that list in memory meanwhile: about 200 bytes
+    an object.
     """
     control: list[Listed] = []
     pages: list[Listed] = []
     for listing in objects.list(""):
-        for each in listing:
-            (control if each.key.startswith("_") else pages).append(each)
+        control += [each for each in listing if each.key.startswith(DELETED)]
+        pages += [each for each in listing if _PAGE.fullmatch(each.key)]
     cleared: dict[tuple[str, str], float] = {}
-    for fingerprint, deletion in filter(None, map(_parse_deletion, control)):
+    for fingerprint, deletion in _parse_deletions(control):
         known = cleared.get((fingerprint, deletion.root), 0.0)
         cleared[fingerprint, deletion.root] = max(known, deletion.at)
     gone = [each for each in pages if _is_cleared(each, cleared) or (ttl_s is not None and each.modified < now - ttl_s)]
     gone_keys = {each.key for each in gone}
     kept = sorted((each for each in pages if each.key not in gone_keys), key=lambda each: each.modified)
     gone += _beyond(kept, budget_bytes)
-    old = [each.key for each in control if each.key.startswith(DELETED) and each.modified < now - DELETED_S]
+    old = [each.key for each in control if each.modified < now - DELETED_S]
     for keys in _batches([each.key for each in gone] + old):
         objects.delete(keys)
     deleted_bytes = sum(each.nbytes for each in gone)
@@ -128,11 +142,11 @@ def sweep(objects: ObjectStore, now: float, budget_bytes: int | None, ttl_s: flo
 
 def _is_cleared(listed: Listed, cleared: dict[tuple[str, str], float]) -> bool:
     """Whether an object was written before its root was cleared, or before others could know that."""
-    parts = listed.key.split("/")
-    if not cleared or len(parts) != 3:
+    if not cleared:
         return False
-    at = max(cleared.get((parts[0], parts[1]), 0.0), cleared.get((parts[0], ALL), 0.0))
-    return listed.modified < at + LOOK_EVERY_S and at > 0
+    fingerprint, root, _ = listed.key.split("/")
+    at = max(cleared.get((fingerprint, root), 0.0), cleared.get((fingerprint, ALL), 0.0))
+    return listed.modified < at + LOOK_EVERY_S + SENT_WITHIN_S and at > 0
 
 
 def _beyond(oldest_first: Sequence[Listed], budget_bytes: int | None) -> list[Listed]:

@@ -19,8 +19,8 @@ from bough.cache.disk.errors import DiskMiss
 from bough.cache.disk.keys import Keys
 from bough.cache.store.format import ListedPoint, Section, decode, encode, list_section, read_points
 from bough.cache.store.health import Health, StoreCounts
-from bough.cache.store.objects import ObjectStore, StoreError
-from bough.cache.store.sweeping import LOOK_EVERY_S, Deletions, Lease, delete_below, sweep
+from bough.cache.store.objects import ObjectStore, Stored, StoreError
+from bough.cache.store.sweeping import LEASE, LOOK_EVERY_S, Deletions, Lease, delete_below, sweep
 from bough.cache.tree.address import Address
 from bough.system.threads import lower_priority
 
@@ -37,8 +37,8 @@ MAX_KNOWN = 100_000
 REFRESH_S = 86_400.0
 """An object that is older than this, or than half the time to live, is sent again when it is used."""
 
-LIST_BYTES = 64
-"""What a list of restore points counts while it waits."""
+LIST_BYTES = 512
+"""What a list of restore points counts while it waits, and each of its points, beside their tokens."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,11 @@ class PointList:
 
     address: Address
     points: dict[ListedPoint, Address]
-    nbytes: int = LIST_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return sum(LIST_BYTES + len(each.tokens) for each in (self.address, *self.points.values()))
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class _Known:
 class _Clearing:
     root: bytes | None
     done: threading.Event = field(default_factory=threading.Event)
-    error: StoreError | None = None
+    error: Exception | None = None
 
 
 class Uploader:
@@ -161,6 +165,11 @@ class Uploader:
             if len(self._damaged) < MAX_KNOWN:
                 self._damaged.add(self._keys.name(address))
 
+    def note_missing(self, address: Address) -> None:
+        """An object is not there, or no longer: it is sent when its content is offered next."""
+        with self.changed:
+            self._known.pop(self._keys.name(address), None)
+
     def _note_known(self, name: bytes, points: frozenset[ListedPoint] = frozenset()) -> None:
         with self.changed:
             self._known.pop(name, None)
@@ -229,15 +238,17 @@ class Uploader:
         with self.changed:
             clearing = self._clearings[0] if self._clearings else None
             is_backing_off = self._health.is_backing_off
-            name = next(iter(self._waiting), None) if not is_backing_off else None
-            upload = self._waiting.pop(name) if name is not None and clearing is None else None
+            late_s = self._clock() - self._sweep_at
+            is_sweep_due = not is_backing_off and late_s >= 0
+            can_send = clearing is None and not is_backing_off and late_s < SWEEP_EVERY_S  # it does not wait for ever
+            name = next(iter(self._waiting), None) if can_send else None
+            upload = self._waiting.pop(name) if name is not None else None
             if upload is not None:
                 self.waiting_bytes -= upload.nbytes
                 self._sending = name
-            is_sweep_due = not is_backing_off and self._clock() >= self._sweep_at
             if clearing is None and upload is None and not is_sweep_due:
                 return False
-            self._is_busy = True
+            self._is_busy = clearing is not None or upload is not None
         try:
             if clearing is not None:
                 self._clear(clearing)
@@ -257,8 +268,8 @@ class Uploader:
 
     def _send(self, upload: Upload | PointList) -> None:
         if self._clock() >= self._look_at:
-            self._look_at = self._clock() + LOOK_EVERY_S
             self._deletions.look()
+            self._look_at = self._clock() + LOOK_EVERY_S
         if self._deletions.forbids(upload.address.root):
             self._counts.refused += 1
         elif isinstance(upload, PointList):
@@ -292,28 +303,33 @@ class Uploader:
         self._note_known(name)
 
     def _send_list(self, upload: PointList) -> None:
-        """Add restore points to the list of their page. Of two that do so at once, one may lose its points."""
+        """Add restore points to the list of their page. If others do so all the time, it is left for the next offer."""
         name, key = self._keys.name(upload.address), self.key(upload.address)
         points = {point for point, content in upload.points.items() if self._keys.name(content) in self._known}
-        for _ in range(2):
+        for _ in range(3):
             held = self._objects.get(key)
             listed = self._read_list(upload.address, None if held is None else held.content)
             is_old = held is not None and self._wall() - held.modified >= self._refresh_s
             points |= listed or set()
             if listed is not None and points == listed and not is_old:
                 self._counts.already_there += 1
-                break
-            content = encode(self._keys, self._fingerprint, upload.address, [list_section(upload.address, sorted(points))])
-            if held is not None:
-                self._objects.put(key, content)
-                self._counts.refreshed += 1
-                break
-            if self._objects.put_new(key, content):
-                self._counts.sent += 1
-                self._counts.sent_bytes += len(content)
-                break
-        self._damaged.discard(name)
-        self._note_known(name, frozenset(points))
+            elif not self._write_list(key, upload.address, points, held):
+                continue
+            self._damaged.discard(name)
+            self._note_known(name, frozenset(points))
+            return
+
+    def _write_list(self, key: str, address: Address, points: set[ListedPoint], held: Stored | None) -> bool:
+        """Write a list in place of the one that was read, if there was one; False if that has changed meanwhile."""
+        content = encode(self._keys, self._fingerprint, address, [list_section(address, sorted(points))])
+        if held is not None:
+            is_written = self._objects.replace(key, content, held.tag)
+            self._counts.refreshed += is_written
+            return is_written
+        is_written = self._objects.put_new(key, content)
+        self._counts.sent += is_written
+        self._counts.sent_bytes += len(content) if is_written else 0
+        return is_written
 
     def _read_list(self, address: Address, content: object) -> set[ListedPoint] | None:
         """The points that the store lists for a page; None if there is no list, or not a good one."""
@@ -330,11 +346,12 @@ class Uploader:
             self._deletions.note(clearing.root)
             delete_below(self._objects, below)
             self._health.succeed()
-        except StoreError as error:
+        except Exception as error:  # whatever it is, something may be left
             clearing.error = error
             raise
         finally:
             with self.changed:
+                self._known.clear()  # again: something may have been on its way
                 self._clearings.remove(clearing)
             clearing.done.set()
 
@@ -342,7 +359,10 @@ class Uploader:
         self._sweep_at = self._clock() + SWEEP_EVERY_S
         if not self._lease.take():
             return
-        swept = sweep(self._objects, self._wall(), self._budget_bytes, self._ttl_s)
+        lease = self._objects.head(LEASE)  # written just now, by the store's clock, as all that it is compared with
+        if lease is None:
+            return
+        swept = sweep(self._objects, lease.modified, self._budget_bytes, self._ttl_s)
         self.held_bytes = swept.held_bytes
         self._counts.swept += swept.num_deleted
         self._counts.swept_bytes += swept.deleted_bytes

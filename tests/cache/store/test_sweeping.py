@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bough.cache.store.sweeping import DELETED_S, LEASE, LEASE_S, Deletions, Lease, sweep
+from bough.cache.store.sweeping import DELETED_S, LEASE, LEASE_S, LOOK_EVERY_S, Deletions, Lease, sweep
 from tests.fake_store import FakeObjects
 
+HUGE = b'{"owner": "x", "expires": 1' + b"0" * 400 + b"}"
 ROOT, OTHER = bytes(16), bytes(15) + b"1"
 
 
@@ -16,11 +17,15 @@ class Wall:
         return self.now
 
 
+def page_key(page: int, root: bytes = ROOT, model: str = "model") -> str:
+    return f"{model}/{root.hex()}/{page:032x}"
+
+
 def filled(wall: Wall, number: int) -> FakeObjects:
     """Objects of 10 bytes each, written one second after the other."""
     objects = FakeObjects(wall)
     for page in range(number):
-        objects.put(f"model/{ROOT.hex()}/{page}", bytes(10))
+        objects.put(page_key(page), bytes(10))
         wall.now += 1
     return objects
 
@@ -54,7 +59,7 @@ def test_of_two_that_take_an_expired_lease_at_once_one_gets_it() -> None:
 def test_a_damaged_lease_is_replaced() -> None:
     wall = Wall()
     objects = FakeObjects(wall)
-    for content in (b"", b"\xff", b"[]", b'{"owner": "x"}', b'{"owner": "x", "expires": "never"}'):
+    for content in (b"", b"\xff", b"[]", b'{"owner": "x"}', b'{"owner": "x", "expires": "never"}', HUGE):
         objects.put(LEASE, content)
         assert Lease(objects, "first", wall).take()
 
@@ -65,7 +70,7 @@ def test_the_oldest_goes_until_the_rest_is_within_the_budget() -> None:
     objects.put(LEASE, b"not counted")
     swept = sweep(objects, wall.now, 30, None)
     assert (swept.held_bytes, swept.num_deleted, swept.deleted_bytes) == (30, 2, 20)
-    assert sorted(objects.pages) == [f"model/{ROOT.hex()}/{page}" for page in (2, 3, 4)]
+    assert sorted(objects.pages) == [page_key(page) for page in (2, 3, 4)]
 
 
 def test_what_was_not_written_for_the_time_to_live_goes() -> None:
@@ -78,13 +83,13 @@ def test_what_was_not_written_for_the_time_to_live_goes() -> None:
 def test_what_was_cleared_goes_and_stays_listed_for_a_while() -> None:
     wall = Wall()
     objects = filled(wall, 1)
-    objects.put(f"model/{OTHER.hex()}/0", b"kept")
-    objects.put(f"another/{ROOT.hex()}/0", b"kept")
+    objects.put(page_key(0, OTHER), b"kept")
+    objects.put(page_key(0, ROOT, "another"), b"kept")
     first, second = Deletions(objects, "model", "first", wall), Deletions(objects, "model", "second", wall)
     wall.now += 100
     first.note(ROOT)
-    wall.now += 1
-    objects.put(f"model/{ROOT.hex()}/late", b"sent before its machine looked")
+    wall.now += LOOK_EVERY_S + 20
+    objects.put(page_key(1), b"began to be sent before its machine looked")
     sweep(objects, wall.now, None, None)
     assert len(objects.pages) == 2 and all(objects.objects[key][0] == b"kept" for key in objects.pages)
 
@@ -106,3 +111,15 @@ def test_clearing_a_whole_model_forbids_all_its_roots() -> None:
     assert second.forbids(ROOT) and second.forbids(OTHER)
     sweep(objects, wall.now, None, None)
     assert not objects.pages
+
+
+def test_what_is_not_ours_is_neither_counted_nor_deleted() -> None:
+    wall = Wall()
+    objects = filled(wall, 2)
+    others = ["photo.jpg", "backups/2026/all.tar", f"a/b/{page_key(7)}", f"model/{ROOT.hex()}/notes", "_trash/0"]
+    for key in others:
+        objects.put(key, bytes(100))
+    Deletions(objects, "model", "first", wall).note(None)
+    wall.now += 10_000
+    assert sweep(objects, wall.now, 0, 1.0).deleted_bytes == 20
+    assert sorted(objects.objects) == sorted(others)
