@@ -1,7 +1,7 @@
 """Servers that tests share: one of the default model for all of them, and small ones with other settings.
 
-`pytest tests/server --server-engine mlx` runs them all on MLX, `pytest tests/server/apis --server-replicas 2` the APIs over
-replicas on Ray.
+`pytest tests/server --server-engine mlx` runs them all on MLX, `pytest tests/server/apis --server-replicas 2` the APIs on
+Ray: over so many replicas of the default model, and over three of small ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             key = tuple(sorted((name, str(value)) for name, value in settings.items()))
             if key not in started:
                 folder = tmp_path_factory.mktemp("tiny_server")
-                chosen = {"data_folder": folder / "data"} | settings
+                chosen = (
+                    {"data_folder": folder / "data"} | ({"replicas": 3} if "BOUGH_RAY" in os.environ else {}) | settings
+                )
                 started[key] = servers.enter_context(running(str(tiny_model), folder, **chosen))
             return started[key]
 
