@@ -31,7 +31,10 @@ LATE_S = 2.0  # a replica ends a request at its deadline; it is ended here if no
 
 
 class FollowedRequest:
-    """Implements `PreparedRequest` over replicas. Everything here runs on the event loop, except making it."""
+    """Implements `PreparedRequest` over replicas. Everything here runs on the event loop, except making it.
+
+    It is in `running` from `submit` to its end.
+    """
 
     is_loading = False  # it is not told while it runs elsewhere
 
@@ -40,8 +43,10 @@ class FollowedRequest:
         replicas: Replicas,
         request: RemoteRequest,
         listener: ChoiceListener,
+        running: set[FollowedRequest],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._running = running
         self._replicas = replicas
         self._request = request
         self._listener = listener
@@ -62,10 +67,17 @@ class FollowedRequest:
 
     def submit(self) -> None:
         self._task = asyncio.create_task(self._run(), name="bough-remote-request")
+        self._running.add(self)
+        self._task.add_done_callback(lambda _: self._running.discard(self))
 
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def fail(self, error: BoughError) -> None:
+        """End the request with this error."""
+        self.cancel()
+        self._listener.on_error(error)
 
     async def _run(self) -> None:
         try:
@@ -117,7 +129,7 @@ class FollowedRequest:
     def _note_refused(self, error: Unavailable) -> None:
         """The replica is full, stuck or shutting down. Raises the error if the client is to be told."""
         was_asked = not self._replica or self._replica in self._avoid
-        self._avoid.add(self._replica)
+        self._avoid |= {self._replica} - {""}
         if isinstance(error, EngineStuck) and not was_asked:
             self._note_lost(error)
         can_wait = self._has_part or isinstance(error, ShuttingDown)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bough.config import Settings
-from bough.errors import EngineError, PromptTooLong, RequestError
+from bough.errors import EngineError, PromptTooLong, RequestError, ShuttingDown
 from bough.models import ModelFiles
 from bough.models.defaults import read_defaults
 from bough.models.prompts import Prompts
@@ -18,8 +18,10 @@ from bough.models.tokenizer import load_tokenizer
 from bough.runtime import load_runtime
 from bough.server.app import make_service
 from bough.server.serving.ask import Ask, Delta, Finished
+from bough.server.serving.embedding.service import EmbedAsk
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys
 from bough.server.serving.remote.host import ReplicaHost
+from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.model import RemoteModel
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
@@ -93,6 +95,60 @@ def test_an_answer_goes_on_at_another_replica_with_the_tokens_it_would_have_had(
             assert [each.data for each in again.logprobs] == [each.data for each in whole.logprobs]
             assert len(replicas.requests[-1].request.resumed_ids) == at
             assert replicas.requests[-1].avoid == {"replica-0"}
+
+    play(scene)
+
+
+def test_answers_and_texts_end_when_their_model_is_unloaded(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        async def wait(operation: Operation) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(replicas, "call", wait)
+        opened = await service.open(Ask("tiny", text=PROMPT, params=SamplingParams(max_tokens=400, ignore_eos=True)))
+        embedding = asyncio.create_task(service.embeddings.embed(EmbedAsk("tiny", ["a text"])))
+        await asyncio.sleep(0.1)
+        closing = asyncio.create_task(service.close())
+        with pytest.raises(ShuttingDown):
+            [event async for event in opened]
+        with pytest.raises(ShuttingDown):
+            await embedding
+        opened.close()
+        await closing
+
+    play(scene)
+
+
+def test_a_text_that_is_no_longer_wanted_is_cancelled_at_its_replica(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        begun, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def wait(operation: Operation) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        monkeypatch.setattr(replicas, "call", wait)
+        embedding = asyncio.create_task(service.embeddings.embed(EmbedAsk("tiny", ["a text"])))
+        await begun.wait()
+        embedding.cancel()
+        async with asyncio.timeout(5):
+            await cancelled.wait()
+
+    play(scene)
+
+
+def test_a_text_whose_replica_fails_by_a_mistake_is_not_waited_for(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        async def fail(operation: Operation) -> None:
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(replicas, "call", fail)
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineError, match="a mistake"):
+                await service.embeddings.embed(EmbedAsk("tiny", ["a text"]))
 
     play(scene)
 

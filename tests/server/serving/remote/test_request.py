@@ -78,7 +78,7 @@ def follow(replicas: ScriptedReplicas, deadline_s: float = math.inf) -> Listener
     async def run() -> Listener:
         listener = Listener()
         request = GenerateRequest(Encoded((1, 2, 3), ()), deadline_s=deadline_s)
-        running = FollowedRequest(replicas, RemoteRequest(request, "id"), listener)  # type: ignore[arg-type]
+        running = FollowedRequest(replicas, RemoteRequest(request, "id"), listener, set())  # type: ignore[arg-type]
         running.submit()
         async with asyncio.timeout(20):
             await listener.over.wait()
