@@ -68,7 +68,7 @@ class ReplicaRouter(RequestRouter):
                 pending_request.future.set_exception(ReplicaLost(f"no replica has the id {wanted}"))
             return [found or candidate_replicas]  # with a list, Serve notices that the request has ended
         asked: Any = pending_request.args[0] if pending_request.args else None
-        if not isinstance(asked, RemoteRequest):
+        if not isinstance(asked, RemoteRequest) or pending_request.future.done():  # it was cancelled while it waited
             return [candidate_replicas]
         try:
             return self._rank(candidate_replicas, asked)
@@ -121,6 +121,7 @@ class ReplicaRouter(RequestRouter):
             if policy.apply(message) is Outcome.NEEDS_LISTING:
                 wanted.add(message.replica)
         self._sequence = news.sequence
+        self._tickets = {asked: ticket for asked, ticket in self._tickets.items() if policy.is_under_way(ticket)}
         return sorted(set(names.values()) if news.has_gap else wanted | fresh)
 
 
