@@ -27,6 +27,7 @@ from bough.server.serving.remote.replicas import ReplicaLost
 log = logging.getLogger(__name__)
 
 NEWS_S = 0.1
+STOP_S = 5.0
 WAITING_S = 0.5
 """What a request that waits for a lane counts, besides its prefill."""
 
@@ -51,6 +52,15 @@ class ReplicaRouter(RequestRouter):
         """A request has its first token, or has ended without one. Any thread may call it."""
         if self._loop is not None and request_id in self._tickets:
             self._loop.call_soon_threadsafe(self._done, request_id)
+
+    def stop(self) -> None:
+        """Hear no more of the replicas. Another thread than that of the event loop calls it."""
+        if self._loop is not None and self._news is not None:
+            asyncio.run_coroutine_threadsafe(self._stop(self._news), self._loop).result(STOP_S)
+
+    async def _stop(self, news: asyncio.Task[None]) -> None:
+        news.cancel()
+        await asyncio.gather(news, return_exceptions=True)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -76,3 +76,26 @@ def test_requests_that_never_report_are_forgotten(router: ReplicaRouter, monkeyp
     choose(router, "one")
     router._apply(NEWS)
     assert list(router._tickets) == ["one"]
+
+
+def test_a_router_that_was_stopped_uses_ray_no_longer(router: ReplicaRouter) -> None:
+    asked: list[int] = []
+
+    class Holdings:
+        class read_news:
+            @staticmethod
+            async def remote(sequence: int, wanted: list[str]) -> News:
+                asked.append(sequence)
+                return NEWS
+
+    router._holdings = Holdings
+
+    async def run() -> int:
+        await router.choose_replicas(REPLICAS)
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(router.stop)
+        heard = len(asked)
+        await asyncio.sleep(3 * module.NEWS_S)
+        return heard
+
+    assert asyncio.run(run()) == len(asked) > 0
