@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from bough.config import Settings
-from bough.errors import EngineError, PromptTooLong, RequestError, ShuttingDown
+from bough.errors import EngineError, EngineStuck, PromptTooLong, RequestError, ShuttingDown, Unavailable
 from bough.models import ModelFiles
 from bough.models.defaults import read_defaults
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import load_tokenizer
 from bough.runtime import load_runtime
+from bough.server.apis.bough.health import status_of
 from bough.server.app import make_service
 from bough.server.serving.ask import Ask, Delta, Finished
 from bough.server.serving.embedding.service import EmbedAsk
@@ -23,6 +26,7 @@ from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt,
 from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.model import RemoteModel
+from bough.server.serving.remote.replicas import ReplicaLost
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
 from tests.server.serving.remote.local_replicas import LocalReplicas
@@ -206,6 +210,55 @@ def test_trees_figures_and_explanations_name_every_replica(play: Any) -> None:
         assert [figures.result["replicas"][name]["lanes"] for name in ("replica-0", "replica-1")] == [4, 4]
         await service.cache.clear(None, None)
         assert (await service.cache.stats(None, None))[0].result["tokens"] == 0
+
+    play(scene)
+
+
+def test_a_replica_that_cannot_answer_is_left_out_but_not_when_trees_are_cleared(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        call, outcomes = replicas.call, list[Exception]()
+
+        async def fail(operation: Operation) -> Any:
+            if operation.replica == "replica-0":
+                raise outcomes[-1]
+            return await call(operation)
+
+        monkeypatch.setattr(replicas, "call", fail)
+        for outcome in (EngineStuck("a step takes too long"), ReplicaLost("killed")):
+            outcomes.append(outcome)
+            (figures,) = await service.cache.stats(None, None)
+            assert list(figures.result["replicas"]) == ["replica-1"]
+            with pytest.raises(Unavailable, match="replica-0 could not be asked"):
+                await service.cache.clear(None, None)
+        outcomes.append(RequestError("a wrong root"))
+        with pytest.raises(RequestError):
+            await service.cache.stats(None, None)
+
+    play(scene)
+
+
+def test_without_replicas_the_server_says_so_and_goes_on(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        async def read_none() -> dict[str, Any]:
+            return {}
+
+        async def until(is_ready: bool) -> None:
+            while service.has_replicas is not is_ready:
+                await asyncio.sleep(0.05)
+
+        await until(True)
+        with monkeypatch.context() as patch:
+            patch.setattr(replicas, "read_figures", read_none)
+            await until(False)
+            with pytest.raises(Unavailable, match="no replica is ready"):
+                await service.cache.stats(None, None)
+            assert b"bough_models_loaded 1.0" in generate_latest(service.metrics.registry)
+            assert (service.disk_state, service.disk_problem, service.is_stuck) == ("off", "", False)
+            assert status_of(SimpleNamespace(), service) == "no replica"
+        await until(True)
+        assert status_of(SimpleNamespace(), service) == "ok"
 
     play(scene)
 
