@@ -127,7 +127,12 @@ class ReplicaRouter(RequestRouter):
         for name, report in news.replicas.items():
             policy.add(name, report.rates)
             policy.note_delay(name, WAITING_S * report.figures.get("queue", 0))
-        for message in map(unpack_message, news.messages):
+        for data in news.messages:
+            try:
+                message = unpack_message(data)
+            except (ValueError, KeyError) as error:  # of another version; that it is missing is noticed by its number
+                log.warning("a message about pages cannot be read: %s", error)
+                continue
             if policy.apply(message) is Outcome.NEEDS_LISTING:
                 wanted.add(message.replica)
         self._sequence = news.sequence

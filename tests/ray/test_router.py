@@ -13,10 +13,12 @@ pytestmark = pytest.mark.ray
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID  # noqa: E402
 
+from bough.cache.tree.state import Tier  # noqa: E402
 from bough.models.prompts import Encoded  # noqa: E402
 from bough.ray import router as module  # noqa: E402
 from bough.ray.holdings import News, Report  # noqa: E402
 from bough.ray.router import ReplicaRouter  # noqa: E402
+from bough.routing import Batch, PageNote  # noqa: E402
 from bough.routing.router import LOST_S  # noqa: E402
 from bough.server.serving.model.contract import GenerateRequest  # noqa: E402
 from bough.server.serving.remote.messages import RemoteRequest  # noqa: E402
@@ -76,6 +78,15 @@ def test_requests_that_never_report_are_forgotten(router: ReplicaRouter, monkeyp
     choose(router, "one")
     router._apply(NEWS)
     assert list(router._tickets) == ["one"]
+
+
+def test_a_message_that_cannot_be_read_does_not_hold_up_those_behind_it(router: ReplicaRouter) -> None:
+    batches = [Batch("replica-0", 1, number, {bytes([number]) * 16: PageNote(Tier.DEVICE)}).pack() for number in (1, 2, 3)]
+    wanted = router._apply(News(NEWS.replicas, [batches[0], b"of another version", batches[2]], 3, False))
+
+    assert wanted == ["replica-0"]  # its second batch is missing
+    assert router._policy.index.note("replica-0", bytes([3]) * 16) == PageNote(Tier.DEVICE)
+    assert router._sequence == 3
 
 
 def test_a_router_that_was_stopped_uses_ray_no_longer(router: ReplicaRouter) -> None:
