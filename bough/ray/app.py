@@ -59,6 +59,7 @@ def deploy_replicas(settings: Settings) -> Any:
         max_ongoing_requests=_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_period_s=10.0,
+        health_check_timeout_s=10.0,  # after three times, a replica whose process hangs is replaced
         request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
     )
     return deployment.bind(settings)

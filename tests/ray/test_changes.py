@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -114,6 +116,15 @@ def test_new_settings_are_rolled_out_while_answers_are_read(server: Server, fold
         wait_until(lambda: [each["lanes"] for each in read_replicas(server).values()] == [3], "the lanes are not 3")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_replica_that_does_nothing_any_more_is_replaced(server: Server) -> None:
+    with streams(server):
+        (owner,) = _owners(server)
+        os.kill(int(owner), signal.SIGSTOP)  # its process is there, and answers nothing
+    assert _owners(server).isdisjoint({owner})
+
+
 def test_a_client_that_goes_away_frees_the_lane_at_the_replica(server: Server) -> None:
     body = {"model": "tiny", "prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
@@ -143,6 +154,8 @@ def _owners(server: Server) -> set[str]:
     return {text for file in server.cache_folder.glob("replica-*/lock") if (text := file.read_text())}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_an_ingress_that_is_killed_takes_its_own_connections_alone(cluster: Cluster, server: Server, folder: Path) -> None:
     own = {name: value for name, value in SMALL.items() if name != "ray"} | {"model": str(folder / "tiny"), "replicas": 1}
     more = {"ingresses": 2, "cache_folder": str(folder / "behind"), "data_folder": str(folder / "data")}
