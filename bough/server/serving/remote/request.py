@@ -75,9 +75,10 @@ class FollowedRequest:
             self._task.cancel()
 
     def fail(self, error: BoughError) -> None:
-        """End the request with this error."""
-        self.cancel()
-        self._listener.on_error(error)
+        """End the request with this error, if it has not ended."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            self._listener.on_error(error)
 
     async def _run(self) -> None:
         try:
