@@ -67,15 +67,18 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
 
 
 @contextmanager
-def streams(server: Server) -> Iterator[list[Future[Any]]]:
-    """Answers that are under way, again and again until the context ends; each must be as an undisturbed one."""
+def streams(server: Server, pause_s: float = 120) -> Iterator[list[Future[Any]]]:
+    """Answers that are under way, again and again until the context ends; each must be as an undisturbed one.
+
+    Clients wait for `pause_s` from one token to the next.
+    """
     expected = [ask(server, number, TOKENS) for number in range(STREAMS)]
     heard, over = [threading.Event() for _ in range(STREAMS)], threading.Event()
 
     def go_on(number: int) -> int:
         times = 0
         while not over.is_set() or not times:
-            assert ask(server, number, TOKENS, heard[number]) == expected[number]
+            assert ask(server, number, TOKENS, heard[number], pause_s) == expected[number]
             times += 1
         return times
 
@@ -125,7 +128,7 @@ def test_new_settings_are_rolled_out_while_answers_are_read(server: Server, fold
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_replica_that_does_nothing_any_more_is_replaced(server: Server) -> None:
-    with streams(server):
+    with streams(server, pause_s=400):
         (owner,) = _owners(server)
         os.kill(int(owner), signal.SIGSTOP)  # its process is there, and answers nothing
     assert _owners(server).isdisjoint({owner})
