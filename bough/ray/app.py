@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from bough.models.defaults import read_defaults
 from bough.models.files import ModelFiles
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import load_tokenizer
+from bough.ray.first_tokens import stop_routers
 from bough.ray.holdings import NAMESPACE, find_holdings
 from bough.ray.replica import Replica
 from bough.ray.replicas import RayReplicas
@@ -61,6 +62,7 @@ def deploy_replicas(settings: Settings) -> Any:
         max_constructor_retry_count=_STARTS,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_period_s=10.0,
+        health_check_timeout_s=10.0,  # after three times, a replica whose process hangs is replaced
         request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
     )
     return deployment.bind(settings)
@@ -108,6 +110,7 @@ def start_here(settings: Settings, model: str) -> RemoteStart:
     path = Path(settings.model)
     shared = replace(settings, model=str(path.resolve())) if path.exists() else settings
 
+    @cache  # a model that is loaded again after its keep-alive finds its replicas as they are
     def deploy() -> DeploymentHandle:
         try:
             return serve.run(deploy_replicas(shared), name=APPLICATION, route_prefix=None)
@@ -140,9 +143,12 @@ def connected(settings: Settings) -> Iterator[None]:
     ray.init(settings.ray, log_to_driver=False, configure_logging=False, namespace=NAMESPACE, **own)
     try:
         serve.start(proxy_location=ProxyLocation.Disabled)
-        yield
-        serve.delete(APPLICATION)  # waits for the replicas
-        ray.kill(find_holdings(APPLICATION))
+        try:
+            yield
+        finally:  # also if loading failed: in a cluster that others started, the replicas would stay
+            serve.delete(APPLICATION)  # waits for the replicas
+            stop_routers()
+            ray.kill(find_holdings(APPLICATION))
     finally:
         ray.shutdown()
 
@@ -174,5 +180,9 @@ def build_app(args: dict[str, Any]) -> Any:
             f"there are {ingresses} ingresses and a keys_file: set store_secret or store_secret_file, so that a key has "
             "the same tree at each of them"
         )
-    ingress = serve.deployment(Ingress).options(num_replicas=ingresses, max_ongoing_requests=_ONGOING)
+    if not ray.is_initialized():  # `serve run` connects only when it has the application
+        ray.init(namespace=NAMESPACE)
+    ingress = serve.deployment(Ingress).options(
+        num_replicas=ingresses, max_ongoing_requests=_ONGOING, graceful_shutdown_timeout_s=_DRAIN_S
+    )
     return ingress.bind(settings, deploy_replicas(settings))

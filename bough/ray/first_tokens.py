@@ -1,4 +1,4 @@
-"""Tells the routers of this process that a request has its first token.
+"""Tells the routers of this process that a request has its first token, and when they end.
 
 Serve makes the routers, and may make their class anew when a deployment changes. So who uses a handle does not find its
 router: the two meet here. Any thread may tell.
@@ -16,6 +16,9 @@ class Told(Protocol):
     def note_first_token(self, request_id: str) -> None:
         """A request has its first token, or has ended without one. Any thread may call it."""
 
+    def stop(self) -> None:
+        """Use Ray no longer. Another thread than the router's calls it; it waits for a moment."""
+
 
 ROUTERS: WeakSet[Told] = WeakSet()
 
@@ -24,3 +27,9 @@ def note_first_token(request_id: str) -> None:
     """A request has its first token, or has ended without one. A second call does nothing."""
     for router in list(ROUTERS):
         router.note_first_token(request_id)
+
+
+def stop_routers() -> None:
+    """End the routers, before the connection to Ray is closed: who uses Ray afterwards starts a cluster of its own."""
+    for router in list(ROUTERS):
+        router.stop()

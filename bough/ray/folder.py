@@ -16,7 +16,7 @@ from bough.config import Settings
 
 @dataclass(frozen=True)
 class ReplicaFolder:
-    """A folder that this process holds until it ends, and the name of the replica, which is the folder's."""
+    """A folder that this process holds until it ends."""
 
     path: Path
     lock: FolderLock
@@ -36,6 +36,13 @@ def claim_folder(base: Path) -> ReplicaFolder:
         except DiskBusy:
             continue
     raise AssertionError("there is always a number that is free")
+
+
+def name_replica(folder: ReplicaFolder, address: str, num_machines: int) -> str:
+    """The name of a replica: that of its folder, and its machine's address if there are several, which may have the same
+    folders. It has no colon: in the names of roots that ends the replica's.
+    """
+    return folder.name if num_machines <= 1 else f"{folder.name}@{address.replace(':', '-')}"
 
 
 @dataclass(frozen=True)

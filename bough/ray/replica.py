@@ -9,30 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.util import get_node_ip_address
 
 from bough.config import Settings, limit_thread_spinning, read_cluster_secret
-from bough.errors import BoughError, EngineStuck, UnsupportedModel
-from bough.ray.folder import claim_folder, settings_for
-from bough.ray.holdings import Report, find_holdings
+from bough.errors import EngineStuck, UnsupportedModel
+from bough.ray.folder import claim_folder, name_replica, settings_for
+from bough.ray.holdings import find_holdings
 from bough.ray.replicas import RayReplicas
-from bough.routing import Outbox, ReplicaRates
-from bough.routing.outbox import INTERVAL_S
+from bough.ray.reporter import Reporter
 from bough.runtime import Runtime, find_model, load_runtime
 from bough.scheduling.worker import Limits
 from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.messages import Message, Operation, RemoteRequest, ReplicaFacts
 
 log = logging.getLogger(__name__)
-
-REPORT_S = 0.5
-"""How often a replica tells its figures, also if its tree has not changed."""
 
 
 class Replica:
@@ -42,14 +37,15 @@ class Replica:
         self._folder = claim_folder(settings.cache_folder)
         own = settings_for(settings, self._folder)
         runtime = await asyncio.to_thread(_load, own)
+        name = name_replica(self._folder, get_node_ip_address(), count_machines())
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._holdings = find_holdings(context.app_name)
         others = RayReplicas(serve.get_deployment_handle(context.deployment, context.app_name), context.app_name)
         secret = read_cluster_secret(settings) or await others.read_secret()
-        self._host = ReplicaHost(self._folder.name, runtime, secret, others)
-        self._reporting = asyncio.create_task(self._report())
-        log.info("%s serves %s", self._folder.name, settings.model)
+        self._host = ReplicaHost(name, runtime, secret, others)
+        self._reporting = asyncio.create_task(Reporter(self._host, self._holdings, self._id).run(), name="bough-report")
+        log.info("%s serves %s", name, settings.model)
 
     def facts(self) -> ReplicaFacts:
         return self._host.facts()
@@ -68,32 +64,6 @@ class Replica:
         if self._host.is_stuck:
             raise EngineStuck("a step of the engine takes too long")
 
-    async def _report(self) -> None:
-        """Tell figures and changes of the tree, again and again; after a failure all pages are told."""
-        outbox, messages = Outbox(self._host.name, time.time_ns()), list[bytes]()
-        told_s, rates = -math.inf, ReplicaRates()
-        while True:
-            now = time.monotonic()
-            try:
-                looked = await self._host.look()
-                rates = looked.rates
-                for digest, note in looked.notes.items():
-                    outbox.note(digest, note, now)
-                if outbox.is_due(now):
-                    messages.append(outbox.take().pack())
-            except BoughError as error:
-                log.debug("the tree cannot be looked at now: %s", error)
-            if messages or now - told_s >= REPORT_S:
-                report = Report(self._host.name, self._id, self._host.snapshot(), rates, messages)
-                told_s, messages = now, []
-                try:
-                    if await self._holdings.report.remote(report):
-                        messages = [outbox.list_all().pack()]
-                except RayError as error:
-                    log.warning("what has changed cannot be told now: %s", error)
-                    messages = [outbox.list_all().pack()]
-            await asyncio.sleep(INTERVAL_S)
-
     async def __del__(self) -> None:  # Serve awaits it when the replica is drained
         if not hasattr(self, "_host"):
             return
@@ -102,6 +72,11 @@ class Replica:
             await self._holdings.leave.remote(self._host.name, self._id)
         await asyncio.to_thread(self._host.close)
         self._folder.lock.release()
+
+
+def count_machines() -> int:
+    """How many machines the cluster has now."""
+    return len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
 
 
 def _load(settings: Settings) -> Runtime:

@@ -28,6 +28,7 @@ from bough.server.serving.remote.replicas import ReplicaLost
 log = logging.getLogger(__name__)
 
 NEWS_S = 0.1
+STOP_S = 5.0
 WAITING_S = 0.5
 """What a request that waits for a lane counts, besides its prefill."""
 
@@ -53,6 +54,15 @@ class ReplicaRouter(RequestRouter):
         if self._loop is not None and request_id in self._tickets:
             self._loop.call_soon_threadsafe(self._done, request_id)
 
+    def stop(self) -> None:
+        """Hear no more of the replicas. Another thread than that of the event loop calls it."""
+        if self._loop is not None and self._news is not None:
+            asyncio.run_coroutine_threadsafe(self._stop(self._news), self._loop).result(STOP_S)
+
+    async def _stop(self, news: asyncio.Task[None]) -> None:
+        news.cancel()
+        await asyncio.gather(news, return_exceptions=True)
+
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
@@ -69,7 +79,7 @@ class ReplicaRouter(RequestRouter):
             self._loop = asyncio.get_running_loop()
             self._news = asyncio.create_task(self._follow_news(), name="bough-router-news")
         asked: Any = pending_request.args[0] if pending_request.args else None
-        if not isinstance(asked, RemoteRequest):
+        if not isinstance(asked, RemoteRequest) or pending_request.future.done():  # it was cancelled while it waited
             return [candidate_replicas]
         try:
             chosen, copy = self._rank(candidate_replicas, asked)
@@ -122,10 +132,16 @@ class ReplicaRouter(RequestRouter):
         for name, report in news.replicas.items():
             policy.add(name, report.rates)
             policy.note_delay(name, WAITING_S * report.figures.get("queue", 0))
-        for message in map(unpack_message, news.messages):
+        for data in news.messages:
+            try:
+                message = unpack_message(data)
+            except (ValueError, KeyError) as error:  # of another version; that it is missing is noticed by its number
+                log.warning("a message about pages cannot be read: %s", error)
+                continue
             if policy.apply(message) is Outcome.NEEDS_LISTING:
                 wanted.add(message.replica)
         self._sequence = news.sequence
+        self._tickets = {asked: ticket for asked, ticket in self._tickets.items() if policy.is_under_way(ticket)}
         return sorted(set(names.values()) if news.has_gap else wanted | fresh)
 
 

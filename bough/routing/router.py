@@ -169,6 +169,10 @@ class Router:
         work = self._replicas[replica].queue.remove(ticket, now)
         self._settling.append(_Settling(replica, work.coming, now + SETTLING_S))
 
+    def is_under_way(self, ticket: int) -> bool:
+        """Whether a request counts as waiting for its first token."""
+        return ticket in self._tickets
+
     def _forget_old(self, now: float) -> None:
         """Forget the pages that have settled, and the requests that were lost."""
         while self._settling and self._settling[0].until_s <= now:

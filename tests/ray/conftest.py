@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.models.tiny_tokenizer import CHATML, byte_level
-from tests.server.servers import Server, make_chat_folder, running
+from tests.server.servers import Server, find_port, make_chat_folder, running
 from tests.tiny_models import make_folder
 
 if importlib.util.find_spec("ray"):
@@ -36,6 +37,43 @@ def ray_server(tmp_path_factory: pytest.TempPathFactory, needs_ray: None) -> Ite
         model = make_chat_folder(folder / "tiny")
         with running(str(model), folder, data_folder=folder / "data", replicas=REPLICAS, **SMALL) as started:
             yield started
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a cluster is reached, by Ray and at Serve's proxy."""
+
+    address: str
+    port: int
+
+
+@pytest.fixture(scope="module")
+def cluster(needs_ray: None) -> Iterator[Cluster]:
+    """A cluster on loopback to which the test itself is connected, as an operator would be."""
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            "local",
+            num_cpus=8,
+            include_dashboard=False,
+            object_store_memory=128 * 2**20,
+            _node_ip_address="127.0.0.1",
+            log_to_driver=False,
+            configure_logging=False,
+            namespace="serve",
+        )
+        try:
+            port = find_port()
+            serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+            yield Cluster(ray.get_runtime_context().gcs_address, port)
+        finally:
+            serve.shutdown()
+            ray.shutdown()
 
 
 @pytest.fixture

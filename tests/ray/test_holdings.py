@@ -10,7 +10,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
 from bough.config import Settings  # noqa: E402
-from bough.ray.folder import claim_folder, settings_for  # noqa: E402
+from bough.ray.folder import claim_folder, name_replica, settings_for  # noqa: E402
 from bough.ray.holdings import LOST_S, MOST_MESSAGES, Holdings, Report  # noqa: E402
 
 
@@ -77,4 +77,14 @@ def test_a_replica_takes_the_lowest_folder_that_is_free(tmp_path: Path) -> None:
     assert settings.trees_folder == tmp_path / "replica-1" / "trees"
     assert settings.cache_folder == tmp_path  # self-checks are shared
     for folder in (folders[0], folders[2], again):
+        folder.lock.release()
+
+
+def test_replicas_of_several_machines_have_names_of_their_own(tmp_path: Path) -> None:
+    machines = {"10.0.0.1": claim_folder(tmp_path / "one"), "fe80::2": claim_folder(tmp_path / "two")}
+    names = [name_replica(folder, address, len(machines)) for address, folder in machines.items()]
+
+    assert names == ["replica-0@10.0.0.1", "replica-0@fe80--2"]
+    assert name_replica(machines["10.0.0.1"], "10.0.0.1", 1) == "replica-0"
+    for folder in machines.values():
         folder.lock.release()

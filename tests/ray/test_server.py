@@ -28,14 +28,16 @@ LONG = " ".join(f"word{number}" for number in range(60))
 NAMES = [f"replica-{number}" for number in range(REPLICAS)]
 
 
-def ask(server: Server, number: int, tokens: int, heard: threading.Event | None = None) -> tuple[str, str, int]:
+def ask(
+    server: Server, number: int, tokens: int, heard: threading.Event | None = None, timeout_s: float = 120
+) -> tuple[str, str, int]:
     """A streamed answer: its text, why it ended and how many tokens it has. Odd ones are seeded, the others greedy."""
     options: dict[str, Any] = {"num_predict": tokens}
     if number % 2:
         options |= {"temperature": 1.0, "seed": number}
     messages = [{"role": "user", "content": f"{number} {LONG}"}]
     text, last = [], None
-    with ollama.Client(server.url, timeout=120) as client:
+    with ollama.Client(server.url, timeout=timeout_s) as client:
         for part in client.chat(server.model, messages, stream=True, options=options):
             text.append(part.message.content or "")
             last = part

@@ -194,6 +194,11 @@ class Service:
         return any(loaded.worker.is_stuck for loaded in self.models.list())
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether every loaded model that runs at replicas has one that answers."""
+        return all(loaded.worker.snapshot().get("replicas", True) for loaded in self.models.list())
+
+    @property
     def disk_state(self) -> DiskState:
         """Whether computed state is saved to disk. If not, requests are still answered, but a restart loses more."""
         figures = [loaded.worker.snapshot() for loaded in self.models.list()]

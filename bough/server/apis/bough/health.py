@@ -53,6 +53,8 @@ def status_of(state: Any, service: Service) -> str:
         return "shutting down"
     if getattr(state, "is_starting", False):
         return "starting"
+    if not service.has_replicas:
+        return "no replica"
     return "stuck" if service.is_stuck else "ok"
 
 

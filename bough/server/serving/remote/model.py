@@ -6,13 +6,12 @@ The figures of replicas are read again about once a second, so that reading them
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from bough.errors import BoughError, EngineError, RequestError, Unavailable
+from bough.errors import BoughError, EngineError, RequestError, ShuttingDown, Unavailable
 from bough.generate.request import SEED_BITS
 from bough.models.defaults import ModelDefaults
 from bough.models.prompts import Prompts
@@ -27,6 +26,7 @@ from bough.server.serving.remote.tree import RemoteTrees, sum_figures
 log = logging.getLogger(__name__)
 
 FIGURES_S = 1.0
+CANCELLED_S = 0.2  # how often it is asked whether a text is still wanted
 
 DigestPages = Callable[[Sequence[int], str], Sequence[bytes]]
 """The digests of the whole pages of a prompt under a salt, by which a router knows them."""
@@ -69,6 +69,7 @@ class RemoteModel:
         self._replicas = replicas
         self._digest_pages = digest_pages
         self._loop = asyncio.get_running_loop()
+        self._running: set[FollowedRequest] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching = asyncio.create_task(self._watch(), name="bough-replica-figures")
 
@@ -81,15 +82,20 @@ class RemoteModel:
     def prepare(self, request: GenerateRequest, listener: ChoiceListener) -> FollowedRequest:
         request = with_seed(request, secrets.randbits(SEED_BITS))
         digests = self._digest_pages(request.encoded.ids, request.salt)
-        return FollowedRequest(self._replicas, RemoteRequest(request, secrets.token_hex(8), digests=digests), listener)
+        remote = RemoteRequest(request, secrets.token_hex(8), digests=digests)
+        return FollowedRequest(self._replicas, remote, listener, self._running)
 
     def close(self) -> None:
-        """Let the replicas go. Another thread than that of the event loop calls it."""
+        """End the running requests, and let the replicas go. Another thread than that of the event loop calls it."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     async def _close(self) -> None:
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        for request in tuple(self._running):
+            request.fail(ShuttingDown("the model was unloaded; ask again"))
+        tasks = [self._watching, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._replicas.close()
 
     async def _watch(self) -> None:
@@ -140,17 +146,33 @@ class RemoteEmbedder(TextTokenizer):
     async def _embed(
         self, ids: list[int], on_embedded: OnEmbedded, is_cancelled: Callable[[], bool], salt: str, tenant: str
     ) -> None:
-        outcome: Embedded | BoughError = EngineError("the replica was lost twice")
+        work = asyncio.ensure_future(self._ask(Operation("", "embed", (ids, salt, tenant))))
+        try:
+            while not work.done():
+                if is_cancelled():
+                    return
+                await asyncio.wait([work], timeout=CANCELLED_S)
+            on_embedded(work.result())
+        except asyncio.CancelledError:
+            on_embedded(ShuttingDown("the model was unloaded; ask again"))
+            raise
+        finally:
+            work.cancel()
+
+    async def _ask(self, operation: Operation) -> Embedded | BoughError:
+        """What a replica says, or a second one if the first is lost."""
         for _ in range(2):
-            if is_cancelled():
-                return
-            with contextlib.suppress(ReplicaLost):
-                try:
-                    outcome = await self._replicas.call(Operation("", "embed", (ids, salt, tenant)))
-                except BoughError as error:
-                    outcome = error
-                break
-        on_embedded(outcome)
+            try:
+                embedded: Embedded = await self._replicas.call(operation)
+                return embedded
+            except ReplicaLost:
+                continue
+            except BoughError as error:
+                return error
+            except Exception as error:
+                log.exception("a text at a replica failed by a mistake of ours")
+                return EngineError(f"{type(error).__name__}: {error}")
+        return EngineError("the replica was lost twice")
 
 
 async def read_facts(replicas: Replicas, timeout_s: float) -> ReplicaFacts:

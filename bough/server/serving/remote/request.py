@@ -2,7 +2,8 @@
 
 The tokens that have come so far go with it: they count as generated, so a greedy or seeded answer goes on with the tokens
 that it would have had. What the listener was told is never told again. A request that has lost `MOST_LOST` replicas is
-refused, because it may be what ends them.
+refused, because it may be what ends them. One that a replica cannot take goes to those that were not asked yet; if all
+refuse, the client is told so, unless it has a part of its answer: then it waits and asks again, `MOST_MOVES` times.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from bough.errors import BoughError, EngineError, ShuttingDown, TimedOut, Unavailable
+from bough.errors import BoughError, EngineError, EngineStuck, ShuttingDown, TimedOut, Unavailable
 from bough.server.serving.model.contract import ChoiceListener, GenerateRequest
 from bough.server.serving.remote.messages import Accepted, Advanced, Began, Loaded, Message, RemoteRequest
 from bough.server.serving.remote.replicas import ReplicaLost, Replicas
@@ -24,13 +25,16 @@ from bough.types import Chunk, Completion, TokenLogprob
 log = logging.getLogger(__name__)
 
 MOST_LOST = 2
-MOST_UNHEARD = 4  # replicas that had gone before they took the request
-MOST_MOVES = 8  # to other replicas, because those before were full or shutting down
-MOVE_S = 0.1
+MOST_MOVES = 16  # to other replicas, or to the same again, for whatever reason: that takes a minute
+MOVE_S, LONGEST_MOVE_S = 0.1, 5.0  # the wait before a move, which doubles from one to the next
+LATE_S = 2.0  # a replica ends a request at its deadline; it is ended here if nothing is heard so long after that
 
 
 class FollowedRequest:
-    """Implements `PreparedRequest` over replicas. Everything here runs on the event loop, except making it."""
+    """Implements `PreparedRequest` over replicas. Everything here runs on the event loop, except making it.
+
+    It is in `running` from `submit` to its end.
+    """
 
     is_loading = False  # a watch over its replica tells it
 
@@ -39,8 +43,10 @@ class FollowedRequest:
         replicas: Replicas,
         request: RemoteRequest,
         listener: ChoiceListener,
+        running: set[FollowedRequest],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._running = running
         self._replicas = replicas
         self._request = request
         self._listener = listener
@@ -56,7 +62,7 @@ class FollowedRequest:
         self._is_resumed = False
         self._replica = ""
         self._lost: list[str] = []
-        self._num_unheard = 0
+        self._num_moves = 0
         self._avoid: set[str] = set()
         self.request_id = ""
 
@@ -66,19 +72,36 @@ class FollowedRequest:
 
     def submit(self) -> None:
         self._task = asyncio.create_task(self._run(), name="bough-remote-request")
+        self._running.add(self)
+        self._task.add_done_callback(lambda _: self._running.discard(self))
 
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
+    def fail(self, error: BoughError) -> None:
+        """End the request with this error, if it has not ended."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            self._listener.on_error(error)
+
     async def _run(self) -> None:
         try:
-            await self._follow()
+            async with asyncio.timeout(self._left_s(LATE_S)) as scope:
+                await self._follow()
         except BoughError as error:
             self._listener.on_error(error)
         except Exception as error:
+            if scope.expired():
+                self._listener.on_error(TimedOut("the request took longer than it may, and no replica has answered"))
+                return
             log.exception("a request at a replica failed by a mistake of ours")
             self._listener.on_error(EngineError(f"{type(error).__name__}: {error}"))
+
+    def _left_s(self, late_s: float = 0.0) -> float | None:
+        """Seconds until the request must have ended, and so many more; None: it may take as long as it will."""
+        deadline_s = self._request.request.deadline_s
+        return None if math.isinf(deadline_s) else deadline_s + late_s - self._clock()
 
     async def _follow(self) -> None:
         while True:
@@ -88,20 +111,17 @@ class FollowedRequest:
                 raise ReplicaLost(f"{self._replica} ended the stream of a request in its middle")
             except ReplicaLost as error:
                 self._note_lost(error)
-                await asyncio.sleep(MOVE_S)
-            except ShuttingDown:
-                self._avoid.add(self._replica)
-                if len(self._avoid) > MOST_MOVES or not self._replica:
-                    raise
-                log.info("%s takes no requests now: one goes on elsewhere", self._replica)
-                await asyncio.sleep(MOVE_S)
+            except Unavailable as error:
+                self._note_refused(error)
+            await asyncio.sleep(min(MOVE_S * 2**self._num_moves, LONGEST_MOVE_S))
+            self._num_moves += 1
 
-    def _note_lost(self, error: ReplicaLost) -> None:
+    def _note_lost(self, error: Exception) -> None:
+        """Raises what the client is told, if the request is not tried again."""
         name = self._replica
         if not name:  # it had gone before the request came there
-            self._num_unheard += 1
-            if self._num_unheard > MOST_UNHEARD:
-                raise Unavailable(f"{self._num_unheard} replicas in turn could not be reached; try again soon") from error
+            if self._num_moves >= MOST_MOVES:
+                raise Unavailable(f"{MOST_MOVES + 1} times in turn no replica could be reached; try again soon") from error
             return
         self._lost.append(name)
         self._avoid.add(name)
@@ -111,6 +131,22 @@ class FollowedRequest:
                 f"the request was lost with {len(self._lost)} replicas ({lost}): it is not tried again"
             ) from error
         log.warning("%s was lost after %d tokens of an answer: it goes on elsewhere", name, len(self._ids))
+
+    def _note_refused(self, error: Unavailable) -> None:
+        """The replica is full, stuck or shutting down. Raises the error if the client is to be told."""
+        was_asked = not self._replica or self._replica in self._avoid
+        self._avoid |= {self._replica} - {""}
+        if isinstance(error, EngineStuck) and not was_asked:
+            self._note_lost(error)
+        can_wait = self._has_part or isinstance(error, ShuttingDown)
+        if isinstance(error, TimedOut) or self._num_moves >= MOST_MOVES or (was_asked and not can_wait):
+            raise error
+        log.info("%s takes no requests now: one goes on elsewhere", self._replica)
+
+    @property
+    def _has_part(self) -> bool:
+        """Whether the client has a part of its answer."""
+        return len(self._ids) > len(self._request.request.resumed_ids)
 
     async def _try(self) -> bool:
         """Run what is left of the request on one replica; returns whether it has ended."""
@@ -124,15 +160,14 @@ class FollowedRequest:
 
     def _next(self) -> RemoteRequest:
         """The request with what has come of it so far."""
-        request = self._request.request
-        timeout_s = None if math.isinf(request.deadline_s) else request.deadline_s - self._clock()
+        request, timeout_s = self._request.request, self._left_s()
         if timeout_s is not None and timeout_s <= 0:
             raise TimedOut("the request took longer than it may: its replica was lost")
-        self._is_resumed = len(self._ids) > len(request.resumed_ids)
+        self._is_resumed = self._has_part
         if self._is_resumed:
             request = replace(request, resumed_ids=tuple(self._ids), scores_prompt=False)
         request = replace(request, deadline_s=math.inf)  # of this machine's clock
-        self.request_id = f"{self._request.request_id}-{len(self._avoid)}"
+        self.request_id = f"{self._request.request_id}-{self._num_moves}"
         return replace(
             self._request,
             request=request,
@@ -158,11 +193,8 @@ class FollowedRequest:
         elif isinstance(message, Advanced):
             if not self._is_resumed:
                 listener.on_progress(message.done_tokens, message.total_tokens)
-        elif isinstance(message, ShuttingDown):
+        elif isinstance(message, Unavailable):
             raise message
-        elif isinstance(message, Unavailable) and self._is_resumed and not isinstance(message, TimedOut):
-            self._avoid.add(self._replica)  # it is full or stuck; the client has a part of its answer already
-            raise ShuttingDown(str(message)) from message
         elif isinstance(message, BoughError):
             listener.on_error(message)
             return True

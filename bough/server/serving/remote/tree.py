@@ -1,7 +1,7 @@
 """The trees of all replicas as one: every operation is asked of each that it concerns, and results name the replica.
 
-Roots are named `replica:root`, so that a node can be found again. An operation that fails at one replica because it was
-lost leaves that one out, unless it was the only one.
+Roots are named `replica:root`, so that a node can be found again. A replica that was lost, or is full or stuck, is left
+out, unless it was the only one. Clearing leaves none out: who asks for it must know if something was kept.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class RemoteTrees:
         return nodes
 
     async def clear(self, salt: str | None) -> None:
-        await self._ask_all("clear", salt)
+        names = set(await self._living())
+        kept = names - set(await self._ask_all("clear", salt))
+        if kept:
+            raise Unavailable(f"{', '.join(sorted(kept))} could not be asked to clear its tree; try again soon")
 
     async def export_file(self, file: Path, salt: str) -> None:
         """Write what any replica has of a salt into one file. Raises Unavailable if one is lost meanwhile."""
@@ -131,14 +134,18 @@ class RemoteTrees:
         outcomes = await asyncio.gather(
             *(self._replicas.call(Operation(name, operation, arguments)) for name in names), return_exceptions=True
         )
-        found = {}
+        found: dict[str, Any] = {}
+        refused: Exception | None = None
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                if not isinstance(outcome, ReplicaLost):
+                if not isinstance(outcome, ReplicaLost | Unavailable):
                     raise outcome
+                refused = outcome
             else:
                 found[name] = outcome
         if not found:
+            if isinstance(refused, Unavailable):
+                raise refused
             raise Unavailable(f"all {len(names)} replicas were lost; try again soon")
         return found
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
-from bough.errors import EngineError, PromptTooLong, RequestError
+from bough.errors import EngineError, EngineStuck, PromptTooLong, RequestError, ShuttingDown, Unavailable
+from bough.server.apis.bough.health import status_of
 from bough.server.serving.ask import Ask, Delta, Finished
 from bough.server.serving.cache import NodeName
+from bough.server.serving.embedding.service import EmbedAsk
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys
+from bough.server.serving.remote.messages import Operation
+from bough.server.serving.remote.replicas import ReplicaLost
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
 from tests.server.serving.remote.local_replicas import SECRET, LocalReplicas
@@ -49,6 +56,60 @@ def test_an_answer_goes_on_at_another_replica_with_the_tokens_it_would_have_had(
             assert [each.data for each in again.logprobs] == [each.data for each in whole.logprobs]
             assert len(replicas.requests[-1].request.resumed_ids) == at
             assert replicas.requests[-1].avoid == {"replica-0"}
+
+    play(scene)
+
+
+def test_answers_and_texts_end_when_their_model_is_unloaded(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        async def wait(operation: Operation) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(replicas, "call", wait)
+        opened = await service.open(Ask("tiny", text=PROMPT, params=SamplingParams(max_tokens=400, ignore_eos=True)))
+        embedding = asyncio.create_task(service.embeddings.embed(EmbedAsk("tiny", ["a text"])))
+        await asyncio.sleep(0.1)
+        closing = asyncio.create_task(service.close())
+        with pytest.raises(ShuttingDown):
+            [event async for event in opened]
+        with pytest.raises(ShuttingDown):
+            await embedding
+        opened.close()
+        await closing
+
+    play(scene)
+
+
+def test_a_text_that_is_no_longer_wanted_is_cancelled_at_its_replica(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        begun, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def wait(operation: Operation) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        monkeypatch.setattr(replicas, "call", wait)
+        embedding = asyncio.create_task(service.embeddings.embed(EmbedAsk("tiny", ["a text"])))
+        await begun.wait()
+        embedding.cancel()
+        async with asyncio.timeout(5):
+            await cancelled.wait()
+
+    play(scene)
+
+
+def test_a_text_whose_replica_fails_by_a_mistake_is_not_waited_for(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        async def fail(operation: Operation) -> None:
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(replicas, "call", fail)
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineError, match="a mistake"):
+                await service.embeddings.embed(EmbedAsk("tiny", ["a text"]))
 
     play(scene)
 
@@ -106,6 +167,55 @@ def test_trees_figures_and_explanations_name_every_replica(play: Any) -> None:
         assert [figures.result["replicas"][name]["lanes"] for name in ("replica-0", "replica-1")] == [4, 4]
         await service.cache.clear(None, None)
         assert (await service.cache.stats(None, None))[0].result["tokens"] == 0
+
+    play(scene)
+
+
+def test_a_replica_that_cannot_answer_is_left_out_but_not_when_trees_are_cleared(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        call, outcomes = replicas.call, list[Exception]()
+
+        async def fail(operation: Operation) -> Any:
+            if operation.replica == "replica-0":
+                raise outcomes[-1]
+            return await call(operation)
+
+        monkeypatch.setattr(replicas, "call", fail)
+        for outcome in (EngineStuck("a step takes too long"), ReplicaLost("killed")):
+            outcomes.append(outcome)
+            (figures,) = await service.cache.stats(None, None)
+            assert list(figures.result["replicas"]) == ["replica-1"]
+            with pytest.raises(Unavailable, match="replica-0 could not be asked"):
+                await service.cache.clear(None, None)
+        outcomes.append(RequestError("a wrong root"))
+        with pytest.raises(RequestError):
+            await service.cache.stats(None, None)
+
+    play(scene)
+
+
+def test_without_replicas_the_server_says_so_and_goes_on(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        async def read_none() -> dict[str, Any]:
+            return {}
+
+        async def until(is_ready: bool) -> None:
+            while service.has_replicas is not is_ready:
+                await asyncio.sleep(0.05)
+
+        await until(True)
+        with monkeypatch.context() as patch:
+            patch.setattr(replicas, "read_figures", read_none)
+            await until(False)
+            with pytest.raises(Unavailable, match="no replica is ready"):
+                await service.cache.stats(None, None)
+            assert b"bough_models_loaded 1.0" in generate_latest(service.metrics.registry)
+            assert (service.disk_state, service.disk_problem, service.is_stuck) == ("off", "", False)
+            assert status_of(SimpleNamespace(), service) == "no replica"
+        await until(True)
+        assert status_of(SimpleNamespace(), service) == "ok"
 
     play(scene)
 
