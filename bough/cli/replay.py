@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bough.cli.terminal.progress import make_counter
 from bough.replay.cluster.report import ClusterReport, make_cluster_table
-from bough.replay.cluster.simulation import BOUND, PREFILL_TOKENS_S, ROUTES, ClusterSetup, replay_cluster
+from bough.replay.cluster.simulation import BOUND, PREFILL_TOKENS_S, ROUTES, STORE_TOKENS_S, ClusterSetup, replay_cluster
 from bough.replay.report import Report, make_state_table, make_table, percent, plot
 from bough.replay.run import POLICIES
 from bough.replay.run import replay as replay_trace
@@ -46,6 +46,9 @@ def replay(
     prefill_rate: Annotated[
         float, typer.Option(min=1, help="With replicas: the tokens a second that each computes.")
     ] = PREFILL_TOKENS_S,
+    store_rate: Annotated[
+        float, typer.Option(min=1, help="With replicas: the tokens a second that a store brings to one that copies.")
+    ] = STORE_TOKENS_S,
     requests: Annotated[int | None, typer.Option(min=1, help="Replay only so many requests from the start.")] = None,
     png: Annotated[Path | None, typer.Option(help="Where to write a plot.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON for each trace.")] = False,
@@ -56,7 +59,7 @@ def replay(
         if policy is not None or png is not None:
             raise typer.BadParameter("--policy and --png are not for --replicas, whose ways to choose are --route")
         setups = [
-            ClusterSetup(number, share, each, _read_share("load", load, 100), prefill_rate)
+            ClusterSetup(number, share, each, _read_share("load", load, 100), prefill_rate, store_rate)
             for number in _read_counts(replicas)
             for share in read_budgets(budget or "30%")
         ]

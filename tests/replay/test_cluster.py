@@ -9,7 +9,7 @@ import pytest
 from bough.cache.tree.tokens import unpack
 from bough.replay.cluster.replica import digest_of
 from bough.replay.cluster.routes import LongestPrefix, PowerOfTwo, RoundRobin, Soonest
-from bough.replay.cluster.simulation import BOUND, ROUTES, Cluster, ClusterSetup, replay_cluster
+from bough.replay.cluster.simulation import BOUND, ROUTES, Cluster, ClusterResult, ClusterSetup, replay_cluster
 from bough.replay.run import replay
 from bough.replay.trace import Trace, TraceRequest
 
@@ -111,3 +111,15 @@ def test_round_robin_and_power_of_two_know_nothing_of_prefixes() -> None:
     for number in range(10):
         two.choose(number, request([1]), 0.0)
     assert two.loads == [5, 5]
+
+
+def test_a_store_brings_what_another_replica_has_when_that_one_is_busy() -> None:
+    system, tails = list(range(8)), [list(range(100 + 4 * number, 104 + 4 * number)) for number in range(24)]
+    at_once = [request([*system, *tail], time_s=1.0 + number / 1000) for number, tail in enumerate(tails)]
+    trace = Trace("at once", BLOCK, [request([*system, 99]), *at_once]).renumbered()
+    setup = ClusterSetup(4, 1.0, is_budget_each=True, load=4.0)
+    alone, copying = (replay_cluster(trace, setup, name) for name in ("soonest", "soonest-copying"))
+    assert copying.reused_share == trace.unlimited_share() > alone.reused_share
+    assert copying.first_token_s < alone.first_token_s
+    slow = replay_cluster(trace, ClusterSetup(4, 1.0, is_budget_each=True, load=4.0, store_tokens_s=1.0), "soonest-copying")
+    assert slow == ClusterResult(**{**vars(alone), "route": "soonest-copying"})

@@ -28,6 +28,7 @@ class ClusterReport:
             "is_budget_each": self.setup.is_budget_each,
             "load": self.setup.load,
             "prefill_tokens_s": self.setup.prefill_tokens_s,
+            "store_tokens_s": self.setup.store_tokens_s,
         }
         return setup | {"results": [result.as_dict() for result in self.results]}
 

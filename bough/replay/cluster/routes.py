@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Protocol
 
+from bough.cache.tree.state import Tier
 from bough.replay.cluster.replica import digest_of
 from bough.replay.trace import TraceRequest
 from bough.routing.messages import Batch, Listing
@@ -16,6 +18,15 @@ CACHE_THRESHOLD = 0.3
 BALANCE_ABS = 64
 BALANCE_REL = 1.5
 """The defaults of vllm-router and of SGLang's gateway."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The first blocks of a prompt that a store brings from another replica, when that has computed them."""
+
+    source: int
+    num_blocks: int
+    is_coming: bool
 
 
 class Route(Protocol):
@@ -33,6 +44,10 @@ class Route(Protocol):
 
     def predicted_s(self, number: int) -> float | None:
         """The time to the first token that was predicted for a request; None if this way predicts none."""
+        ...
+
+    def copied(self, number: int) -> Copied | None:
+        """What a store brings to the replica that was chosen for a request."""
         ...
 
 
@@ -66,6 +81,9 @@ class Outstanding:
         pass
 
     def predicted_s(self, number: int) -> float | None:
+        return None
+
+    def copied(self, number: int) -> Copied | None:
         return None
 
 
@@ -118,21 +136,31 @@ class LongestPrefix(Outstanding):
 
 
 class Soonest:
-    """Bough's own: the replica with the smallest predicted time to the first token."""
+    """Bough's own: the replica with the smallest predicted time to the first token.
 
-    def __init__(self, num_replicas: int, block_tokens: int, token_s: float) -> None:
+    With `store_token_s`, a store that all share brings a token in that time.
+    """
+
+    def __init__(self, num_replicas: int, block_tokens: int, token_s: float, store_token_s: float | None = None) -> None:
         self.router = Router(block_tokens)
         self._chance = random.Random(SEED)
         self._tickets: dict[int, int] = {}
         self._predicted: dict[int, float] = {}
+        self._copied: dict[int, Copied] = {}
+        self._block_tokens = block_tokens
+        rates = ReplicaRates({0: token_s})
+        if store_token_s is not None:
+            rates = ReplicaRates({0: token_s}, {Tier.STORE: store_token_s}, 1, block_tokens)  # a token counts as a byte
         for replica in range(num_replicas):
-            self.router.add(str(replica), ReplicaRates({0: token_s}))
+            self.router.add(str(replica), rates)
 
     def choose(self, number: int, request: TraceRequest, now: float) -> int:
         asked = RoutingRequest(max(1, request.prompt_tokens), [digest_of(block) for block in request.prompt])
         routed = self.router.route(asked, now, self._chance.random())
         self._tickets[number] = routed.ticket
         self._predicted[number] = routed.choice.best.total_s
+        if (copy := routed.choice.copy) is not None:
+            self._copied[number] = Copied(int(copy.source), copy.num_tokens // self._block_tokens, copy.is_coming)
         return int(routed.replica)
 
     def first_token(self, number: int, now: float) -> None:
@@ -146,3 +174,6 @@ class Soonest:
 
     def predicted_s(self, number: int) -> float | None:
         return self._predicted[number]
+
+    def copied(self, number: int) -> Copied | None:
+        return self._copied.get(number)

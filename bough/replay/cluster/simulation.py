@@ -24,6 +24,9 @@ from bough.routing.outbox import INTERVAL_S
 PREFILL_TOKENS_S = 40_000.0
 """An 8B model on an H200: 8,192 tokens in 205 ms."""
 
+STORE_TOKENS_S = 95_000.0
+"""The same model in bfloat16, 128 KiB a token, over a network of 100 Gbit/s."""
+
 REPLY_TOKEN_S = 0.01
 """What a token of a reply takes, beside others. Meanwhile the request counts as under way."""
 
@@ -43,6 +46,7 @@ class ClusterSetup:
     is_budget_each: bool = False
     load: float = 0.7
     prefill_tokens_s: float = PREFILL_TOKENS_S
+    store_tokens_s: float = STORE_TOKENS_S
     reply_token_s: float = REPLY_TOKEN_S
 
     def tree_blocks(self, trace: Trace, num_trees: int) -> int:
@@ -66,11 +70,14 @@ class ClusterSetup:
 
 ROUTES: dict[str, Callable[[ClusterSetup, Trace], Route]] = {
     "soonest": lambda setup, trace: Soonest(setup.num_replicas, trace.block_tokens, setup.prefill_s(1)),
+    "soonest-copying": lambda setup, trace: Soonest(
+        setup.num_replicas, trace.block_tokens, setup.prefill_s(1), 1 / setup.store_tokens_s
+    ),
     "longest-prefix": lambda setup, trace: LongestPrefix(setup.num_replicas, trace.block_tokens),
     "power-of-two": lambda setup, trace: PowerOfTwo(setup.num_replicas),
     "round-robin": lambda setup, trace: RoundRobin(setup.num_replicas),
 }
-"""Makes each way to choose a replica. Bough uses the first."""
+"""Makes each way to choose a replica. Bough uses the first, or with a store the second."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +156,14 @@ class Cluster:
     def _serve(self, number: int, request: TraceRequest, now: float, tally: _Tally) -> None:
         chosen = self.route.choose(number, request, now)
         replica = self.replicas[chosen]
-        starts_s = max(now, replica.free_s)
+        starts_s, copied = max(now, replica.free_s), self.route.copied(number)
+        if copied is not None and copied.is_coming:
+            starts_s = max(starts_s, self.replicas[copied.source].free_s)
         reused = replica.serve(request, starts_s)
-        first_s = starts_s + self._setup.prefill_s(request.prompt_tokens - reused * self._trace.block_tokens)
+        loaded = max(0, copied.num_blocks - reused) if copied is not None else 0
+        reused += loaded
+        load_s = loaded * self._trace.block_tokens / self._setup.store_tokens_s
+        first_s = starts_s + load_s + self._setup.prefill_s(request.prompt_tokens - reused * self._trace.block_tokens)
         replica.free_s = first_s
         replica.busy_s += first_s - starts_s
         batch = replica.tell(first_s)
