@@ -37,9 +37,16 @@ IN_FLIGHT = 4
 """Requests of each replica that have no first token yet."""
 
 
+_TOKEN_S = {0: 2.2e-5, 2: 2.5e-5, 8: 3.5e-5}
+_BYTE_S = {Tier.HOST: 2e-11, Tier.DISK: 5e-10}
+_TOKEN_BYTES = 131_072
+
+
 @dataclass(frozen=True)
 class RouterFigures:
     """`decision_us` is the mean, `median_us` and `p99_us` are of single decisions; `chain_us` is for a prompt's digests.
+
+    `copying_us` is the mean if there is a store that could copy prefixes.
 
     `page_bytes` is what a page takes in the index. Messages and their bytes are those of all replicas in a second, and
     `apply_share` is the share of one processor that reading and applying them takes.
@@ -51,6 +58,7 @@ class RouterFigures:
     decision_us: float
     median_us: float
     p99_us: float
+    copying_us: float
     chain_us: float
     page_bytes: float
     requests_per_s: int
@@ -73,6 +81,9 @@ def measure_router(
     page_bytes = _page_bytes(cluster.router.index)
     taken = cluster.measure_decisions(num_decisions)
     traffic = cluster.measure_messages(requests_per_s, seconds)
+    listing_s = cluster.measure_listing_s()
+    cluster.add_store()
+    copying = cluster.measure_decisions(num_decisions)
     return RouterFigures(
         replicas=num_replicas,
         pages=cluster.router.index.num_pages,
@@ -80,6 +91,7 @@ def measure_router(
         decision_us=1e6 * statistics.fmean(taken),
         median_us=1e6 * statistics.median(taken),
         p99_us=1e6 * sorted(taken)[int(0.99 * len(taken))],
+        copying_us=1e6 * statistics.fmean(copying),
         chain_us=1e6 * _chain_s(),
         page_bytes=page_bytes,
         requests_per_s=requests_per_s,
@@ -87,7 +99,7 @@ def measure_router(
         message_bytes_per_s=traffic.nbytes / seconds,
         changes_per_s=traffic.changes / seconds,
         apply_share=traffic.cpu_s / seconds,
-        listing_ms=1e3 * cluster.measure_listing_s(),
+        listing_ms=1e3 * listing_s,
     )
 
 
@@ -109,12 +121,16 @@ class _MadeCluster:
         self.outboxes = {name: Outbox(name, 1) for name in self.names}
         self.systems = [self._digests(SHARED_PAGES) for _ in range(SYSTEMS)]
         self.chats: dict[str, deque[list[bytes]]] = {name: deque() for name in self.names}  # the oldest first
-        rates = ReplicaRates({0: 2.2e-5, 2: 2.5e-5, 8: 3.5e-5}, {Tier.HOST: 2e-11, Tier.DISK: 5e-10}, 131_072)
         for name in self.names:
-            self.router.add(name, rates)
+            self.router.add(name, ReplicaRates(_TOKEN_S, _BYTE_S, _TOKEN_BYTES))
             self._fill(name, num_pages // num_replicas)
             self.outboxes[name].take()  # a listing tells the same at once
             self.router.apply(self.outboxes[name].list_all())
+
+    def add_store(self) -> None:
+        """Let there be a store that all replicas share."""
+        for name in self.names:
+            self.router.add(name, ReplicaRates(_TOKEN_S, {**_BYTE_S, Tier.STORE: 1e-10}, _TOKEN_BYTES, PAGE_TOKENS))
 
     def _digests(self, count: int) -> list[bytes]:
         return [self.chance.randbytes(HASH_BYTES) for _ in range(count)]

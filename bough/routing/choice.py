@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bough.routing.copying import copy_where_sooner
-from bough.routing.prediction import Candidate, Copy, Prediction, predict, predict_cost_s
+from bough.routing.copying import Source, copy_if_sooner, find_copy, find_sources
+from bough.routing.prediction import Candidate, Copy, Prediction, find_least, predict
 
 LEAST_PRICE = 0.1
 """What a second of a replica's work counts at least besides the time that the request itself takes: also while all replicas
@@ -52,21 +52,25 @@ def choose(num_tokens: int, page_tokens: int, candidates: Sequence[Candidate], u
     """Choose the replica for a prompt of so many tokens. `uniform` in [0, 1) decides between ties. O(candidates)."""
     assert candidates and num_tokens > 0
     price = max(LEAST_PRICE, sum([each.waiting_s > 0 for each in candidates]) / len(candidates))
-    can_copy = any(each.rates.store_page_tokens for each in candidates) and any(each.runs for each in candidates)
+    sources = find_sources(candidates, page_tokens)
 
-    def predict_all() -> list[Prediction]:
-        predictions = [predict(num_tokens, page_tokens, each, price) for each in candidates]
-        if can_copy:
-            copy_where_sooner(num_tokens, page_tokens, candidates, predictions, price)
-        return predictions
+    def predict_one(candidate: Candidate) -> Prediction:
+        return copy_if_sooner(num_tokens, candidate, predict(num_tokens, page_tokens, candidate, price), sources, price)
 
-    if can_copy:
-        predictions = predict_all()
-        ties = _ties([each.cost_s for each in predictions])
-        return Choice(predictions[ties[int(uniform * len(ties))]], len(ties), lambda: predictions)
-    ties = _ties([predict_cost_s(num_tokens, page_tokens, each, price) for each in candidates])
-    best = predict(num_tokens, page_tokens, candidates[ties[int(uniform * len(ties))]], price)
-    return Choice(best, len(ties), predict_all)
+    ties = _ties([_cost_s(num_tokens, page_tokens, each, sources, price) for each in candidates])
+    best = predict_one(candidates[ties[int(uniform * len(ties))]])
+    return Choice(best, len(ties), lambda: [predict_one(each) for each in candidates])
+
+
+def _cost_s(num_tokens: int, page_tokens: int, candidate: Candidate, sources: Sequence[Source], price: float) -> float:
+    """The cost of a prediction, without making it."""
+    load_s, compute_s, depth = find_least(num_tokens, page_tokens, candidate)
+    least_s, cost_s = candidate.waiting_s + load_s + compute_s, candidate.waiting_s + (1 + price) * (load_s + compute_s)
+    for source in sources:
+        found = find_copy(num_tokens, candidate, load_s, depth, source)
+        if found is not None and (total_s := found[0] + found[1] + found[2]) < least_s:
+            least_s, cost_s = total_s, total_s + price * (found[1] + found[2])
+    return cost_s
 
 
 def _ties(costs: Sequence[float]) -> list[int]:

@@ -7,32 +7,14 @@ the work that waits at its replica is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bough.cache.tree.state import Tier
 from bough.routing.prediction import Candidate, Copy, Prediction, reach
 
 
-def copy_where_sooner(
-    num_tokens: int, page_tokens: int, candidates: Sequence[Candidate], predictions: list[Prediction], price: float
-) -> None:
-    """Replace predictions of replicas that have their first token sooner if the store brings them a prefix."""
-    reaches = [reach(each, page_tokens) for each in candidates]
-    numbers = range(len(candidates))
-    held = max(numbers, key=lambda number: reaches[number][0])
-    later = max(numbers, key=lambda number: (reaches[number][1], -candidates[number].waiting_s))
-    sources = [
-        _Source(candidates[held].replica, reaches[held][0]),
-        _Source(candidates[later].replica, reaches[later][1], candidates[later].waiting_s, is_coming=True),
-    ]
-    for number, candidate in enumerate(candidates):
-        if candidate.rates.store_page_tokens:
-            copied = [_copy(num_tokens, candidate, predictions[number], source, price) for source in sources]
-            predictions[number] = min([predictions[number], *filter(None, copied)], key=lambda each: each.total_s)
-
-
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """A replica that has a prefix of `depth` tokens after so many seconds."""
 
     replica: str
@@ -41,26 +23,58 @@ class _Source:
     is_coming: bool = False
 
 
-def _copy(num_tokens: int, candidate: Candidate, alone: Prediction, source: _Source, price: float) -> Prediction | None:
-    """The prediction with a prefix from a source; None if that brings nothing more. The store has whole pages only."""
+def find_sources(candidates: Sequence[Candidate], page_tokens: int) -> list[Source]:
+    """The replicas with the longest prefixes: what one has, and what one will have computed. None without a store."""
+    if not any(each.rates.store_page_tokens for each in candidates) or not any(each.runs for each in candidates):
+        return []
+    reaches = [reach(each, page_tokens) for each in candidates]
+    numbers = range(len(candidates))
+    held = max(numbers, key=lambda number: reaches[number][0])
+    later = max(numbers, key=lambda number: (reaches[number][1], -candidates[number].waiting_s))
+    sources = [Source(candidates[held].replica, reaches[held][0])]
+    if reaches[later][1] > reaches[held][0]:
+        sources.append(Source(candidates[later].replica, reaches[later][1], candidates[later].waiting_s, is_coming=True))
+    return sources
+
+
+def find_copy(
+    num_tokens: int, candidate: Candidate, load_s: float, depth: int, source: Source
+) -> tuple[float, float, float, int] | None:
+    """What a prefix from a source makes of a replica's least work: seconds to wait, to load and to compute, and the depth.
+
+    None if it brings nothing more. The store has whole pages only.
+    """
     rates = candidate.rates
-    depth = min(source.depth, num_tokens - 1) // rates.store_page_tokens * rates.store_page_tokens
-    if depth <= alone.depth or source.replica == candidate.replica:
+    size = rates.store_page_tokens
+    if not size or source.depth <= depth or source.replica == candidate.replica:
         return None
-    waiting_s = max(alone.waiting_s, source.ready_s)
-    load_s = alone.load_s + rates.load_s(Tier.STORE, depth - alone.depth)
-    compute_s = rates.prefill_s(depth, num_tokens)
-    total_s = waiting_s + load_s + compute_s
-    return Prediction(
-        alone.replica,
-        waiting_s,
-        load_s,
-        compute_s,
-        total_s,
-        total_s + price * (load_s + compute_s),
-        depth,
-        alone.load_bytes + (depth - alone.depth) * rates.bytes_per_token,
-        alone.coming,
-        alone.matched,
-        Copy(source.replica, depth, alone.total_s - load_s - compute_s, source.is_coming, alone.depth),
-    )
+    end = min(source.depth, num_tokens - 1) // size * size
+    if end <= depth:
+        return None
+    load_s += rates.load_s(Tier.STORE, end - depth)
+    return max(candidate.waiting_s, source.ready_s), load_s, rates.prefill_s(end, num_tokens), end
+
+
+def copy_if_sooner(
+    num_tokens: int, candidate: Candidate, alone: Prediction, sources: Sequence[Source], price: float
+) -> Prediction:
+    """The prediction with what a source can bring, if that is sooner than without."""
+    best = alone
+    for source in sources:
+        found = find_copy(num_tokens, candidate, alone.load_s, alone.depth, source)
+        if found is None or sum(found[:3]) >= best.total_s:
+            continue
+        waiting_s, load_s, compute_s, depth = found
+        total_s = waiting_s + load_s + compute_s
+        best = replace(
+            alone,
+            waiting_s=waiting_s,
+            load_s=load_s,
+            compute_s=compute_s,
+            total_s=total_s,
+            cost_s=total_s + price * (load_s + compute_s),
+            depth=depth,
+            load_bytes=alone.load_bytes + (depth - alone.depth) * candidate.rates.bytes_per_token,
+            copy=Copy(source.replica, depth, alone.total_s - load_s - compute_s, source.is_coming, alone.depth),
+        )
+    return best

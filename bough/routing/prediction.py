@@ -72,10 +72,11 @@ class Prediction:
         return {"replica": self.replica, **tiers, "coming_tokens": self.coming, "copied_tokens": copied, **parts}
 
 
-def predict_cost_s(num_tokens: int, page_tokens: int, candidate: Candidate, price: float) -> float:
-    """The cost of the prediction, without making it."""
+def find_least(num_tokens: int, page_tokens: int, candidate: Candidate) -> tuple[float, float, int]:
+    """The least work of a prediction, without making that: seconds to load and to compute, and the depth."""
     rates, load_s, start = candidate.rates, 0.0, 0
     everything_s = least_s = rates.prefill_to_s(num_tokens)
+    found = 0.0, everything_s, 0
     for run in candidate.runs:
         end = min(run.end * page_tokens, num_tokens - 1)
         if run.code != COMING:
@@ -86,10 +87,11 @@ def predict_cost_s(num_tokens: int, page_tokens: int, candidate: Candidate, pric
                 start = end
                 continue
         start = end
-        work_s = load_s + everything_s - rates.prefill_to_s(end)
-        if work_s < least_s:
-            least_s = work_s
-    return candidate.waiting_s + (1 + price) * least_s
+        compute_s = everything_s - rates.prefill_to_s(end)
+        if load_s + compute_s < least_s:
+            least_s = load_s + compute_s
+            found = load_s, compute_s, end
+    return found
 
 
 def predict(num_tokens: int, page_tokens: int, candidate: Candidate, price: float) -> Prediction:

@@ -128,6 +128,7 @@ def router(
     rows = [
         ("a decision: mean, median, p99", f"{figures.decision_us:.0f}, {figures.median_us:.0f}, {figures.p99_us:.0f} µs"),
         ("decisions a second", f"{figures.decisions_per_s:,.0f}"),
+        ("a decision with a store: mean", f"{figures.copying_us:.0f} µs"),
         ("the digests of 8,192 tokens", f"{figures.chain_us:.0f} µs"),
         ("memory of a page", f"{figures.page_bytes:.0f} bytes"),
         ("taking up a whole listing", f"{figures.listing_ms:.0f} ms"),
