@@ -120,13 +120,13 @@ def run_server(settings: Settings, screen: Screen) -> None:
 def _replicas(settings: Settings, model: str) -> Iterator[Any]:
     """What starts the model on Ray, in place of loading it in this process. Raises BoughError without Ray."""
     try:
-        from bough.ray.app import connected, start_here
+        from bough.ray.app import connected
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise BoughError("ray is not installed: pip install 'bough[ray]'") from error
-    with connected(settings):
-        yield start_here(settings, model)
+    with connected(settings, model) as start:
+        yield start
 
 
 def describe_exposure(url: str, allowed_hosts: str) -> str:

@@ -13,6 +13,8 @@ from weakref import WeakSet
 class Told(Protocol):
     """A router, as far as it is told."""
 
+    app_name: str
+
     def note_first_token(self, request_id: str) -> None:
         """A request has its first token, or has ended without one. Any thread may call it."""
 
@@ -29,7 +31,10 @@ def note_first_token(request_id: str) -> None:
         router.note_first_token(request_id)
 
 
-def stop_routers() -> None:
-    """End the routers, before the connection to Ray is closed: who uses Ray afterwards starts a cluster of its own."""
+def stop_routers(application: str | None = None) -> None:
+    """End the routers of an application that is deleted; or all, before the connection to Ray is closed: who uses Ray
+    afterwards starts a cluster of its own.
+    """
     for router in list(ROUTERS):
-        router.stop()
+        if application in (None, router.app_name):
+            router.stop()

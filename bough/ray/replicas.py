@@ -32,12 +32,13 @@ _COMPUTING = frozenset(("embed", "warm"))  # they take as long as requests do
 
 
 class RayReplicas:
-    """Implements `Replicas` over a handle of Ray Serve."""
+    """Implements `Replicas` over a handle of Ray Serve. `end` is called when they are closed, on a thread of its own."""
 
-    def __init__(self, handle: DeploymentHandle, application: str) -> None:
+    def __init__(self, handle: DeploymentHandle, application: str, end: Callable[[], None] = lambda: None) -> None:
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
         self._call = handle.options(method_name="call")
+        self._end = end
         self._holdings = find_holdings(application)
         self._known: dict[str, Report] = {}
         self._read_s = 0.0
@@ -117,7 +118,7 @@ class RayReplicas:
         return {name: known.figures for name, known in sorted(self._known.items())}
 
     async def close(self) -> None:
-        """Nothing is held here: the application goes on until it is deleted."""
+        await asyncio.to_thread(self._end)
 
 
 def _translate(error: Exception) -> Exception:

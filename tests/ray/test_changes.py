@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.alone]
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
 
-from bough.ray.app import APPLICATION, build_app, deploy_replicas  # noqa: E402
+from bough.ray.app import build_app  # noqa: E402
+from bough.ray.applications import APPLICATION, deploy_replicas  # noqa: E402
 from bough.ray.holdings import NAMESPACE  # noqa: E402
 
 STREAMS = 4
@@ -150,13 +151,15 @@ def _busy(server: Server) -> int:
     return sum(each["busy_lanes"] for each in read_replicas(server).values())
 
 
-def test_a_model_that_is_loaded_again_finds_its_replicas(server: Server) -> None:
+def test_a_model_that_is_unloaded_ends_its_replicas_and_comes_back_with_its_tree(server: Server) -> None:
     before = ask(server, 1, 8)
     (owner,) = _owners(server)
     body = {"model": server.model, "keep_alive": 0}
     assert httpx.post(f"{server.url}/api/generate", json=body, timeout=60).json()["done_reason"] == "unload"
+    wait_until(lambda: not _owners(server), "the replica is still there")
     assert ask(server, 1, 8) == before
-    assert _owners(server) == {owner}
+    assert owner not in _owners(server)
+    assert sum(each["disk_loaded_bytes"] for each in read_replicas(server).values()) > 0
 
 
 def _owners(server: Server) -> set[int]:

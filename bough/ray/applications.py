@@ -1,0 +1,144 @@
+"""The applications of a server on Ray Serve: one for each loaded model, with replicas of it.
+
+They are started when a model is loaded and deleted when it is unloaded; replicas then finish their answers and save their
+trees. The model of the settings has the application `bough`, others have their name behind that.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from bough.config import Settings
+from bough.errors import ModelError
+from bough.models.files import ModelFiles
+from bough.ray.first_tokens import stop_routers
+from bough.ray.holdings import find_holdings
+from bough.ray.replica import Replica
+from bough.ray.router import ReplicaRouter
+
+APPLICATION = "bough"
+LOCAL = "local"
+"""As the setting `ray`: a cluster of this machine alone, which the server starts and ends."""
+
+MOST_ONGOING = 10_000  # Serve's own limit: a replica has its queue, and refuses what is beyond it
+DRAIN_S = 120.0
+
+_STARTS = 2  # replicas that may fail before any has started: what fails twice is a wrong setting or a broken model
+_FREED_S = 5.0  # Ray tells a moment later that something is free
+
+
+class NoFreeResources(MemoryError):
+    """The cluster has no room for the replicas of one more model. The server unloads an idle one then, if there is one."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """The replicas of a model: how they are reached, and the name of their application at Serve."""
+
+    name: str
+    handle: DeploymentHandle
+
+
+class Applications:
+    """Starts and ends applications. `model` is the name of the model of the settings. Any thread may call."""
+
+    def __init__(self, settings: Settings, model: str) -> None:
+        path = Path(settings.model)
+        self._settings = replace(settings, model=str(path.resolve())) if path.exists() else settings
+        self._model = model
+        self._names: set[str] = set()
+
+    def start(self, files: ModelFiles) -> Application:
+        """Start replicas of a model, and wait for the first. Raises ModelError if none starts, or NoFreeResources."""
+        settings, name = self._settings, APPLICATION
+        if files.name != self._model:
+            settings, name = replace(settings, model=files.name), name_application(files.name)
+            _require_free(settings, files.name)
+        self._names.add(name)
+        try:
+            return Application(name, serve.run(deploy_replicas(settings), name=name, route_prefix=None))
+        except RuntimeError as error:
+            self.end(name)
+            raise ModelError(f"no replica of {files.name} could start: {_cause(str(error))}") from error
+
+    def end(self, name: str) -> None:
+        """Delete an application, and wait for its replicas."""
+        self._names.discard(name)
+        serve.delete(name)
+        stop_routers(name)
+        ray.kill(find_holdings(name))
+
+    def end_all(self) -> None:
+        for name in sorted(self._names):
+            self.end(name)
+
+
+def name_application(model: str) -> str:
+    """The name of a further model's application. Serve makes names of actors of it."""
+    plain = re.sub(r"[^\w.-]", "-", model)
+    return f"{APPLICATION}-{plain}" if plain == model else f"{APPLICATION}-{plain}-{zlib.crc32(model.encode()):08x}"
+
+
+def deploy_replicas(settings: Settings) -> Any:
+    """The deployment of a model's replicas, bound to its settings."""
+    wanted: dict[str, Any] = {"num_replicas": settings.replicas}
+    if not settings.replicas:
+        wanted = {"autoscaling_config": AutoscalingConfig(min_replicas=1, max_replicas=_most_replicas())}
+    deployment = serve.deployment(Replica).options(
+        **wanted,
+        ray_actor_options=_resources(settings),
+        max_ongoing_requests=MOST_ONGOING,
+        max_constructor_retry_count=_STARTS,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        health_check_period_s=10.0,
+        health_check_timeout_s=10.0,  # after three times, a replica whose process hangs is replaced
+        request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
+    )
+    return deployment.bind(settings)
+
+
+def _resources(settings: Settings) -> dict[str, float]:
+    """What Ray reserves for a replica: a GPU where the cluster has some and the settings do not say otherwise.
+
+    On this machine alone no CPU is reserved: its memory is what limits models.
+    """
+    has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    num_cpus = 0 if settings.ray == LOCAL else 1
+    return {"num_cpus": num_cpus, "num_gpus": 1} if has_gpus and settings.device != "cpu" else {"num_cpus": num_cpus}
+
+
+def _most_replicas() -> int:
+    """One for each GPU; in a cluster without any, one for each machine."""
+    return max(1, int(ray.cluster_resources().get("GPU", 0)) or len(ray.nodes()))
+
+
+def _require_free(settings: Settings, model: str) -> None:
+    """Raise NoFreeResources if the cluster cannot hold one replica, or all that the settings want."""
+    num_replicas = max(1, settings.replicas)
+    needed = {name.removeprefix("num_")[:-1].upper(): num_replicas * each for name, each in _resources(settings).items()}
+    deadline = time.monotonic() + _FREED_S
+    while True:
+        free = ray.available_resources()
+        short = {name: count for name, count in needed.items() if free.get(name, 0) < count}
+        if not short:
+            return
+        if time.monotonic() >= deadline:
+            told = ", ".join(f"{count:g} {name}s and {free.get(name, 0):g} are free" for name, count in short.items())
+            raise NoFreeResources(f"{num_replicas} replicas of {model} need {told}")
+        time.sleep(0.2)
+
+
+def _cause(told: str) -> str:
+    """What a replica raised, as the last error in what Serve tells: it tells whole tracebacks."""
+    errors = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Model|Settings)\w*: .+)$", told, re.MULTILINE)
+    return errors[-1] if errors else told.strip().partition("\n")[0]
