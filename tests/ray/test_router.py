@@ -102,7 +102,8 @@ def test_a_router_that_was_stopped_uses_ray_no_longer(router: ReplicaRouter) -> 
     router._holdings = Holdings
 
     async def run() -> int:
-        await router.choose_replicas(REPLICAS)
+        pending: Any = SimpleNamespace(args=[], kwargs={}, routing_context=SimpleNamespace())
+        await router.choose_replicas(REPLICAS, pending)
         await asyncio.sleep(0.05)
         await asyncio.to_thread(router.stop)
         heard = len(asked)
