@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -22,8 +22,8 @@ from bough.routing import ReplicaRates
 LOST_S = 5.0
 """A replica that has told nothing for so long counts as gone."""
 
-MOST_MESSAGES = 4096
-"""So many messages wait for routers; one that is further behind asks for listings."""
+MOST_MESSAGES, MOST_BYTES = 4096, 64 * 2**20
+"""So many messages wait for routers, and so many bytes of them; a router that is further behind asks for listings."""
 
 NAMESPACE = "serve"
 
@@ -53,13 +53,17 @@ class News:
 
 
 class Holdings:
-    """What is known of the replicas of one application, by their names."""
+    """What is known of the replicas of one application, by their names.
+
+    Always true: the bytes of the messages that wait are counted, and within the bounds unless there is but one.
+    """
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         self._secret = secret
         self._clock = clock
         self._reports: dict[str, tuple[Report, float]] = {}  # without messages, and when it came
-        self._messages: deque[bytes] = deque(maxlen=MOST_MESSAGES)
+        self._messages: deque[bytes] = deque()
+        self._message_bytes = 0
         self._sequence = 0
         self._wants_listing: set[str] = set()
 
@@ -71,11 +75,18 @@ class Holdings:
         """A replica tells what is new; returns whether it should send a listing. One with its name before is forgotten."""
         kept = Report(report.name, report.replica_id, report.figures, report.rates)
         self._reports[report.name] = kept, self._clock()
-        self._messages.extend(report.messages)
-        self._sequence += len(report.messages)
+        for message in report.messages:
+            self._keep(message)
         is_wanted = report.name in self._wants_listing
         self._wants_listing.discard(report.name)
         return is_wanted
+
+    def _keep(self, message: bytes) -> None:
+        self._messages.append(message)
+        self._message_bytes += len(message)
+        self._sequence += 1
+        while len(self._messages) > MOST_MESSAGES or (self._message_bytes > MOST_BYTES and len(self._messages) > 1):
+            self._message_bytes -= len(self._messages.popleft())
 
     def leave(self, name: str, replica_id: str) -> None:
         """A replica ends."""
@@ -89,12 +100,18 @@ class Holdings:
         return {name: report for name, (report, _) in self._reports.items()}
 
     def read_news(self, sequence: int, wanted: Sequence[str]) -> News:
-        """What has come after the message with this number. Listings of the replicas `wanted` are asked for."""
+        """What has come after the message with this number. Listings of the replicas `wanted` are asked for.
+
+        Of the figures only the length of the queue is told: routers ask several times a second.
+        """
         self._wants_listing.update(wanted)
         num_new = self._sequence - sequence
         has_gap = not 0 <= num_new <= len(self._messages)  # below 0: this actor was started anew
         messages = list(self._messages)[len(self._messages) - num_new :] if num_new and not has_gap else []
-        return News(self.read(), messages, self._sequence, has_gap)
+        replicas = {
+            name: replace(report, figures={"queue": report.figures.get("queue", 0)}) for name, report in self.read().items()
+        }
+        return News(replicas, messages, self._sequence, has_gap)
 
 
 def find_holdings(application: str) -> Any:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ray
 
 from bough.config import Settings  # noqa: E402
 from bough.ray.folder import claim_folder, name_replica, settings_for  # noqa: E402
-from bough.ray.holdings import LOST_S, MOST_MESSAGES, Holdings, Report  # noqa: E402
+from bough.ray.holdings import LOST_S, MOST_BYTES, MOST_MESSAGES, Holdings, Report  # noqa: E402
 
 
 class Clock:
@@ -41,6 +41,19 @@ def test_a_router_that_is_too_far_behind_or_ahead_is_told_of_the_gap() -> None:
     assert holdings.read_news(0, []).has_gap
     assert not holdings.read_news(1, []).has_gap
     assert Holdings(b"", Clock()).read_news(5, []).has_gap  # the actor was started anew
+
+
+def test_no_more_bytes_wait_than_may() -> None:
+    holdings, large = Holdings(b"", Clock()), bytes(MOST_BYTES // 2)
+    for _ in range(4):
+        holdings.report(Report("replica-0", "a", {"queue": 3, "tokens": 5}, messages=[large]))
+
+    assert holdings.read_news(1, []).has_gap
+    news = holdings.read_news(2, [])
+    assert (len(news.messages), news.has_gap) == (2, False)
+    assert news.replicas["replica-0"].figures == {"queue": 3}  # what a router needs of them
+    holdings.report(Report("replica-0", "a", {}, messages=[bytes(2 * MOST_BYTES)]))
+    assert len(holdings.read_news(4, []).messages) == 1
 
 
 def test_a_listing_that_a_router_wants_is_asked_of_its_replica_once() -> None:
