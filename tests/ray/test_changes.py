@@ -153,12 +153,12 @@ def _busy(server: Server) -> int:
 
 def test_a_model_that_is_unloaded_ends_its_replicas_and_comes_back_with_its_tree(server: Server) -> None:
     before = ask(server, 1, 8)
-    (owner,) = _owners(server)
+    owners = _owners(server)
     body = {"model": server.model, "keep_alive": 0}
     assert httpx.post(f"{server.url}/api/generate", json=body, timeout=60).json()["done_reason"] == "unload"
     wait_until(lambda: not _owners(server), "the replica is still there")
     assert ask(server, 1, 8) == before
-    assert owner not in _owners(server)
+    assert owners and not owners & _owners(server)
     assert sum(each["disk_loaded_bytes"] for each in read_replicas(server).values()) > 0
 
 
