@@ -115,7 +115,7 @@ def test_replicas_are_compared_by_the_way_to_choose_between_them(trace: Path) ->
     assert done.exit_code == 0
     one, two = map(json.loads, done.stdout.splitlines())
     assert (one["replicas"], two["replicas"], one["requests"]) == (1, 2, 4)
-    routes = ["soonest", "longest-prefix", "power-of-two", "round-robin", "bound"]
+    routes = ["soonest", "soonest-copying", "longest-prefix", "power-of-two", "round-robin", "bound"]
     assert [result["route"] for result in two["results"]] == routes
     assert len({result["reused_share"] for result in one["results"]}) == 1
     assert "hand.jsonl: 2 replicas of 1,536 tokens each" in done.stderr
