@@ -21,7 +21,7 @@ serve: $(READY)
 
 test: $(READY) $(DEV)
 	$(BIN)/python -m pytest -q -m "not alone and not browser and not package and not ray" -n 2 --dist loadscope
-	$(BIN)/python -m pytest -q -m "alone and not browser and not package and not ray"
+	$(BIN)/python -m pytest -q -m "alone and not browser and not package and not ray" -n 2 --dist loadscope
 
 test-kernels: $(INTERPRETER)/.packages
 	TRITON_INTERPRET=1 $(INTERPRETER)/bin/python -m pytest -q tests/engines/torch/pooled/*/test_kernels.py

@@ -14,7 +14,11 @@ from bough.models import ModelFiles, pull
 from bough.runtime import gguf_support
 
 TESTS = Path(__file__).parent
-ALONE = ("server", "cli", "test_runner.py")  # servers and commands in processes of their own, which want the whole machine
+ALONE = (
+    "server",
+    "cli",
+    "test_runner.py",
+)  # servers and commands in processes of their own, which are run after the others
 
 limit_thread_spinning()  # before any test imports torch
 os.environ["BOUGH_DISK"] = "0"  # no test leaves a tree behind, or finds one; those that want one say so

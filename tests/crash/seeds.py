@@ -9,6 +9,11 @@ import pytest
 from tests.fakes import MODELS
 
 
+def how_often(request: pytest.FixtureRequest, count: int) -> int:
+    """So often with --slow, half as often without."""
+    return count if request.config.getoption("--slow") else count // 2
+
+
 def seeds(count: int) -> list[Any]:
     """Seeds for a test; those beyond one for each kind of model are slow."""
     return [pytest.param(seed, marks=[pytest.mark.slow] if seed >= len(MODELS) else []) for seed in range(count)]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.crash.nursery import Nursery, random_moment
 from tests.crash.recovery import recover
-from tests.crash.seeds import seeds
+from tests.crash.seeds import how_often, seeds
 from tests.crash.tree import Promises, Setup
 from tests.crash.worker import Job
 
@@ -25,13 +25,15 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.mark.parametrize("seed", seeds(NUM_TREES))
-def test_a_tree_that_is_killed_again_and_again_keeps_what_was_flushed(tmp_path: Path, nursery: Nursery, seed: int) -> None:
+def test_a_tree_that_is_killed_again_and_again_keeps_what_was_flushed(
+    tmp_path: Path, nursery: Nursery, seed: int, request: pytest.FixtureRequest
+) -> None:
     """Each life goes on from what the last one left; what is examined after each is a copy, so that nothing helps it."""
     setup, chance = Setup(seed), random.Random(seed)
     folder, journal = tmp_path / "trees" / "tree", tmp_path / "journal"
     promises = Promises()
     reused_tokens = 0
-    for life in range(NUM_KILLS):
+    for life in range(how_often(request, NUM_KILLS)):
         journal.unlink(missing_ok=True)
         moment = random_moment(chance) if life else ("flushed", 0.0)
         nursery.kill_after(Job(str(folder), str(journal), seed, life), *moment)
