@@ -19,14 +19,14 @@ from tests.crash.nursery import Nursery
 from tests.crash.platter import Platter, build, read
 from tests.crash.recorder import Kind, Record, build_recorder, read_log
 from tests.crash.recovery import recover
-from tests.crash.seeds import seeds
+from tests.crash.seeds import how_often, seeds
 from tests.crash.tree import Promises, Setup
 from tests.crash.worker import Job
 from tests.fakes import MODELS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls are recorded with LD_PRELOAD")
 
-NUM_TREES, NUM_STATES = 2 * len(MODELS), 24  # 336 states with --slow, half of them without
+NUM_TREES, NUM_STATES = 2 * len(MODELS), 24  # 336 states with --slow, a quarter of them without
 NUM_LIVES = 4
 
 
@@ -62,12 +62,12 @@ def record(nursery: Nursery, folder: Path, setup: Setup, chance: random.Random) 
 
 @pytest.mark.parametrize("seed", seeds(NUM_TREES))
 def test_whatever_of_the_unsynced_writes_is_lost_what_was_flushed_is_kept(
-    tmp_path: Path, nursery: Nursery, seed: int
+    tmp_path: Path, nursery: Nursery, seed: int, request: pytest.FixtureRequest
 ) -> None:
-    setup, chance = Setup(seed), random.Random(seed)
+    setup, chance, num_states = Setup(seed), random.Random(seed), how_often(request, NUM_STATES)
     recording = record(nursery, tmp_path.resolve(), setup, chance)
     platter, promises = Platter(recording.root), Promises()
-    moments = choose_moments(recording.records, chance)
+    moments = choose_moments(recording.records, num_states, chance)
     reused_tokens = 0
     for number, each in enumerate(recording.records):
         if number in moments:
@@ -80,14 +80,14 @@ def test_whatever_of_the_unsynced_writes_is_lost_what_was_flushed_is_kept(
         else:
             platter.take(each)
     assert platter.content() == read(recording.root)  # nothing escaped the recorder
-    assert len(moments) == NUM_STATES and reused_tokens > 0
+    assert len(moments) == num_states and reused_tokens > 0
 
 
-def choose_moments(records: list[Record], chance: random.Random) -> set[int]:
+def choose_moments(records: list[Record], num_states: int, chance: random.Random) -> set[int]:
     """Before and after syncs, and anywhere."""
     syncs = [number for number, each in enumerate(records) if each.kind is Kind.SYNC]
     around = [*syncs, *(number + 1 for number in syncs if number + 1 < len(records))]
-    moments = set(chance.sample(around, min(2 * NUM_STATES // 3, len(around))))
-    while len(moments) < NUM_STATES:
+    moments = set(chance.sample(around, min(2 * num_states // 3, len(around))))
+    while len(moments) < num_states:
         moments.add(chance.randrange(len(records)))
     return moments

@@ -255,7 +255,7 @@ def walk_long(machine: type[CacheMachine]) -> None:
 
 
 def test_random_walks_keep_every_invariant() -> None:
-    walk(CacheMachine, num_walks=240, num_steps=50)
+    walk(CacheMachine, num_walks=150, num_steps=50)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ class TierMachine(CacheMachine):
 
 
 def test_random_walks_over_all_places_keep_every_invariant() -> None:
-    walk(TierMachine, num_walks=180, num_steps=60)
+    walk(TierMachine, num_walks=100, num_steps=60)
 
 
 @pytest.mark.slow

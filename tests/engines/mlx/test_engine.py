@@ -26,6 +26,9 @@ from tests.tiny_models import make_folder
 
 ROUNDING = 0 if DEVICE == "cpu" else 16_384  # bytes that a GPU may take more for an array
 KINDS = ["llama", "gemma3_text", "qwen3_next", "falcon_h1", "mamba2"]
+SOME_KINDS = [
+    name if name in ("gemma3_text", "qwen3_next") else pytest.param(name, marks=pytest.mark.slow) for name in KINDS
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +80,7 @@ def break_layer(engine: MlxEngine, patch: pytest.MonkeyPatch) -> None:
 # Memory
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("gemma3_text", "qwen3_next") else pytest.param(name, marks=pytest.mark.slow) for name in KINDS],
-)
+@pytest.mark.parametrize("name", SOME_KINDS)
 def test_after_200_captures_and_restores_memory_is_back_to_where_it_was(name: str, folder: Path) -> None:
     engine = make_engine(name, folder)
     ids = make_ids(engine, 300)
@@ -104,7 +104,7 @@ def test_after_200_captures_and_restores_memory_is_back_to_where_it_was(name: st
     assert active_bytes() - before <= 1024 + ROUNDING
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SOME_KINDS)
 def test_pages_and_states_hold_their_own_bytes_and_nothing_larger(name: str, folder: Path) -> None:
     engine = make_engine(name, folder)
     lane = new_lane(engine, 300)
