@@ -63,7 +63,7 @@ class Applications:
         settings, name = self._settings, APPLICATION
         if files.name != self._model:
             settings, name = replace(settings, model=files.name), name_application(files.name)
-            _require_free(settings, files.name)
+            _require_resources(settings, files.name)
         self._names.add(name)
         try:
             return Application(name, serve.run(deploy_replicas(settings), name=name, route_prefix=None))
@@ -96,7 +96,7 @@ def deploy_replicas(settings: Settings) -> Any:
         wanted = {"autoscaling_config": AutoscalingConfig(min_replicas=1, max_replicas=_most_replicas())}
     deployment = serve.deployment(Replica).options(
         **wanted,
-        ray_actor_options=_resources(settings),
+        ray_actor_options={f"num_{name.lower()}s": count for name, count in _resources(settings).items()},
         max_ongoing_requests=MOST_ONGOING,
         max_constructor_retry_count=_STARTS,
         graceful_shutdown_timeout_s=DRAIN_S,
@@ -113,8 +113,8 @@ def _resources(settings: Settings) -> dict[str, float]:
     On this machine alone no CPU is reserved: its memory is what limits models.
     """
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-    num_cpus = 0 if settings.ray == LOCAL else 1
-    return {"num_cpus": num_cpus, "num_gpus": 1} if has_gpus and settings.device != "cpu" else {"num_cpus": num_cpus}
+    cpus = {"CPU": 0.0 if settings.ray == LOCAL else 1.0}
+    return cpus | {"GPU": 1.0} if has_gpus and settings.device != "cpu" else cpus
 
 
 def _most_replicas() -> int:
@@ -122,10 +122,10 @@ def _most_replicas() -> int:
     return max(1, int(ray.cluster_resources().get("GPU", 0)) or len(ray.nodes()))
 
 
-def _require_free(settings: Settings, model: str) -> None:
+def _require_resources(settings: Settings, model: str) -> None:
     """Raise NoFreeResources if the cluster cannot hold one replica, or all that the settings want."""
     num_replicas = max(1, settings.replicas)
-    needed = {name.removeprefix("num_")[:-1].upper(): num_replicas * each for name, each in _resources(settings).items()}
+    needed = {name: num_replicas * count for name, count in _resources(settings).items()}
     deadline = time.monotonic() + _FREED_S
     while True:
         free = ray.available_resources()

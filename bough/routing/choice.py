@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bough.routing.copying import Source, copy_if_sooner, find_copy, find_sources
-from bough.routing.prediction import Candidate, Copy, Prediction, find_least, predict
+from bough.routing.copying import Source, copy_if_sooner, find_sources, work_with_copy
+from bough.routing.prediction import Candidate, Copy, Prediction, least_work, predict
 
 LEAST_PRICE = 0.1
 """What a second of a replica's work counts at least besides the time that the request itself takes: also while all replicas
@@ -64,10 +64,10 @@ def choose(num_tokens: int, page_tokens: int, candidates: Sequence[Candidate], u
 
 def _cost_s(num_tokens: int, page_tokens: int, candidate: Candidate, sources: Sequence[Source], price: float) -> float:
     """The cost of a prediction, without making it."""
-    load_s, compute_s, depth = find_least(num_tokens, page_tokens, candidate)
+    load_s, compute_s, depth = least_work(num_tokens, page_tokens, candidate)
     least_s, cost_s = candidate.waiting_s + load_s + compute_s, candidate.waiting_s + (1 + price) * (load_s + compute_s)
     for source in sources:
-        found = find_copy(num_tokens, candidate, load_s, depth, source)
+        found = work_with_copy(num_tokens, candidate, load_s, depth, source)
         if found is not None and (total_s := found[0] + found[1] + found[2]) < least_s:
             least_s, cost_s = total_s, total_s + price * (found[1] + found[2])
     return cost_s

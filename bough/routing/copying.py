@@ -37,7 +37,7 @@ def find_sources(candidates: Sequence[Candidate], page_tokens: int) -> list[Sour
     return sources
 
 
-def find_copy(
+def work_with_copy(
     num_tokens: int, candidate: Candidate, load_s: float, depth: int, source: Source
 ) -> tuple[float, float, float, int] | None:
     """What a prefix from a source makes of a replica's least work: seconds to wait, to load and to compute, and the depth.
@@ -61,7 +61,7 @@ def copy_if_sooner(
     """The prediction with what a source can bring, if that is sooner than without."""
     best = alone
     for source in sources:
-        found = find_copy(num_tokens, candidate, alone.load_s, alone.depth, source)
+        found = work_with_copy(num_tokens, candidate, alone.load_s, alone.depth, source)
         if found is None or sum(found[:3]) >= best.total_s:
             continue
         waiting_s, load_s, compute_s, depth = found

@@ -72,7 +72,7 @@ class Prediction:
         return {"replica": self.replica, **tiers, "coming_tokens": self.coming, "copied_tokens": copied, **parts}
 
 
-def find_least(num_tokens: int, page_tokens: int, candidate: Candidate) -> tuple[float, float, int]:
+def least_work(num_tokens: int, page_tokens: int, candidate: Candidate) -> tuple[float, float, int]:
     """The least work of a prediction, without making that: seconds to load and to compute, and the depth."""
     rates, load_s, start = candidate.rates, 0.0, 0
     everything_s = least_s = rates.prefill_to_s(num_tokens)

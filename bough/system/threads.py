@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -33,6 +34,28 @@ async def run_in_thread(work: Callable[Arguments, Result], *args: Arguments.args
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
     threading.Thread(target=run, name="bough-work").start()
     return await asyncio.wrap_future(future)
+
+
+async def write_in_thread(file: Path, write: Callable[[Callable[[], bool]], object]) -> None:
+    """Write a file in a thread that yields to others. `write` gets a call that tells whether the caller still waits.
+
+    If it does not, no file is left.
+    """
+    is_unwanted = threading.Event()
+
+    def run() -> None:
+        lower_priority()
+        try:
+            write(lambda: not is_unwanted.is_set())
+        finally:
+            if is_unwanted.is_set():
+                file.unlink(missing_ok=True)
+
+    try:
+        await run_in_thread(run)
+    except BaseException:
+        is_unwanted.set()
+        raise
 
 
 def lower_priority() -> None:

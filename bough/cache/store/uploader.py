@@ -140,7 +140,7 @@ class Uploader:
             self.waiting_bytes = nbytes
             self.changed.notify_all()
 
-    def hurry(self, addresses: Sequence[Address]) -> bool:
+    def prioritize(self, addresses: Sequence[Address]) -> bool:
         """Send these before all else that waits; False if none of them waits or is being sent."""
         names = [self._keys.name(address) for address in addresses]
         with self.changed:

@@ -19,7 +19,7 @@ from bough.runtime import Runtime
 from bough.scheduling.job import Job
 from bough.server.serving.model.contract import ChoiceListener, GenerateRequest
 from bough.server.serving.model.look import Look, Sought, look
-from bough.system.threads import lower_priority, run_in_thread
+from bough.system.threads import lower_priority, run_in_thread, write_in_thread
 from bough.types import Completion, SamplingParams
 
 Result = TypeVar("Result")
@@ -134,21 +134,7 @@ class InProcessTree:
         await run_in_thread(self._cache.clear, salt)
 
     async def export_file(self, file: Path, salt: str) -> None:
-        is_unwanted = threading.Event()
-        try:
-            await run_in_thread(self._export, file, salt, is_unwanted)
-        except BaseException:
-            is_unwanted.set()
-            raise
-
-    def _export(self, file: Path, salt: str, is_unwanted: threading.Event) -> None:
-        """Export on a thread of its own, which yields to requests; it ends early, without a file, if no client waits."""
-        lower_priority()
-        try:
-            self._cache.export_file(file, salt, is_wanted=lambda: not is_unwanted.is_set())
-        finally:
-            if is_unwanted.is_set():
-                file.unlink(missing_ok=True)
+        await write_in_thread(file, lambda is_wanted: self._cache.export_file(file, salt, is_wanted=is_wanted))
 
     async def import_file(self, file: Path, salt: str) -> Imported:
         return await run_in_thread(self._import, file, salt)

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.sharing import Offered
 from bough.cache.store import SharedStore, StorePath
 from bough.cache.tree.address import Address
 from bough.cache.tree.tokens import cut, pack
 from bough.errors import BoughError
 from bough.routing import Copy
-from bough.runtime import Runtime
-from bough.server.serving.remote.messages import Operation, RemoteRequest
+from bough.scheduling.worker import Worker
+from bough.server.serving.model.contract import GenerateRequest
+from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.replicas import ReplicaLost, Replicas
 
 log = logging.getLogger(__name__)
@@ -38,31 +40,34 @@ class CopyCounts:
 
 
 class PrefixCopier:
-    """Sends and brings prefixes for the model of one replica, whose others are `replicas`."""
+    """Uploads prefixes for the other replicas, and waits for theirs. `worker` runs what touches the cache."""
 
-    def __init__(self, runtime: Runtime, replicas: Replicas, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cache: PrefixCache, worker: Worker, replicas: Replicas, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.counts = CopyCounts()
-        self._runtime = runtime
+        self._cache = cache
+        self._worker = worker
         self._replicas = replicas
         self._clock = clock
 
     @property
     def _shared(self) -> SharedStore | None:
-        return self._runtime.prefix_cache.residency.memory.shared
+        return self._cache.residency.memory.shared
 
-    async def bring(self, asked: RemoteRequest, copy: Copy) -> None:
-        """Wait until the store has the prefix of a request."""
+    async def wait_for_copy(self, request: GenerateRequest, copy: Copy) -> None:
+        """Have the prefix of a request uploaded by the replica that has it, and wait for that as long as it is worth it."""
         if (shared := self._shared) is None:
             return
-        request = asked.request
         prefix = cut(pack(request.encoded.ids), 0, copy.num_tokens)
         arguments = (prefix, request.salt, copy.within_s, copy.is_coming)
         num_tokens = 0
         try:
             async with asyncio.timeout(copy.within_s):
-                num_tokens = await self._replicas.call(Operation(copy.source, "send", arguments))
+                num_tokens = await self._replicas.call(Operation(copy.source, "upload_prefix", arguments))
         except (TimeoutError, ReplicaLost, BoughError) as error:
-            log.info("%s did not send a prefix of %d tokens: %s", copy.source, copy.num_tokens, error or "no time was left")
+            why = str(error) or "there was no more time"
+            log.info("%s did not upload a prefix of %d tokens: %s", copy.source, copy.num_tokens, why)
         if num_tokens < copy.num_tokens:
             self.counts.missed_prefixes += 1
         else:
@@ -71,7 +76,7 @@ class PrefixCopier:
         path.add(prefix)
         shared.forget_missing(path)
 
-    async def send(self, prefix: bytes, salt: str, within_s: float, is_coming: bool) -> int:
+    async def upload(self, prefix: bytes, salt: str, within_s: float, is_coming: bool) -> int:
         """Let the store have a prefix of packed tokens soon; returns how many of them it has, when it has them.
 
         If the prefix is coming, a request is computing it, and is waited for.
@@ -85,7 +90,7 @@ class PrefixCopier:
             if end < path.num_pages:
                 found = await self._offer(path, prefix, salt, end)
                 end, offered = found.end, [*offered, *found.addresses]
-            is_sending = shared.uploader.hurry(offered)
+            is_sending = shared.uploader.prioritize(offered)
             is_over = not is_sending and (end == path.num_pages or not is_coming)
             if is_over or self._clock() >= until_s:
                 return 0 if is_sending else end * path.page_tokens
@@ -93,9 +98,8 @@ class PrefixCopier:
 
     async def _offer(self, path: StorePath, prefix: bytes, salt: str, first: int) -> Offered:
         """Offer the pages from `first` on that the tree has by now; it is touched on the engine's thread."""
-        cache = self._runtime.prefix_cache
 
         def offer() -> Offered:
-            return cache.residency.sharer.share_prefix(cache.forest.find(salt), path, prefix, first)
+            return self._cache.residency.sharer.share_prefix(self._cache.forest.find(salt), path, prefix, first)
 
-        return await asyncio.wrap_future(self._runtime.worker.call(offer))
+        return await asyncio.wrap_future(self._worker.call(offer))

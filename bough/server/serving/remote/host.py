@@ -65,7 +65,7 @@ class ReplicaHost:
         self.name = name
         self._runtime = runtime
         self._generator = InProcessGenerator(runtime)
-        self._copier = PrefixCopier(runtime, replicas, clock)
+        self._copier = PrefixCopier(runtime.prefix_cache, runtime.worker, replicas, clock)
         self._clock = clock
         self._inbox: Inbox[Message] = Inbox(asyncio.get_running_loop())
         self._watch = runtime.cache.watch()
@@ -76,7 +76,7 @@ class ReplicaHost:
         self._operations: dict[str, Callable[..., Awaitable[Any]]] = {
             "embed": self._embed,
             "stats": self._read_stats,
-            "send": self._copier.send,
+            "upload_prefix": self._copier.upload,
             "watch": self._watches.look,
             "unwatch": self._watches.close,
             "write_archive": self._archives.write,
@@ -120,7 +120,7 @@ class ReplicaHost:
             request = replace(request, deadline_s=self._clock() + asked.timeout_s)
         try:
             if asked.copy is not None and asked.copy.source != self.name:
-                await self._copier.bring(asked, asked.copy)
+                await self._copier.wait_for_copy(request, asked.copy)
             running = await asyncio.to_thread(self._generator.prepare, request, listener)
             running.submit()
             self._running[asked.request_id] = RunningRequest(request, running)

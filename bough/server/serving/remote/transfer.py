@@ -1,25 +1,22 @@
-"""Archives of replicas at the server: fetched from each and merged into one, or sent to one."""
+"""Archives on their way between the server and one replica, in pieces."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import secrets
-import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from bough.cache.admin.archive import Imported
-from bough.cache.admin.merge import merge_archives
 from bough.cache.disk import DiskError
 from bough.cache.disk.folder import translate_errors
 from bough.errors import Unavailable
 from bough.server.serving.remote.archives import PIECE_BYTES
 from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.replicas import ReplicaLost, Replicas
-from bough.system.threads import lower_priority, run_in_thread
 
 _DROP_S = 1.0  # a replica that does not answer deletes the archive itself, when nobody asks for it any more
 
@@ -79,22 +76,3 @@ async def transferring(replicas: Replicas, replica: str) -> AsyncIterator[Transf
         yield transfer
     finally:
         await transfer.drop()
-
-
-async def merge_into(file: Path, parts: Sequence[Path]) -> None:
-    """Merge archives into one file, on a thread that yields to others. No file is left if the caller ends."""
-    is_unwanted = threading.Event()
-
-    def merge() -> None:
-        lower_priority()
-        try:
-            merge_archives(parts, file, is_wanted=lambda: not is_unwanted.is_set())
-        finally:
-            if is_unwanted.is_set():
-                file.unlink(missing_ok=True)
-
-    try:
-        await run_in_thread(merge)
-    except BaseException:
-        is_unwanted.set()
-        raise

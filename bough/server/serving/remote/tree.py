@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.admin.archive import Imported
+from bough.cache.admin.merge import merge_archives
 from bough.cache.admin.nodes import EvictedNodes, KeptNode, NodeDetails
 from bough.cache.admin.view import Lookup, TreeRecords, TreeView, Viewer
 from bough.cache.tree.census import NodeRecord
@@ -21,8 +22,9 @@ from bough.models.prompts import Encoded, Prompts
 from bough.server.serving.model.contract import ROOT_SEPARATOR, root_at
 from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.replicas import ReplicaLost, Replicas
-from bough.server.serving.remote.transfer import merge_into, transferring
+from bough.server.serving.remote.transfer import transferring
 from bough.server.serving.remote.watch import RemoteWatch
+from bough.system.threads import write_in_thread
 from bough.types import Completion
 
 
@@ -103,7 +105,8 @@ class RemoteTrees:
         ]
         try:
             await asyncio.gather(*fetching)
-            await merge_into(file, list(parts.values()))
+            sources = list(parts.values())
+            await write_in_thread(file, lambda is_wanted: merge_archives(sources, file, is_wanted=is_wanted))
         finally:
             for task in fetching:
                 task.cancel()
