@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads(
@@ -32,10 +34,15 @@ ON_MLX = (
 )
 """Those that mlx-lm computes as transformers does."""
 
+_KNOWN_WRONG: dict[str, dict[str, Any]] = (
+    {} if Version(transformers.__version__) >= Version("5.23") else {"mamba2": {"n_groups": 1}}
+)
+"""What this version of transformers is not asked for: until 5.23 it normed all groups of mamba2 together."""
+
 
 def make_config(name: str, **overrides: Any) -> Any:
     """The transformers configuration of the entry `name`, with `overrides` on top."""
-    return AutoConfig.for_model(name, **(CONFIGS[name] | overrides))
+    return AutoConfig.for_model(name, **(CONFIGS[name] | _KNOWN_WRONG.get(name, {}) | overrides))
 
 
 def make_model(name: str, **overrides: Any) -> Any:

@@ -19,7 +19,7 @@ with patch.object(resource, "setrlimit", lambda *_: None):
     import mlx.nn
     import mlx_lm
     from mlx_lm import utils
-    from mlx_lm.models import base, cache, falcon_h1, gpt_oss, llama, rope_utils
+    from mlx_lm.models import base, cache, falcon_h1, gpt_oss, llama, mamba2, rope_utils
 
 nn: Any = mlx.nn  # which is not typed
 VERSION: str = mlx_lm.__version__
@@ -31,6 +31,7 @@ __all__ = [
     "falcon_h1",
     "gpt_oss",
     "llama",
+    "mamba2",
     "mlx_lm",
     "nn",
     "rope_utils",

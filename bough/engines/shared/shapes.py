@@ -88,6 +88,10 @@ class LayerKind:
     window: int = 0
     states: tuple[Hashable, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        return self.rows is None and not self.states
+
 
 def group_rows(kinds: Iterable[RowKind | None], make: Callable[[RowKind, tuple[int, ...]], ShapeT]) -> dict[Group, ShapeT]:
     """A group for each kind of rows, in the order in which kinds come, with the shape that `make` gives its layers.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,8 +67,8 @@ class StateLayout:
 class Layout:
     """Every group of a model with its shapes. `num_layers` counts the cache's layers, of which some may hold nothing.
 
-    `blank_recurrent` are the recurrent layers that hold nothing. `unknown` says what the probe did not recognise; if there
-    is anything, there are no groups.
+    `empty` are the layers that hold nothing, each with the class that transformers makes for it. `unknown` says what the
+    probe did not recognise; if there is anything, there are no groups.
     """
 
     groups: tuple[Group, ...]
@@ -75,5 +77,5 @@ class Layout:
     num_layers: int
     vocab_size: int
     kinds: tuple[LayerKind, ...] = ()
-    blank_recurrent: frozenset[int] = frozenset()
+    empty: Mapping[int, type[Any]] = field(default_factory=dict)
     unknown: str = ""

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from bough.engines.mlx.library import falcon_h1, gpt_oss, llama, utils
+from bough.engines.mlx.library import falcon_h1, gpt_oss, llama, mamba2, nn, utils
 
 Weights = dict[str, mx.array]
 
@@ -89,9 +89,30 @@ class FalconH1(falcon_h1.Model):  # type: ignore[misc]
         return dict(super().sanitize(weights))
 
 
+class Mamba2(mamba2.Model):  # type: ignore[misc]
+    """Norms each group of channels by itself, as the model was trained: mlx-lm norms all channels together."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        for layer in self.layers:
+            layer.mixer.norm = _GroupedNorm(layer.mixer.norm, args.n_groups)
+
+
+class _GroupedNorm(nn.Module):  # type: ignore[misc]
+    """The gated norm of Mamba 2, by groups."""
+
+    def __init__(self, norm: Any, num_groups: int) -> None:
+        super().__init__()
+        self.weight, self.eps, self.num_groups = norm.weight, norm.eps, num_groups
+
+    def __call__(self, hidden: mx.array, gate: mx.array) -> mx.array:
+        groups = mx.unflatten(nn.silu(gate) * hidden, -1, (self.num_groups, -1))
+        return self.weight * mx.fast.rms_norm(groups, None, self.eps).flatten(-2)
+
+
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     """The classes of the model and of its arguments. Raises ValueError if mlx-lm has none."""
     model, args = utils._get_classes(config)
     if model is llama.Model and set(config.get("layer_types") or ()) == {"sliding_attention"}:
         return WindowedLlama, args
-    return {gpt_oss.Model: GptOss, falcon_h1.Model: FalconH1}.get(model, model), args
+    return {gpt_oss.Model: GptOss, falcon_h1.Model: FalconH1, mamba2.Model: Mamba2}.get(model, model), args

@@ -13,7 +13,7 @@ from bough.cache.tree.state import Group, Page, State
 from bough.engines.shared.lane import ContiguousLane
 from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch.lanes.buffers import RowBuffer, StateBuffer
-from bough.engines.torch.lanes.layers import LaneCache, RowLayer, StateAndRowLayer, StateLayer, empty_layer
+from bough.engines.torch.lanes.layers import LaneCache, RowLayer, StateAndRowLayer, StateLayer
 from bough.engines.torch.lanes.pages import Pages
 from bough.engines.torch.layout import Layout
 
@@ -72,7 +72,7 @@ class TorchLane(ContiguousLane[RowBuffer, StateBuffer]):
 
     def _make_layer(self, index: int, slot: tuple[RowBuffer, int] | None, num_states: int | None, layout: Layout) -> Any:
         if slot is None:
-            return empty_layer(index in layout.blank_recurrent) if num_states is None else StateLayer(num_states)
+            return layout.empty[index]() if num_states is None else StateLayer(num_states)
         return RowLayer(self, *slot) if num_states is None else StateAndRowLayer(num_states, self, *slot)
 
 

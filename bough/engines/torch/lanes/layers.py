@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 from bough.cache.tree.state import Group
 from bough.engines.torch.attention import LaneRows, Rows, Table, attach_lanes, attach_window
@@ -221,8 +221,3 @@ def _batch_layer(layers: Sequence[Any], tables: Tables) -> Any:
         return first  # a layer that holds nothing
     batch.mark(tuple(first.has_previous_state.values()))
     return batch
-
-
-def empty_layer(is_recurrent: bool) -> Any:
-    """A layer that the model never writes to, of the class that transformers expects there."""
-    return LinearAttentionLayer() if is_recurrent else DynamicLayer()  # type: ignore[no-untyped-call]

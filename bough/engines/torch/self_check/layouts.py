@@ -1,6 +1,6 @@
 """Layouts of models, kept as small JSON files, so that a model is probed only once.
 
-Only layouts without recurrent states are kept: probing the others costs little of what loading them does. A file that
+Only layouts in which every layer has rows and no state are kept: probing the others costs little of what loading them does. A file that
 cannot be read, or holds something else, counts as absent.
 """
 
@@ -30,7 +30,7 @@ def find_layout(settings: Settings, key: str, forward: Forward) -> Layout:
     layout = _read(file)
     if layout is None:
         layout = probe(forward)
-        if layout.groups and not layout.states and not layout.blank_recurrent:
+        if layout.groups and not layout.states and not layout.empty:
             _write(file, _describe(layout))
     return layout
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -27,7 +27,8 @@ PROBE_TOKENS = 8
 _FULL = {DynamicLayer, LinearAttentionAndFullAttentionLayer}
 _WINDOW = {DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer}
 _RECURRENT = {LinearAttentionLayer, LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer}
-_KNOWN = _FULL | _WINDOW | _RECURRENT
+_HOLDS_NOTHING = {cache_utils.DummyLayer} if hasattr(cache_utils, "DummyLayer") else set()  # since transformers 5.23
+_KNOWN = _FULL | _WINDOW | _RECURRENT | _HOLDS_NOTHING
 
 
 def probe(forward: Forward) -> Layout:
@@ -62,8 +63,13 @@ def _layout(layers: list[Any], vocab_size: int) -> Layout:
     if not rows and not states:
         return without_groups("the model keeps no state in transformers' cache", vocab_size)
     kinds = tuple(map(_layer_kind, layers))
-    blank = frozenset(i for i, layer in enumerate(layers) if type(layer) is LinearAttentionLayer and not _tensors_of(layer))
-    return Layout((*rows, *states), rows, states, len(layers), vocab_size, kinds, blank)
+    empty = {i: _empty_class(layer) for i, layer in enumerate(layers) if kinds[i].is_empty}
+    return Layout((*rows, *states), rows, states, len(layers), vocab_size, kinds, empty)
+
+
+def _empty_class(layer: Any) -> type[Any]:
+    """The class of a layer that can be made in place of this one, which holds nothing."""
+    return type(layer) if type(layer) in _HOLDS_NOTHING | {LinearAttentionLayer} else DynamicLayer
 
 
 def _row_kind(layer: Any) -> RowKind | None:

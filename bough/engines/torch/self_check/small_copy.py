@@ -51,6 +51,7 @@ def _small_config(config: Any, kinds: Sequence[LayerKind]) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     num_before, shared = text.num_hidden_layers, getattr(text, "num_kv_shared_layers", 0) or 0
+    kinds = kinds[: num_before - shared]  # transformers 5.23 has cache layers for those that share another's, too
     num_own = next(n for n in range(1, len(kinds) + 1) if set(kinds[:n]) == set(kinds))
     num_own = min(max(num_own, 2), len(kinds))
     num_shared = min(shared, num_own)

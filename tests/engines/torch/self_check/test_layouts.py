@@ -26,7 +26,7 @@ def test_a_kept_layout_is_the_one_that_was_probed(name: str, tmp_path: Path, mon
         monkeypatch.setattr(layouts, "probe", None)  # it must not be called again
 
     assert find_layout(settings, "key", forward) == probed == probe(forward)
-    assert bool(kept_files(tmp_path)) == bool(probed.groups and not probed.states and not probed.blank_recurrent)
+    assert bool(kept_files(tmp_path)) == bool(probed.groups and not probed.states and not probed.empty)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 0}', '{"format": 1, "groups": [{"kind": "full"}]}'])

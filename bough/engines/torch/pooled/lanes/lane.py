@@ -16,7 +16,7 @@ from bough.engines.shared.pool.arena import Slot
 from bough.engines.shared.pool.lane import PooledLane
 from bough.engines.shared.pool.rows import PooledRows, SlotRows
 from bough.engines.shared.row_memory import LaneSizes
-from bough.engines.torch.lanes.layers import LaneCache, StateLayer, empty_layer
+from bough.engines.torch.lanes.layers import LaneCache, StateLayer
 from bough.engines.torch.layout import Layout, StateLayout
 from bough.engines.torch.pooled.lanes.memory import PoolMemory
 from bough.engines.torch.pooled.lanes.pages import PooledPages
@@ -66,7 +66,7 @@ def make_layers(layout: Layout) -> list[Any]:
 def _make_layer(layer: int, has_rows: bool, num_states: int | None, layout: Layout) -> Any:
     if num_states is not None:
         return StateAndPassingLayer(num_states) if has_rows else StateLayer(num_states)
-    return PassingLayer() if has_rows else empty_layer(layer in layout.blank_recurrent)
+    return PassingLayer() if has_rows else layout.empty[layer]()
 
 
 class StatePair:
