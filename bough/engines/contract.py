@@ -23,6 +23,21 @@ ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class EngineCode:
+    """The code that computes a model's numbers. State is only used by the code that computed it.
+
+    `versions` are the libraries with their minor versions, for people; `source_hash` stands for the files of the model's own
+    modules and of what these share.
+    """
+
+    versions: str = ""
+    source_hash: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.versions} (source {self.source_hash[:8]})" if self.source_hash else self.versions
+
+
+@dataclass(frozen=True)
 class EngineInfo:
     """What a loaded engine is. Code decides by these fields; `Engine.describe` is for people.
 
@@ -35,6 +50,7 @@ class EngineInfo:
     device: str
     dtype: str
     quantization: str = ""
+    code: EngineCode = field(default_factory=EngineCode)
 
     @property
     def is_on_cpu(self) -> bool:

@@ -15,9 +15,10 @@ from bough.routing.prediction import Candidate, Copy, Prediction, reach
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A replica that has a prefix of `depth` tokens after so many seconds."""
+    """A replica that has a prefix of `depth` tokens after so many seconds, computed under its `fingerprint`."""
 
     replica: str
+    fingerprint: str
     depth: int
     ready_s: float = 0.0
     is_coming: bool = False
@@ -31,10 +32,14 @@ def find_sources(candidates: Sequence[Candidate], page_tokens: int) -> list[Sour
     numbers = range(len(candidates))
     held = max(numbers, key=lambda number: reaches[number][0])
     later = max(numbers, key=lambda number: (reaches[number][1], -candidates[number].waiting_s))
-    sources = [Source(candidates[held].replica, reaches[held][0])]
+    sources = [_source(candidates[held], reaches[held][0])]
     if reaches[later][1] > reaches[held][0]:
-        sources.append(Source(candidates[later].replica, reaches[later][1], candidates[later].waiting_s, is_coming=True))
+        sources.append(_source(candidates[later], reaches[later][1], candidates[later].waiting_s, is_coming=True))
     return sources
+
+
+def _source(candidate: Candidate, depth: int, ready_s: float = 0.0, is_coming: bool = False) -> Source:
+    return Source(candidate.replica, candidate.rates.fingerprint, depth, ready_s, is_coming)
 
 
 def work_with_copy(
@@ -42,11 +47,11 @@ def work_with_copy(
 ) -> tuple[float, float, float, int] | None:
     """What a prefix from a source makes of a replica's least work: seconds to wait, to load and to compute, and the depth.
 
-    None if it brings nothing more. The store has whole pages only.
+    None if it brings nothing more, or if other weights or code computed it. The store has whole pages only.
     """
     rates = candidate.rates
     size = rates.store_page_tokens
-    if not size or source.depth <= depth or source.replica == candidate.replica:
+    if not size or source.depth <= depth or source.replica == candidate.replica or source.fingerprint != rates.fingerprint:
         return None
     end = min(source.depth, num_tokens - 1) // size * size
     if end <= depth:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from bough.cache.residency.rates import BAND_TOKENS
@@ -20,13 +20,15 @@ class ReplicaRates:
     """Seconds a token by band of positions, seconds a byte by tier, and bytes a token. What is missing is unknown.
 
     A band without a measurement counts like the nearest one that has one. `store_page_tokens` are the tokens of a page in
-    the store that all replicas share; 0: it has none.
+    the store that all replicas share; 0: it has none. What one replica sends there another finds only if both have the same
+    `fingerprint`.
     """
 
     token_s: Mapping[int, float] = field(default_factory=dict)
     byte_s: Mapping[Tier, float] = field(default_factory=dict)
     bytes_per_token: int = 0
     store_page_tokens: int = 0
+    fingerprint: str = ""
     _last: int = field(init=False, repr=False, compare=False)
     _bands: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _sums: tuple[float, ...] = field(init=False, repr=False, compare=False)
@@ -65,7 +67,7 @@ class ReplicaRates:
             if tier not in byte_s and measured:
                 byte_s[tier] = min(measured)
         largest = max((each.bytes_per_token for each in others), default=0)
-        return ReplicaRates(token_s, byte_s, self.bytes_per_token or largest, self.store_page_tokens)
+        return replace(self, token_s=token_s, byte_s=byte_s, bytes_per_token=self.bytes_per_token or largest)
 
 
 def _first_token_s(rates: ReplicaRates) -> float:

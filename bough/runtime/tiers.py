@@ -7,6 +7,7 @@ store is asked for nothing here: one that does not answer is found out later, an
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import time
@@ -20,7 +21,7 @@ from bough.cache.store import SharedStore
 from bough.cache.store.sweeping import clear_model
 from bough.cache.tree.state import PAGE_TOKENS
 from bough.config import Settings, read_cluster_secret
-from bough.engines.contract import Engine
+from bough.engines.contract import Engine, EngineCode
 from bough.errors import ModelError
 from bough.models.files import ModelFiles
 from bough.models.fingerprint import fingerprint, tree_folder
@@ -70,7 +71,7 @@ def open_shared(
     return SharedStore(
         objects,
         secret=secret,
-        fingerprint=fingerprint(files, settings, progress, **_facts(engine)),
+        fingerprint=_add_code(fingerprint(files, settings, progress, **_facts(engine)), engine.info.code),
         page_tokens=PAGE_TOKENS,
         owner=secrets.token_hex(8),
         budget_bytes=settings.store_budget,
@@ -91,8 +92,11 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
         raise DiskError(describe_full(settings))
     if not budget_bytes:
         return None
-    mark = fingerprint(files, settings, progress, **_facts(engine))
+    inputs = fingerprint(files, settings, progress, **_facts(engine))
+    mark = _add_code(inputs, engine.info.code)
     folder = _find_folder(settings, files.name, mark)
+    if not folder.exists():
+        _note_outdated(settings, files.name, inputs, engine.info.code)
     open_tree = partial(
         Disk.open,
         folder,
@@ -100,6 +104,8 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
         model=files.name,
         page_tokens=PAGE_TOKENS,
         groups=engine.groups,
+        inputs=inputs,
+        computed_by=str(engine.info.code),
         floor_bytes=settings.disk_free,
         ttl_s=settings.disk_ttl,
     )
@@ -122,6 +128,23 @@ def _find_folder(settings: Settings, name: str, mark: str) -> Path:
     return max(free, key=lambda tree: tree.last_used).folder if free else own
 
 
+def _note_outdated(settings: Settings, name: str, inputs: str, code: EngineCode) -> None:
+    """Say which trees of the same model, with the same settings, are not used because other code computed them.
+
+    They stay as they are until their room is needed: going back to that code finds them again.
+    """
+    held = [tree for tree in list_trees(settings.trees_folder) if tree.nbytes and not tree.problem]
+    for tree in held:
+        if tree.inputs == inputs or (tree.model == name and not tree.computed_by):
+            log.warning(
+                "the tree %s of %s bytes is set aside: it was computed by %s, and this is %s; it is deleted when room is needed",
+                tree.name,
+                f"{tree.nbytes:,}",
+                tree.computed_by or "an earlier version of Bough",
+                code,
+            )
+
+
 def describe_full(settings: Settings) -> str:
     """That the disk is too full for trees, with the numbers."""
     free_bytes = free_disk_bytes(settings.trees_folder)
@@ -137,8 +160,13 @@ def disk_budget_bytes(settings: Settings) -> int:
     return default_disk_bytes(settings.trees_folder, settings.disk_free, held_bytes)
 
 
+def _add_code(inputs: str, code: EngineCode) -> str:
+    """The fingerprint of state: of all that it is computed from, and of the code that computes it."""
+    return hashlib.sha256(f"{inputs} {code.versions} {code.source_hash}".encode()).hexdigest()
+
+
 def _facts(engine: Engine) -> dict[str, str]:
-    """The properties of the engine that the content of pages depends on."""
+    """The properties of the engine that the content of pages depends on, but for its code."""
     groups = [f"{g.kind.value} {g.bytes_per_token} {g.state_bytes} {g.window}" for g in engine.groups]
     info = engine.info
     return {"engine": info.name, "dtype": info.weights, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}

@@ -69,6 +69,16 @@ def test_a_prefix_that_is_being_copied_is_coming_and_not_copied_again() -> None:
     router.check()
 
 
+def test_nothing_is_copied_between_replicas_of_different_fingerprints() -> None:
+    router = Router(PAGE)
+    for name, mark in (("a", "transformers 5.22"), ("b", "transformers 5.23")):
+        router.add(name, ReplicaRates(RATES.token_s, {Tier.STORE: 1e-9}, 1000, PAGE, mark))
+        router.apply(Listing(name, 1, 0, dict.fromkeys(ask(SYSTEM).digests, DEVICE) if name == "a" else {}))
+    chosen = [router.route(ask([*SYSTEM, *range(number, number + 200)]), 0.0, 0.0) for number in range(2000, 5000, 200)]
+    assert {each.replica for each in chosen} == {"a", "b"}
+    assert not [each.choice.copy for each in chosen if each.choice.copy]
+
+
 def test_prefixes_of_other_salts_are_strangers() -> None:
     router = router_of("a", "b")
     router.route(ask([*SYSTEM, 1], salt="x"), 0.0, 0.0)

@@ -160,7 +160,10 @@ def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
     for name in ("fingerprint", "page_tokens"):
         found, wanted = getattr(manifest, name), getattr(disk.identity, name)
         if found != wanted:
-            raise DiskError(f"{file} is of another model: its {name} is {found!r}, and this tree's is {wanted!r}")
+            raise DiskError(
+                f"{file} is of another model, or of other weights, settings or versions of libraries: its {name} is "
+                f"{found!r}, and this tree's is {wanted!r}"
+            )
 
 
 def import_tree(

@@ -30,6 +30,7 @@ from bough.cache.disk.index import (
     Changes,
     Identity,
     Index,
+    Notes,
     UnusableIndex,
     find_problems,
     index_bytes,
@@ -49,7 +50,10 @@ CONFIRMATIONS = 2
 
 @dataclass(frozen=True)
 class TreeInfo:
-    """What one tree's folder holds. `nbytes` are the page files; `problem` says why it cannot be used, "" if it can."""
+    """What one tree's folder holds. `nbytes` are the page files; `problem` says why it cannot be used, "" if it can.
+
+    `inputs` and `computed_by` are as in `Notes`; empty in a tree that an earlier version of Bough wrote.
+    """
 
     name: str
     folder: Path
@@ -64,6 +68,8 @@ class TreeInfo:
     last_used: float = 0.0
     owner_pid: int | None = None
     problem: str = ""
+    inputs: str = ""
+    computed_by: str = ""
 
     @property
     def is_set_aside(self) -> bool:
@@ -270,6 +276,8 @@ def _describe(tree: TreeInfo, meta: dict[str, str]) -> TreeInfo:
     return replace(
         tree,
         model=meta.get("model", ""),
+        inputs=meta.get("inputs", ""),
+        computed_by=meta.get("computed_by", ""),
         fingerprint=meta.get("fingerprint", ""),
         page_tokens=_read_page_tokens(meta),
     )
@@ -315,7 +323,8 @@ def _read_identity(folder: Path, meta: dict[str, str]) -> Identity:
     if meta.get("format") != str(FORMAT):
         raise UnusableIndex(f"it has format {meta.get('format')}, and {FORMAT} is wanted")
     page_tokens, fingerprint = _read_page_tokens(meta), meta.get("fingerprint", "")
-    return Identity(fingerprint, meta.get("model", ""), page_tokens, Keys(secret, fingerprint, page_tokens).proof())
+    proof = Keys(secret, fingerprint, page_tokens).proof()
+    return Identity(fingerprint, page_tokens, proof, Notes.of_meta(meta))
 
 
 def _files_bytes(folder: Path) -> int:

@@ -21,12 +21,13 @@ from types import TracebackType
 from bough.cache.disk import page_files
 from bough.cache.disk.errors import DAMAGED, MISSING, DiskMiss, NotOwner, ReadOnlyTree, Warnings
 from bough.cache.disk.folder import Model, Opened, open_folder, read_folder, translate_errors
+from bough.cache.disk.index import Notes
 from bough.cache.disk.keys import HASH_BYTES
 from bough.cache.disk.ledger import Counts, Ledger, Snapshot
 from bough.cache.disk.page_files import KeepReading
 from bough.cache.disk.read_only import NoWriter
 from bough.cache.disk.reader import Read, Reader
-from bough.cache.disk.rows import PointRecord
+from bough.cache.disk.rows import PointRecord, encode_groups
 from bough.cache.disk.writer import Writer
 from bough.cache.tree.address import POINT, Address, DiskFile
 from bough.cache.tree.state import Buffer, Group
@@ -93,6 +94,8 @@ class Disk:
         model: str = "",
         page_tokens: int,
         groups: Sequence[Group] = (),
+        inputs: str = "",
+        computed_by: str = "",
         budget_bytes: int,
         floor_bytes: int = 2 * 2**30,
         ttl_s: float | None = None,
@@ -104,9 +107,10 @@ class Disk:
 
         Content that is damaged, or of another fingerprint, format or page size, is moved to a folder beside it. With
         `not_owner`, what was raised before, the folder is only read as it is now: nothing of it is ever changed, and a file
-        that its owner deletes later is a miss. The budget is then what there is.
+        that its owner deletes later is a miss. The budget is then what there is. The index notes model, groups, inputs and
+        the code that computes.
         """
-        tree = Model(fingerprint, model, page_tokens, groups)
+        tree = Model(fingerprint, page_tokens, Notes(model, encode_groups(groups), inputs, computed_by))
         opened = open_folder(folder, tree, now=clock()) if not_owner is None else read_folder(folder, tree, now=clock())
         held_bytes = sum(file.nbytes for file in opened.content.files.values())
         return cls(

@@ -7,17 +7,16 @@ import errno
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bough.cache.disk.errors import DiskError, DiskUnwritable
-from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, UnusableIndex, read_index
+from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, Notes, UnusableIndex, read_index
 from bough.cache.disk.keys import SECRET_BYTES, Keys
 from bough.cache.disk.lock import FolderLock
 from bough.cache.disk.page_files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
-from bough.cache.disk.rows import Content, encode_groups
-from bough.cache.tree.state import Group
+from bough.cache.disk.rows import Content
 
 SECRET = "secret"
 SET_ASIDE = ".set-aside-"
@@ -29,15 +28,14 @@ _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @dataclass(frozen=True)
 class Model:
-    """What a tree is of: a fingerprint, the model's name and groups (for commands without the model)."""
+    """What a tree is of: a fingerprint, a page size, and what its index notes besides."""
 
     fingerprint: str
-    name: str
     page_tokens: int
-    groups: Sequence[Group] = ()
+    notes: Notes
 
     def identity(self, keys: Keys) -> Identity:
-        return Identity(self.fingerprint, self.name, self.page_tokens, keys.proof(), encode_groups(self.groups))
+        return Identity(self.fingerprint, self.page_tokens, keys.proof(), self.notes)
 
 
 @dataclass(frozen=True)

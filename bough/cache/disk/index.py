@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -63,14 +63,35 @@ class UnusableIndex(Exception):
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What an index says of its tree besides: the model's name and groups, and the code that computed its pages.
+
+    `inputs` is a hash of all that the fingerprint covers but the code: trees that have it in common are of one model with
+    one choice of settings, computed by different code.
+    """
+
+    model: str = ""
+    groups: str = ""
+    inputs: str = ""
+    computed_by: str = ""
+
+    @classmethod
+    def of_meta(cls, meta: Mapping[str, str]) -> Notes:
+        return cls(**{each.name: meta.get(each.name, "") for each in fields(cls)})
+
+
+@dataclass(frozen=True)
 class Identity:
-    """What index and user must agree on. `model` and `groups` may differ: they serve commands without the model."""
+    """What index and user must agree on. `notes` may differ: they serve commands without the model, and people."""
 
     fingerprint: str
-    model: str
     page_tokens: int
     proof: str
-    groups: str = ""
+    notes: Notes
+
+    @property
+    def model(self) -> str:
+        return self.notes.model
 
     def require(self, found: Mapping[str, str]) -> None:
         """Raise UnusableIndex if an index says that it is of something else."""
@@ -205,7 +226,7 @@ class Index:
             self._begin(self.identity.as_meta())
         found = read_meta(self._connection)
         self.identity.require(found)
-        notes = {"model": self.identity.model, "groups": self.identity.groups or found.get("groups", "")}
+        notes = {key: value or found.get(key, "") for key, value in asdict(self.identity.notes).items()}
         if any(found.get(key, "") != value for key, value in notes.items()):
             with self._transaction() as connection:
                 connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", notes.items())

@@ -72,7 +72,7 @@ class SharedStore:
             wall=wall,
         )
         self._objects = objects
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._clock = clock
         self._lock = threading.Lock()
         self._missing: dict[bytes, float] = {}  # names, until when
@@ -134,7 +134,7 @@ class SharedStore:
         return found
 
     def _decode(self, address: Address, stored: Stored) -> Object:
-        found = decode(self.keys, self._fingerprint, address, stored.content)
+        found = decode(self.keys, self.fingerprint, address, stored.content)
         points = read_points(address, found) if address.group == POINTS else []
         self.uploader.note_seen(address, points)
         return found

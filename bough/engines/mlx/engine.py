@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from bough.cache.tree.state import Page, State
 from bough.config import Settings
-from bough.engines.contract import EngineInfo, ReportProgress, ScoredRun
+from bough.engines.contract import EngineCode, EngineInfo, ReportProgress, ScoredRun
 from bough.engines.mlx import device
 from bough.engines.mlx.ahead import AheadCompute
 from bough.engines.mlx.compute import Compute, LaneCompute, LibraryCompute, RecomputeCompute
@@ -23,12 +23,13 @@ from bough.engines.mlx.forward import Forward
 from bough.engines.mlx.lanes.layers import install_attention
 from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.layout import Layout
-from bough.engines.mlx.library import VERSION, utils
+from bough.engines.mlx.library import VERSION, base, cache, rope_utils, utils
 from bough.engines.mlx.loading.model import LoadedModel, load_model, main_type, make_random_model
 from bough.engines.mlx.sampling import sample, score
 from bough.engines.mlx.self_check.check import self_check, verdict_key
 from bough.engines.mlx.self_check.probe import probe, without_groups
 from bough.engines.self_check.verdicts import find_verdict
+from bough.engines.shared.code import describe_code
 from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
 from bough.engines.shared.engine import LaneEngine
@@ -154,7 +155,16 @@ class MlxEngine(LaneEngine):
 def _info_of(forward: Forward, is_cpu: bool) -> EngineInfo:
     dtype = str(main_type(forward.model)).removeprefix("mlx.core.")
     model = str(forward.config["model_type"])
-    return EngineInfo("mlx", model, "cpu" if is_cpu else "gpu", dtype, _quantization_of(forward.config))
+    device, code = "cpu" if is_cpu else "gpu", _code_of(forward.model)
+    return EngineInfo("mlx", model, device, dtype, _quantization_of(forward.config), code)
+
+
+def _code_of(model: Any) -> EngineCode:
+    """The code of a model: its own modules, also those that Bough's classes build on, and what models of mlx-lm share."""
+    own = {kind for each in model.modules() for kind in type(each).__mro__}
+    foreign = [each for each in own if each.__module__.partition(".")[0] not in ("mlx", "bough", "builtins")]
+    versions = {"mlx": importlib.metadata.version("mlx"), "mlx-lm": VERSION}
+    return describe_code(versions, [*foreign, base, cache, rope_utils])
 
 
 def _quantization_of(config: dict[str, Any]) -> str:

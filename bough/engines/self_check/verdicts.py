@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -61,16 +60,3 @@ def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], pro
 def hash_features(features: Sequence[Any]) -> str:
     """A key made of all that a verdict depends on."""
     return hashlib.sha256(json.dumps(features, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def hash_code(model: Any) -> str:
-    """A hash of the file that a model's class is written in: a model may bring its own code, which may change."""
-    kind = type(model)
-    try:
-        file = inspect.getfile(kind)
-    except (TypeError, OSError):  # a class that was not imported from a file
-        file = kind.__call__.__code__.co_filename
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return ""

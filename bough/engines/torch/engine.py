@@ -12,11 +12,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from transformers import cache_utils, masking_utils, modeling_rope_utils
 
 from bough.cache.tree.state import Lane, Page, State
 from bough.config import Settings
-from bough.engines.contract import EngineInfo, ReportProgress, ScoredRun
+from bough.engines.contract import EngineCode, EngineInfo, ReportProgress, ScoredRun
 from bough.engines.self_check.verdicts import find_verdict
+from bough.engines.shared.code import describe_code
 from bough.engines.shared.compute import Way
 from bough.engines.shared.context import choose_context, reuse_limit
 from bough.engines.shared.engine import LaneEngine
@@ -229,4 +231,14 @@ class TorchEngine(LaneEngine):
 
 def _info_of(forward: Forward, weights: WeightsChoice) -> EngineInfo:
     dtype = str(dtype_of(forward.model)).removeprefix("torch.")
-    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype, weights.quantization)
+    code = _code_of(forward.model)
+    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype, weights.quantization, code)
+
+
+def _code_of(model: Any) -> EngineCode:
+    """The code of a model: its own modules and configurations, and what models of transformers share."""
+    text = model.config.get_text_config(decoder=True)
+    own = {type(each) for each in (model.config, text, *model.modules())}
+    foreign = [each for each in own if each.__module__.partition(".")[0] not in ("torch", "bough")]
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return describe_code(versions, [*foreign, cache_utils, masking_utils, modeling_rope_utils])

@@ -45,7 +45,8 @@ from bough.engines.self_check.check import (
     reference_tokens,
 )
 from bough.engines.self_check.reference import Reference, usual_ids
-from bough.engines.self_check.verdicts import hash_code, hash_features
+from bough.engines.self_check.verdicts import hash_features
+from bough.engines.shared.code import hash_sources
 from bough.engines.shared.compute import Verdict
 from bough.engines.shared.row_memory import LaneSizes
 from bough.errors import ModelError, UnsupportedModel
@@ -69,7 +70,7 @@ def verdict_key(forward: Forward) -> str:
         mx.device_info().get("architecture", ""),
         sorted({str(array.dtype) for array in weights_of(forward.model).values()}),
         type(forward.model).__qualname__,
-        hash_code(forward.model),
+        hash_sources([type(forward.model)]),
         _features_of(forward.config),
     ]
     return hash_features(features)

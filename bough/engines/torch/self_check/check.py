@@ -38,7 +38,8 @@ from bough.engines.self_check.check import (
     reference_tokens,
 )
 from bough.engines.self_check.reference import ComputeLogits, Reference, usual_ids
-from bough.engines.self_check.verdicts import hash_code, hash_features
+from bough.engines.self_check.verdicts import hash_features
+from bough.engines.shared.code import hash_sources
 from bough.engines.shared.compute import Verdict
 from bough.engines.shared.context import DEFAULT_CONTEXT
 from bough.engines.shared.row_memory import LaneSizes
@@ -83,7 +84,7 @@ def verdict_key(model: Any, wanted_attention: str, choice: WeightsChoice = IN_TO
         wanted_attention,
         model.config._attn_implementation,
         type(model).__name__,
-        hash_code(model),
+        hash_sources([type(model)]),
         config,
         [kernels.isa, kernels.code_hash] if kernels is not None else [],
         sorted({each.matrix.type for each in packed_weights(model)}),

@@ -143,8 +143,9 @@ class ReplicaHost:
         def steps() -> Steps[tuple[TreeChanges, ReplicaRates]]:
             changes = yield from watch.look(salts)
             token_s, byte_s = cache.residency.loader.rates.measured()
-            page_tokens = 0 if (shared := cache.residency.memory.shared) is None else shared.keys.page_tokens
-            return changes, ReplicaRates(token_s, byte_s, cache.costs.row_bytes, page_tokens)
+            shared = cache.residency.memory.shared
+            page_tokens, mark = (0, "") if shared is None else (shared.keys.page_tokens, shared.fingerprint)
+            return changes, ReplicaRates(token_s, byte_s, cache.costs.row_bytes, page_tokens, mark)
 
         changes, rates = await asyncio.wrap_future(self._runtime.worker.run_in_slices(steps))
         notes = await asyncio.to_thread(self._pages.apply, changes) if changes.is_reset or changes.roots else {}
