@@ -10,6 +10,8 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 KERNELS = bough/engines/torch/cpu
 INTERPRETER = .venv-kernels
 RAY     = .venv-ray
+# The distribution was called bough, which is somebody else's name: neither may stay beside bough-llm.
+forget_bough = rm -rf bough.egg-info; $(1)/bin/python -m pip uninstall -qq --yes bough
 
 .PHONY: demo serve test test-kernels test-package test-browser test-ray screenshots package lint fix bench docs docs-serve clean
 
@@ -72,21 +74,24 @@ $(READY): $(PACKAGES) setup.py $(KERNELS)/kernels.c
 
 $(PACKAGES): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call forget_bough,$(VENV))
 	BOUGH_NO_KERNELS=1 $(PIP) -e '.[$(EXTRAS)]' 'setuptools>=77'
 	touch $@
 
 $(DEV): $(PACKAGES)
-	$(PIP) 'bough[dev]'
+	$(PIP) 'bough-llm[dev]'
 	touch $@
 
 $(INTERPRETER)/.packages: pyproject.toml
 	test -x $(INTERPRETER)/bin/python || $(PYTHON) -m venv $(INTERPRETER)
+	$(call forget_bough,$(INTERPRETER))
 	$(INTERPRETER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' \
 	    'triton>=3.6' 'numpy<2.3' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@
 
 $(RAY)/.packages: pyproject.toml
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(call forget_bough,$(RAY))
 	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,ray,store]' \
 	    'anthropic>=2.8' 'hypothesis>=6.120' 'ollama>=0.6.3' 'openai>=2.54' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@

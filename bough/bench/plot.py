@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import RequestError
+from bough.system.distribution import install_command
 
 
 def require_matplotlib() -> None:
@@ -16,7 +17,7 @@ def require_matplotlib() -> None:
     try:
         importlib.import_module("matplotlib.backends.backend_agg")
     except ImportError as error:
-        raise RequestError(f"plots need matplotlib: pip install 'bough[bench]' ({error})") from error
+        raise RequestError(f"plots need matplotlib: {install_command('bench')} ({error})") from error
 
 
 @contextmanager

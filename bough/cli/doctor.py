@@ -20,6 +20,7 @@ from typing import Any, Literal
 import typer
 from rich import filesize
 
+import bough
 from bough.cache.admin.trees import list_trees
 from bough.cache.store import StoreError
 from bough.cache.store.sweeping import LEASE
@@ -28,7 +29,7 @@ from bough.cli.client import Client, find_client
 from bough.cli.terminal.columns import memory, wrap
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, find_given, load_settings, read_cluster_secret
-from bough.engines.choice import choose_engine, find_installed, install_command, is_apple_silicon
+from bough.engines.choice import choose_engine, find_installed, is_apple_silicon
 from bough.errors import BoughError, KernelsMissing, SettingsError
 from bough.models import ModelFiles, Store, why_not_packed
 from bough.models.info import count_parameters
@@ -37,12 +38,13 @@ from bough.runtime import describe_kernels, gguf_support
 from bough.runtime.object_store import UrlStore
 from bough.runtime.tiers import describe_full, disk_budget_bytes
 from bough.system.announcement import read_announcement
+from bough.system.distribution import VERSION, find_wrong_distributions, install_command, reinstall_command, repair_command
 from bough.system.folders import why_not_writable
 from bough.system.resources import default_host_bytes, free_disk_bytes, limit_threads, read_host_memory
 
 Level = Literal["ok", "warning", "problem"]
 
-_PACKAGES = ("bough", "torch", "transformers", "mlx")
+_LIBRARIES = ("torch", "transformers", "mlx")
 _EXTRAS = {
     "server": ("fastapi", "prometheus_client", "pydantic", "uvicorn"),
     "bench": ("matplotlib",),
@@ -72,14 +74,15 @@ def tell_version(as_json: options.AsJsonObject = False) -> None:
         return screen.write_line(json.dumps(found, indent=2))
     for name, text in found.items():
         screen.write_line(f"{name} {text or 'not installed'}")
+    for each in _check_installation():
+        screen.note(f"{each.level}: {each.text}: {each.todo}")
     return None
 
 
 def read_versions() -> dict[str, str | None]:
     """The versions that matter in a report of a bug; None for what is not installed. No library is imported."""
-    bough, *libraries = _PACKAGES
-    found = {bough: _version_of(bough), "python": platform.python_version()}
-    return found | {name: _version_of(name) for name in libraries} | {"platform": platform.platform()}
+    libraries = {name: _version_of(name) for name in _LIBRARIES}
+    return {"bough": VERSION, "python": platform.python_version(), **libraries, "platform": platform.platform()}
 
 
 def _version_of(package: str) -> str | None:
@@ -110,6 +113,7 @@ def doctor(as_json: options.AsJsonObject = False) -> None:
 def examine() -> Iterator[Finding]:
     """All findings, in the order of the report. If the settings cannot be read, the others are those of the defaults."""
     yield Finding("ok", "version", ", ".join(f"{name} {text}" for name, text in read_versions().items() if text))
+    yield from _check_installation()
     try:
         settings = load_settings()
     except SettingsError as error:
@@ -120,6 +124,16 @@ def examine() -> Iterator[Finding]:
             yield from check(settings)
         except (BoughError, OSError) as error:
             yield Finding("problem", topic, str(error))
+
+
+def _check_installation() -> Iterator[Finding]:
+    """Other distributions called `bough`, and files of theirs where Bough's own should be."""
+    wrong = find_wrong_distributions()
+    for each in wrong:
+        yield Finding("warning" if each.is_ours else "problem", "installation", str(each), repair_command())
+    if not wrong and "load" not in getattr(bough, "__all__", ()):
+        text = f"{Path(__file__).parents[1] / '__init__.py'} is not the file that Bough has there"
+        yield Finding("problem", "installation", text, reinstall_command())
 
 
 def _describe(finding: Finding, width: int | None) -> list[str]:
@@ -344,7 +358,7 @@ def _check_extras(settings: Settings) -> Iterator[Finding]:
         missing = [package for package in packages if find_spec(package) is None]
         if missing:
             level: Level = "warning" if extra == "server" else "ok"
-            yield Finding(level, "extras", f"{', '.join(missing)} not installed", f"pip install 'bough[{extra}]'")
+            yield Finding(level, "extras", f"{', '.join(missing)} not installed", install_command(extra))
     for engine in sorted({"torch", "mlx"} - find_installed()):
         yield Finding("ok", "extras", f"the engine {engine} is not installed", install_command(engine))
 

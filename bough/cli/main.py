@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
+from bough.system.distribution import VERSION
 from bough.system.light_imports import make_imports_light
 
 INTERRUPTED = 130
@@ -95,9 +96,7 @@ def _discard_blocked_output() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"bough {version('bough')}")
+        typer.echo(f"bough {VERSION}")
         raise typer.Exit()
 
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self
@@ -25,6 +24,7 @@ from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.errors import BoughError
 from bough.runtime import find_model
 from bough.system.announcement import Announcement, announcing, make_announcement
+from bough.system.distribution import VERSION, install_command
 from bough.system.light_imports import load_torch_library
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
             progress.end()
             if problem and not service.disk_problem:  # that of the disk is in the log already, and has the same cause
                 log.warning("%s", problem)
-            screen.note(f"bough {version('bough')} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
+            screen.note(f"bough {VERSION} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 
         host(app, service.settings, service, bound, tell_ready)
 
@@ -124,7 +124,7 @@ def _replicas(settings: Settings, model: str) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise BoughError("ray is not installed: pip install 'bough[ray]'") from error
+        raise BoughError(f"ray is not installed: {install_command('ray')}") from error
     with connected(settings, model) as start:
         yield start
 
@@ -183,7 +183,7 @@ def _require_extras() -> None:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        raise BoughError(f"{error.name} is not installed: pip install 'bough[server]'") from error
+        raise BoughError(f"{error.name} is not installed: {install_command('server')}") from error
 
 
 def _find_server(url: str | None) -> Client:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 from bough.config import ENGINES, Settings
 from bough.errors import UnsupportedModel
+from bough.system.distribution import install_command
 
 _PACKAGES = {"torch": ("torch",), "mlx": ("mlx", "mlx_lm")}
 
@@ -46,8 +47,3 @@ def is_apple_silicon() -> bool:
 def _is_of_torch(device: str) -> bool:
     """Whether only the torch engine has a device of that name."""
     return device.partition(":")[0] in ("cuda", "mps")
-
-
-def install_command(engine: str) -> str:
-    """What to type to install an engine."""
-    return f"pip install 'bough[{engine}]'"

@@ -12,6 +12,7 @@ from rich.table import Table
 from bough.errors import RequestError
 from bough.replay.run import Result
 from bough.replay.trace import Trace
+from bough.system.distribution import install_command
 
 NAMES = {
     "duel": "LRU ⟷ LRU-2 duel, pages",
@@ -95,7 +96,7 @@ def plot(reports: Sequence[Report], file: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RequestError("plots need matplotlib: pip install 'bough[bench]'") from error
+        raise RequestError(f"plots need matplotlib: {install_command('bench')}") from error
     figure = Figure(figsize=(6 * len(reports), 5), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(reports), squeeze=False)[0]

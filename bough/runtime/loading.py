@@ -14,7 +14,7 @@ from typing import Any
 
 from bough import models
 from bough.config import Settings, limit_thread_spinning, load_settings
-from bough.engines.choice import choose_engine, find_installed, install_command
+from bough.engines.choice import choose_engine, find_installed
 from bough.engines.contract import EncoderEngine, Engine, EngineMaker, ReportProgress
 from bough.engines.torch.cpu.library import explain_missing_isa, load_kernels
 from bough.errors import KernelsMissing, ModelNotFound, SettingsError, UnsupportedModel
@@ -29,6 +29,7 @@ from bough.runtime.encoder_runtime import EncoderRuntime
 from bough.runtime.runtime import Runtime
 from bough.runtime.tiers import open_tiers
 from bough.scheduling.worker import Limits
+from bough.system.distribution import install_command
 from bough.system.processes import without_gc
 from bough.types import Progress
 

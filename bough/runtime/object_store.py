@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bough.cache.store import Listed, Stored, StoreError
 from bough.cache.tree.state import Buffer
 from bough.errors import SettingsError
+from bough.system.distribution import install_command
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as AnyStore
@@ -24,8 +25,6 @@ TIMEOUT_S = 10
 CONNECT_S = 3
 MAX_OBJECT_BYTES = 2 * 2**30
 """A larger object is none of ours, and is not read: it might not fit into memory."""
-
-INSTALL = "pip install 'bough[store]'"
 
 
 class UrlStore:
@@ -36,7 +35,7 @@ class UrlStore:
             import obstore
             from obstore import exceptions
         except ImportError as error:
-            raise SettingsError(f"store is {url!r}, and needs the package obstore: {INSTALL}") from error
+            raise SettingsError(f"store is {url!r}, and needs the package obstore: {install_command('store')}") from error
         self._api, self._errors = obstore, exceptions
         self._not_found = (FileNotFoundError, exceptions.NotFoundError)
         try:

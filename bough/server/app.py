@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -44,6 +43,7 @@ from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.loaded_model import Start, start_model
 from bough.server.serving.service import Service
+from bough.system.distribution import VERSION
 from bough.types import Progress
 
 _ROUTERS = (
@@ -84,7 +84,7 @@ def make_app(settings: Settings, service: Service) -> FastAPI:
     authenticator = Authenticator(settings)
     app = FastAPI(
         title="Bough",
-        version=version("bough"),
+        version=VERSION,
         lifespan=_lifespan,
         openapi_url=SCHEMA_PATH,
         docs_url=None,

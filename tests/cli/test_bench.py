@@ -56,7 +56,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(switch
     result = switch("--png", "switch.png")
 
     assert result.exit_code == 1
-    assert "pip install 'bough[bench]'" in result.stderr
+    assert "pip install 'bough-llm[bench]'" in result.stderr
 
 
 @pytest.fixture

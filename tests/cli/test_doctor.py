@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import platform
-from importlib.metadata import version
 from pathlib import Path
 
 import gguf
 import pytest
 
+import bough
 from bough.cli import doctor
 from bough.config import load_settings
 from bough.errors import KernelsMissing
 from bough.models import ModelFiles, Store, resolve
 from bough.runtime import describe_kernels
+from bough.system.distribution import VERSION, WrongDistribution
 from tests.cli.conftest import add_model
 from tests.models.tiny_gguf import FOR_TORCH, write_gguf
 from tests.models.tiny_tokenizer import byte_level
@@ -41,8 +42,32 @@ def test_version_tells_what_a_report_of_a_bug_needs(invoke):
     found = json.loads(invoke("version", "--json").stdout)
 
     assert list(found) == ["bough", "python", "torch", "transformers", "mlx", "platform"]
-    assert (found["bough"], found["python"]) == (version("bough"), platform.python_version())
-    assert f"bough {version('bough')}\n" in invoke("version").stdout
+    assert (found["bough"], found["python"]) == (VERSION, platform.python_version())
+    assert f"bough {VERSION}\n" in invoke("version").stdout
+
+
+STRANGER = WrongDistribution("0.3.4", is_ours=False)
+OLD_NAME = WrongDistribution("0.1.0", is_ours=True)
+
+
+@pytest.mark.parametrize(("found", "level"), [(STRANGER, "problem"), (OLD_NAME, "warning")])
+def test_another_distribution_called_bough_is_named_with_the_commands_that_mend_it(invoke, monkeypatch, found, level):
+    monkeypatch.setattr(doctor, "find_wrong_distributions", lambda: [found])
+
+    (finding,) = findings(invoke, "installation", exit_code=1 if level == "problem" else 0)
+
+    assert (finding["level"], finding["text"]) == (level, str(found))
+    assert finding["todo"].startswith("pip uninstall bough && pip install ")
+    assert invoke("version").stderr.startswith(f"{level}: {found}: pip uninstall bough && ")
+
+
+def test_a_file_of_another_package_in_place_of_ours_is_a_problem(invoke, monkeypatch):
+    monkeypatch.setattr(doctor, "find_wrong_distributions", list)
+    monkeypatch.delattr(bough, "__all__")
+
+    (finding,) = findings(invoke, "installation", exit_code=1)
+
+    assert finding["text"] == f"{bough.__file__} is not the file that Bough has there"
 
 
 def test_each_line_begins_with_how_bad_it_is(invoke):
@@ -203,9 +228,9 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(invoke, mon
     found = findings(invoke, "extras")
 
     assert [(each["level"], each["todo"]) for each in found] == [
-        ("warning", "pip install 'bough[server]'"),
-        ("ok", "pip install 'bough[bench]'"),
-        ("ok", "pip install 'bough[store]'"),
+        ("warning", "pip install 'bough-llm[server]'"),
+        ("ok", "pip install 'bough-llm[bench]'"),
+        ("ok", "pip install 'bough-llm[store]'"),
     ]
 
 
@@ -232,4 +257,4 @@ def test_an_engine_that_cannot_be_imported_is_a_problem(invoke, monkeypatch):
 
     (found,) = findings(invoke, "engine", exit_code=1)
 
-    assert "libcudart" in found["text"] and found["todo"] == "pip install 'bough[torch]'"
+    assert "libcudart" in found["text"] and found["todo"] == "pip install 'bough-llm[torch]'"

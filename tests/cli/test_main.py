@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from bough.errors import BoughError, EngineError
+from bough.system.distribution import VERSION
 
 FULL = Path("/dev/full")
 
@@ -22,7 +22,7 @@ def raising(error: BaseException):
 
 
 def test_the_version_is_that_of_the_package(invoke):
-    assert invoke("--version").stdout == f"bough {version('bough')}\n"
+    assert invoke("--version").stdout == f"bough {VERSION}\n"
 
 
 def test_help_lists_every_command(invoke):

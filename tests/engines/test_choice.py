@@ -33,13 +33,17 @@ def test_auto_takes_mlx_on_apple_silicon_and_torch_elsewhere(
 
 
 def test_without_any_engine_both_ways_to_install_one_are_told() -> None:
-    with pytest.raises(UnsupportedModel, match=r"no engine is installed: pip install 'bough\[torch\]' or .*'bough\[mlx\]'"):
+    with pytest.raises(
+        UnsupportedModel, match=r"no engine is installed: pip install 'bough-llm\[torch\]' or .*'bough-llm\[mlx\]'"
+    ):
         choose_among("auto", (), on_apple_silicon=True)
 
 
 @pytest.mark.parametrize(("wanted", "other"), [BOTH, BOTH[::-1]])
 def test_an_engine_that_was_asked_for_is_not_replaced_by_another(wanted: str, other: str) -> None:
-    with pytest.raises(UnsupportedModel, match=rf"the engine {wanted} is not installed: pip install 'bough\[{wanted}\]'$"):
+    with pytest.raises(
+        UnsupportedModel, match=rf"the engine {wanted} is not installed: pip install 'bough-llm\[{wanted}\]'$"
+    ):
         choose_among(wanted, (other,), on_apple_silicon=False)
 
 

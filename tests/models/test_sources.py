@@ -221,7 +221,7 @@ def test_a_gguf_file_that_mlx_cannot_read_is_converted_for_it(tmp_path, settings
 def test_a_gguf_file_that_mlx_cannot_read_is_refused_where_there_is_no_torch(tmp_path, settings):
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q5_0)
 
-    with pytest.raises(UnsupportedModel, match=r"holds weights as Q5_0.*pip install 'bough\[torch\]'"):
+    with pytest.raises(UnsupportedModel, match=r"holds weights as Q5_0.*pip install 'bough-llm\[torch\]'"):
         resolve(tmp_path / "tiny.gguf", settings, GgufSupport(is_readable=True, is_convertible=False))
 
     assert Store(settings.models_folder).list() == []

@@ -15,9 +15,9 @@ def only(folder: Path, pattern: str) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(request: pytest.FixtureRequest) -> Path:
-    return only(Path(request.config.getoption("--packages")).resolve(), "bough-*.whl")
+    return only(Path(request.config.getoption("--packages")).resolve(), "bough_llm-*.whl")
 
 
 @pytest.fixture(scope="session")
 def sdist(request: pytest.FixtureRequest) -> Path:
-    return only(Path(request.config.getoption("--packages")).resolve(), "bough-*.tar.gz")
+    return only(Path(request.config.getoption("--packages")).resolve(), "bough_llm-*.tar.gz")

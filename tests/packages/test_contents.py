@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bough.system.distribution import VERSION
+
 pytestmark = pytest.mark.package
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +66,7 @@ def test_the_sdist_has_what_the_wheel_is_built_from_and_no_tests(in_sdist: set[s
 
 def test_the_metadata_are_those_of_the_project(metadata: email.message.Message) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (metadata["Name"], metadata["Version"]) == (project["name"], project["version"])
+    assert (metadata["Name"], metadata["Version"]) == (project["name"], VERSION)
     assert metadata["License-Expression"] == "Apache-2.0" and metadata.get_all("License-File") == ["LICENSE"]
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     assert set(metadata.get_all("Provides-Extra", [])) == set(project["optional-dependencies"])

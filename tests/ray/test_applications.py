@@ -21,7 +21,7 @@ ValueError: something before it
 
 During handling of the above exception, another exception occurred:
 
-bough.errors.SettingsError: store is 'x', and needs the package obstore: pip install 'bough[store]'
+bough.errors.SettingsError: store is 'x', and needs the package obstore: pip install 'bough-llm[store]'
 """
 
 
@@ -33,7 +33,7 @@ def test_models_have_applications_of_their_own_whatever_their_names() -> None:
 
 
 def test_the_last_error_of_a_replica_is_told_and_not_its_traceback() -> None:
-    assert _cause(TOLD) == "SettingsError: store is 'x', and needs the package obstore: pip install 'bough[store]'"
+    assert _cause(TOLD) == "SettingsError: store is 'x', and needs the package obstore: pip install 'bough-llm[store]'"
     assert _cause("no replica came\nand more") == "no replica came"
 
 

@@ -374,9 +374,13 @@ def test_ctrl_c_leaves_a_free_lane_and_keeps_the_work(llama: Runner) -> None:
 @pytest.mark.parametrize(
     ("missing", "engine", "message"),
     [
-        (["torch", "mlx"], "auto", "no engine is installed: pip install 'bough[torch]' or pip install 'bough[mlx]'"),
-        (["torch"], "torch", "the engine torch is not installed: pip install 'bough[torch]'"),
-        (["mlx_lm"], "mlx", "the engine mlx is not installed: pip install 'bough[mlx]'"),
+        (
+            ["torch", "mlx"],
+            "auto",
+            "no engine is installed: pip install 'bough-llm[torch]' or pip install 'bough-llm[mlx]'",
+        ),
+        (["torch"], "torch", "the engine torch is not installed: pip install 'bough-llm[torch]'"),
+        (["mlx_lm"], "mlx", "the engine mlx is not installed: pip install 'bough-llm[mlx]'"),
         (["torch.nn"], "torch", "the engine torch cannot be used: No module named 'torch.nn"),
     ],
 )
@@ -394,7 +398,7 @@ def test_an_engine_that_is_missing_or_broken_is_told_with_the_way_to_install_it(
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
 
     assert found.stdout.startswith(message), found.stderr[-2000:]
-    assert "pip install 'bough[" in found.stdout
+    assert "pip install 'bough-llm[" in found.stdout
 
 
 def test_a_banned_token_never_comes_and_one_outside_the_vocabulary_is_refused(folders: Path) -> None:

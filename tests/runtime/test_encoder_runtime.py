@@ -198,7 +198,7 @@ def test_an_encoder_needs_torch(folder, monkeypatch):
     with pytest.raises(UnsupportedModel, match=r"needs the engine torch, and the setting engine is 'mlx': pip install"):
         load_encoder(encoder, Settings(engine="mlx"))
     monkeypatch.setattr("bough.runtime.loading.find_installed", lambda: {"mlx"})
-    with pytest.raises(UnsupportedModel, match=r"torch is not installed: pip install 'bough\[torch\]'"):
+    with pytest.raises(UnsupportedModel, match=r"torch is not installed: pip install 'bough-llm\[torch\]'"):
         load_encoder(encoder, Settings())
 
 

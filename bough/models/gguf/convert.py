@@ -19,6 +19,7 @@ from bough.models.files import GGUF_FILE, link_or_copy, one_line, quiet_transfor
 from bough.models.gguf.contents import Converted, main_type, save_sampling, save_tokenizer
 from bough.models.gguf.reading import counted_tensors, opened_once
 from bough.models.weights.packed import write_packed
+from bough.system.distribution import install_command
 from bough.types import Progress
 
 _PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -57,7 +58,7 @@ def _told(label: str, file: Path, progress: Progress) -> Iterator[None]:
     except ModelError:
         raise
     except ImportError as error:
-        install = "gguf: pip install gguf" if error.name == "gguf" else "torch: pip install 'bough[torch]'"
+        install = "gguf: pip install gguf" if error.name == "gguf" else f"torch: {install_command('torch')}"
         raise UnsupportedModel(f"converting {file.name} needs {install} ({one_line(error)})") from error
     except Exception as error:  # the reader raises anything for a malformed file
         raise UnsupportedModel(f"cannot convert {file.name}: {type(error).__name__}: {one_line(error)}") from error

@@ -15,6 +15,7 @@ from typing import Any
 from bough.errors import ModelError, UnsupportedModel
 from bough.models.files import CONFIG_FILE, GGUF_FILE, link_or_copy, one_line, quiet_transformers
 from bough.models.gguf.contents import Converted, main_type, save_sampling, save_tokenizer, value_of
+from bough.system.distribution import install_command
 from bough.types import Progress
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -84,19 +85,19 @@ def _require_readable(header: _Header) -> None:
     if kind not in ARCHITECTURES:
         raise UnsupportedModel(
             f"{name} holds a model of the architecture {kind!r}; without torch GGUF files of {', '.join(ARCHITECTURES)} "
-            "can be read: pip install 'bough[torch]' to convert others"
+            f"can be read: {install_command('torch')} to convert others"
         )
     others = sorted({each.tensor_type.name for each in header.reader.tensors} - set(_READABLE_TYPES))
     if others:
         raise UnsupportedModel(
             f"{name} holds weights as {', '.join(others)}; without torch {', '.join(_READABLE_TYPES)} can be read: "
-            "pip install 'bough[torch]' to convert others"
+            f"{install_command('torch')} to convert others"
         )
     unusual = [each for each in ("expert_count", "attention.sliding_window") if header.shape(each, 0)]
     if header.shape("rope.scaling.type", "none") not in ("none", "linear", "yarn"):
         unusual.append("rope.scaling.type")
     if unusual:
-        raise UnsupportedModel(f"{name} has {', '.join(unusual)}: pip install 'bough[torch]' to convert it")
+        raise UnsupportedModel(f"{name} has {', '.join(unusual)}: {install_command('torch')} to convert it")
 
 
 def _config_of(header: _Header) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_the_folder_shares_the_file_and_is_described_by_it(tmp_path, capfd):
 def test_an_architecture_that_no_engine_reads_is_told_with_what_to_install(tmp_path):
     write_header(tmp_path / "other.gguf", "falcon")
 
-    with pytest.raises(UnsupportedModel, match=r"architecture 'falcon'.*pip install 'bough\[torch\]'"):
+    with pytest.raises(UnsupportedModel, match=r"architecture 'falcon'.*pip install 'bough-llm\[torch\]'"):
         make_folder(tmp_path / "other.gguf", tmp_path / "kept", Recorder())
 
     assert not (tmp_path / "kept").exists()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.errors import KernelsMissing
+from bough.system.distribution import DISTRIBUTION, reinstall_command
 
 ABI = 3  # of the functions in kernels.c: to be raised there and here whenever a signature or a struct changes
 ISAS = {"avx512": "AVX512", "v3": "AVX2", "neon": "NEON", "plain": "plain C"}  # the best first, as people call them
@@ -122,7 +123,4 @@ def _read_notes(path: Path) -> list[str]:
 
 def _rebuild_command() -> str:
     """What to type to build the library: in a source folder that is installed as it is, or from the source package."""
-    source = _FOLDER.parents[3]
-    if (source / "setup.py").exists():
-        return f"pip install --no-deps -e {source}"
-    return "pip install --force-reinstall --no-deps --no-cache-dir --no-binary bough bough"
+    return reinstall_command("--no-cache-dir", "--no-binary", DISTRIBUTION)

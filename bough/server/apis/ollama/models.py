@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -29,6 +28,7 @@ from bough.server.http.streaming import NDJSON, cancel_on_disconnect
 from bough.server.http.wire import ServiceOf, route_class
 from bough.server.serving.catalog import CatalogEntry, LoadedEntry
 from bough.server.serving.service import Service
+from bough.system.distribution import VERSION
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["Ollama"])
 
@@ -43,7 +43,7 @@ FOR_EVER = datetime(2318, 1, 1, tzinfo=UTC)
 @router.head("/api/version", include_in_schema=False)
 async def tell_version() -> Response:
     """The version of Ollama whose API this is, and that of Bough."""
-    return JSONResponse({"version": OLLAMA_VERSION, "bough": version("bough")})
+    return JSONResponse({"version": OLLAMA_VERSION, "bough": VERSION})
 
 
 @router.get("/api/tags")

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
-from importlib.metadata import version
 
 from bough.errors import ShuttingDown, Unavailable
 from bough.server.serving.ask import tenant_of
@@ -18,6 +17,7 @@ from bough.server.serving.events.frames import to_json
 from bough.server.serving.events.reader import Frame, Reader
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.progress import Followed, LiveRequests
+from bough.system.distribution import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class EventHub:
     async def frames(self, reader: Reader) -> AsyncIterator[list[Frame]]:
         """The events for one reader, those that are sent together as one list; it is empty after a while without news."""
         scope = "all" if reader.salt is None else "own"
-        hello = {"version": FORMAT, "bough": version("bough"), "interval_s": reader.interval_s, "scope": scope}
+        hello = {"version": FORMAT, "bough": VERSION, "interval_s": reader.interval_s, "scope": scope}
         yield [("hello", to_json(hello))]
         while not reader.is_ended:
             await reader.wait(_SILENCE_S)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from typing import Any
 
 import httpx
 import ollama
 import pytest
+
+from bough.system.distribution import VERSION
 
 
 def names(http: httpx.Client) -> list[str]:
@@ -35,7 +36,7 @@ def test_the_version_is_one_that_clients_of_ollama_accept(little):
     found = little.get("/api/version").json()
 
     assert tuple(map(int, found["version"].split("."))) >= (0, 14, 2)
-    assert found["bough"] == version("bough")
+    assert found["bough"] == VERSION
 
 
 def test_the_list_has_what_clients_show(little):
