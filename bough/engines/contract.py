@@ -26,8 +26,8 @@ ReportProgress = Callable[[str], None]
 class EngineCode:
     """The code that computes a model's numbers. State is only used by the code that computed it.
 
-    `versions` are the libraries with their minor versions, for people; `source_hash` stands for the files of the model's own
-    modules and of what these share.
+    `versions` are the libraries with their minor versions, for people; `source_hash` is a hash of the files of the model's
+    own modules and of those that models share.
     """
 
     versions: str = ""

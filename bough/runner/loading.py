@@ -31,8 +31,8 @@ def load(
     """Load a model by name, hub id, Hugging Face folder or GGUF file; without one, the default model.
 
     A known name or hub id that is not on this machine is fetched first; `announce` is told before what will be fetched, and
-    may raise to prevent it. `advise` is told if the model could be faster here; if it is not given, a warning is logged.
-    `cache=False` runs without reuse.
+    may raise to prevent it. `advise` is called with what the user should know about the model: that it runs without reuse,
+    or could be faster here; if it is not given, that is logged. `cache=False` runs without reuse.
     """
     chosen = load_settings(dict(settings))
     files = find_model(str(name_or_path or chosen.model), chosen, progress, announce)

@@ -31,6 +31,7 @@ from bough.runtime.tiers import open_tiers
 from bough.scheduling.worker import Limits
 from bough.system.distribution import install_command
 from bough.system.processes import without_gc
+from bough.system.tested_versions import find_untested
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ log = logging.getLogger(__name__)
 _MAY_BE_PACKED = ("auto", "packed")  # of the setting weights: the others never read packed weights
 
 Advise = Callable[[str], None]
-"""Told, once for each load, how the model could be faster here."""
+"""Called at each load with what the user should know: no reuse, untested libraries, how the model could be faster here."""
+
+_LIBRARIES = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx-lm")}
 
 
 def load_runtime(
@@ -50,12 +53,13 @@ def load_runtime(
 ) -> Runtime:
     """Load a model that generates text and is on this machine. Raises UnsupportedModel for encoders.
 
-    `advise` is told if it could be faster here; without it, that is logged.
+    `advise` is called with what the user should know about it; without `advise`, that is logged.
     """
     files = models.convert_if_needed(files, settings, gguf_support(settings), progress)
     engine = make_engine(files, settings, progress)
-    if advice := find_advice(files, engine, settings):
-        (advise or _log_advice)(advice)
+    for line in (*find_limits(files, engine, settings), find_advice(files, engine, settings)):
+        if line:
+            (advise or _log_advice)(line)
     tokenizer = load_tokenizer(files, settings.trust_remote_code)
     return Runtime(engine, tokenizer, settings, files, open_tiers(engine, files, settings, progress), limits)
 
@@ -122,6 +126,16 @@ def gguf_support(settings: Settings) -> GgufSupport:
         return GgufSupport(False, False, str(error))
     may_pack = settings.weights in _MAY_BE_PACKED
     return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed(), may_pack=may_pack)
+
+
+def find_limits(files: ModelFiles, engine: Engine, settings: Settings) -> list[str]:
+    """What a loaded model cannot do here, and why: libraries in untested versions, and no reuse although it is wanted."""
+    can, found = engine.capabilities, []
+    if untested := find_untested(*_LIBRARIES.get(engine.info.name, ())):
+        found.append(f"{files.name} runs on {' and '.join(untested)}; what the self-check found right is used")
+    if settings.cache and not can.can_reuse:
+        found.append(f"{files.name} runs without reuse: every prompt is computed whole, because {can.reason}")
+    return found
 
 
 def find_advice(files: ModelFiles, engine: Engine, settings: Settings) -> str:

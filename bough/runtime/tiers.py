@@ -137,7 +137,7 @@ def _note_outdated(settings: Settings, name: str, inputs: str, code: EngineCode)
     for tree in held:
         if tree.inputs == inputs or (tree.model == name and not tree.computed_by):
             log.warning(
-                "the tree %s of %s bytes is set aside: it was computed by %s, and this is %s; it is deleted when room is needed",
+                "the tree %s of %s bytes is set aside: it was computed by %s, and this is %s; it goes when room is needed",
                 tree.name,
                 f"{tree.nbytes:,}",
                 tree.computed_by or "an earlier version of Bough",

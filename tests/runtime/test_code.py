@@ -1,4 +1,4 @@
-"""State is only used by the code that computed it: another source or version of a library finds nothing on disk or in a store."""
+"""State is only used by the code that computed it: other sources or versions of a library find nothing of it."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from bough.models.aliases import Overlay
 from bough.runner import load
 from bough.runtime import find_model, gguf_support, loading, make_engine
 from tests.models.tiny_gguf import FOR_TORCH, write_gguf
+from tests.tiny_models import make_folder
 
 
 @pytest.mark.parametrize(
@@ -146,3 +147,24 @@ def test_packed_weights_that_were_not_kept_are_refused_with_what_to_do(converted
 
     with pytest.raises(SettingsError, match=r"^weights is 'packed', and .* was converted by an earlier .* adds them$"):
         make_engine(converted, settings_in(tmp_path, weights="packed"))
+
+
+def test_a_load_tells_that_a_model_runs_without_reuse_and_why(tmp_path, caplog):
+    folder = make_folder("minimax", tmp_path / "minimax")
+    model = ModelFiles(str(folder), folder)
+
+    (told,) = load_with_advice(model, tmp_path)
+    assert told.startswith("minimax runs without reuse: every prompt is computed whole, because the model does not run")
+    assert load_with_advice(model, tmp_path, cache=False) == []
+
+    load(folder, engine="torch", device="cpu", disk=0, cache_folder=tmp_path / "cache").close()
+    assert told in caplog.text
+
+
+def test_a_load_tells_which_libraries_are_outside_the_tested_range(tmp_path, monkeypatch):
+    folder = make_folder("llama", tmp_path / "llama")
+    monkeypatch.setattr(loading, "find_untested", lambda *names: [f"{names[1]} 5.99.0 (tested: >=5.17, <5.24)"])
+
+    told = load_with_advice(ModelFiles(str(folder), folder), tmp_path)
+
+    assert told[0].startswith("llama runs on transformers 5.99.0 (tested: >=5.17, <5.24); what the self-check found right")

@@ -100,7 +100,7 @@ class Backends:
     def open(self, model: str | None, *, tells_server: bool, tells_advice: bool = True) -> Backend:
         """The backend of a model by name or path; without one, of the default model. Raises ModelNotFound.
 
-        With `tells_server`, a server that is used is named; with `tells_advice`, how a local model could be faster.
+        With `tells_server`, a server that is used is named; with `tells_advice`, what to know about a local model.
         """
         advice: list[str] = []
         with show_progress(self._screen.notes, stays=False) as progress:

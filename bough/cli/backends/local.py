@@ -40,7 +40,7 @@ class LocalBackend:
     ) -> LocalBackend:
         """Load a model by name or path; without one, the default model.
 
-        `announce` is told what will be fetched, `advise` if the model could be faster here.
+        `announce` is told what will be fetched, `advise` what to know about the model.
         """
         started_s = time.perf_counter()
         progress.start(f"loading {model or 'the default model'}", None)

@@ -1,8 +1,8 @@
 """The code that computes a model's numbers: state that other code computed must not be used.
 
-Counted are the sources of the model's own modules and of those that the library shares between models, as they are
-installed, and the minor versions of the libraries. Patch versions, builds and instruction sets are not: their numbers differ
-by rounding at most, unless one of these sources changed. Of Bough's own code `NUMERICS` stands for all.
+It is described by the source files of the model's own modules and of those that models of a library share, as they are
+installed, and by the minor versions of the libraries. Patch versions, builds and instruction sets do not count: they change
+numbers by rounding at most, unless one of these files changed. Bough's own code is described by `NUMERICS` alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Layouts of models, kept as small JSON files, so that a model is probed only once.
 
-Only layouts in which every layer has rows and no state are kept: probing the others costs little of what loading them does. A file that
-cannot be read, or holds something else, counts as absent.
+Only layouts in which every layer has rows and no state are kept: probing the others costs little of what loading them
+does. A file that cannot be read, or holds something else, counts as absent.
 """
 
 from __future__ import annotations
