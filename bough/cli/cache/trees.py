@@ -54,9 +54,13 @@ def choose_trees(settings: Settings, model: str | None, screen: Screen) -> list[
 
 
 def choose_tree(settings: Settings, model: str) -> TreeInfo:
-    """The one usable tree of a model. Raises DiskError if there is none or more than one."""
+    """The one usable tree of a model: of those that only differ in the code that computed them, the last that was used.
+
+    Raises DiskError if there is none or more than one.
+    """
     trees = list_trees(settings.trees_folder)
-    found = [tree for tree in trees if is_of(tree, model) and not tree.problem]
+    usable = [tree for tree in trees if is_of(tree, model) and not tree.problem]
+    found = list({tree.inputs or tree.name: tree for tree in sorted(usable, key=lambda tree: tree.last_used)}.values())
     if not found:
         raise DiskError(f"no tree of {model!r} on disk; {_describe_trees(trees)}")
     if len(found) > 1:
