@@ -19,11 +19,12 @@ from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_tu
 from bough.bench.timing import warm_up
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.runner import load
 from bough.runtime import Runtime
 from bough.types import Completion, Message
 
-STRATEGIES = ("tree", "single", "none")
+STRATEGIES = {"tree": "tree", "single": "single entry", "none": "no cache"}
+"""The strategies of the tour, and what each is called."""
+
 REPLY_TOKENS = 24
 
 SYSTEM = """You are a patient assistant for a small town library. You answer in plain words and short sentences. \
@@ -52,17 +53,16 @@ TOPICS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def show_demo(console: Console, model: str | None = None) -> None:
-    """Run the tour with three strategies, then print the cost of each turn, and the tree."""
-    with console.status("loading the model (the first time it is fetched and converted)"):
-        loaded = load(model, disk=0)  # without a disk each run computes everything itself
-    with loaded as runner:
-        runtime = runner.runtime
-        engine, threads = runtime.engine.info, runtime.engine.describe().get("threads")
-        threads = f", {threads} threads" if threads else ""
-        console.print(f"[bold]{engine.model}[/bold] on {engine.device}, {engine.weights}{threads}")
-        console.print(f"{len(TOPICS)} conversations take turns over one system prompt of {len(SYSTEM.split())} words\n")
-        results, tree = _run_all(console, runtime)
+def show_demo(console: Console, runtime: Runtime) -> None:
+    """Run the tour with three strategies, then print the cost of each turn, and the tree.
+
+    The tour is shown live on a terminal; elsewhere each of its stages is a line.
+    """
+    engine, threads = runtime.engine.info, runtime.engine.describe().get("threads")
+    threads = f", {threads} threads" if threads else ""
+    console.print(f"[bold]{engine.model}[/bold] on {engine.device}, {engine.weights}{threads}")
+    console.print(f"{len(TOPICS)} conversations take turns over one system prompt of {len(SYSTEM.split())} words\n")
+    results, tree = _run_all(console, runtime)
     console.print(turn_table(results))
     console.print(strategy_table(results))
     console.print("\n[bold]the tree[/bold]: shared prefixes are stored once; each conversation is one branch")
@@ -70,17 +70,21 @@ def show_demo(console: Console, model: str | None = None) -> None:
 
 
 def _run_all(console: Console, runtime: Runtime) -> tuple[dict[str, StrategyResult], str]:
+    _print_stage(console, "warming up")
     warm_up(runtime)
     results, drawing = {}, ""
     bars = Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     said = Text()
     with Live(Group(bars, Panel(said, title="now")), console=console, refresh_per_second=8, transient=True):
-        for name in STRATEGIES:
+        for name, label in STRATEGIES.items():
             strategy = make_strategy(name, runtime)
             tour = Tour(runtime, strategy)
-            task = bars.add_task({"tree": "tree", "single": "single entry", "none": "no cache"}[name], total=tour.num_turns)
-            for _ in tour.run(name, lambda text: _say(said, text)):
+            task = bars.add_task(label, total=tour.num_turns)
+            _print_stage(console, f"{label}: {tour.num_turns} questions in {len(TOPICS)} conversations")
+            for num_answered, _ in enumerate(tour.run(name, lambda text: _say(said, text)), start=1):
                 bars.advance(task)
+                if num_answered % len(TOPICS) == 0:
+                    _print_stage(console, f"{label}: {num_answered} of {tour.num_turns} questions answered")
             results[name] = tour.result
             tour.result.kept_bytes = strategy.kept_bytes
             if name == "tree" and isinstance(strategy, PrefixCache):
@@ -88,6 +92,12 @@ def _run_all(console: Console, runtime: Runtime) -> tuple[dict[str, StrategyResu
                 drawing = str(view_tree(strategy.forest, strategy.clock.now(), decode))
             strategy.clear()
     return results, drawing
+
+
+def _print_stage(console: Console, text: str) -> None:
+    """Print one line about what is done; a terminal shows it live instead."""
+    if not console.is_terminal:
+        console.print(text, markup=False, highlight=False)
 
 
 def _say(said: Text, text: str) -> None:

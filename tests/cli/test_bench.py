@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -131,3 +132,21 @@ def test_router_tells_of_decisions_pages_and_messages(invoke):
     assert 0 < figures["messages_per_s"] <= 50
     assert 16 * figures["changes_per_s"] < figures["message_bytes_per_s"]
     assert "4 replicas, 10,000 pages known" in result.stderr
+
+
+def test_the_demo_says_each_stage_in_a_line_when_its_output_is_no_terminal(invoke, runner, monkeypatch):
+    def load(model, *, progress, **settings):
+        progress.start("self-check of the engine", None)
+        return runner
+
+    monkeypatch.setattr("bough.runner.load", load)
+
+    result = invoke("bench", "demo")
+
+    assert result.exit_code == 0
+    stages = [line for line in result.stdout.splitlines() if re.match("loading|self-check|.*answered", line)]
+    assert stages == [
+        "loading the default model",
+        "self-check of the engine",
+        *(f"{name}: {n} of 12 questions answered" for name in ("tree", "single entry", "no cache") for n in (4, 8, 12)),
+    ]

@@ -14,7 +14,7 @@ from rich.console import Console
 from bough.bench.workload import SwitchSetup
 from bough.cli.bench.flags import Engine, Json, Model, Shape, Threads, load_model, read_shape
 from bough.cli.bench.tables import make_table, milliseconds_table, warn_if_busy
-from bough.cli.terminal.progress import make_counter
+from bough.cli.terminal.progress import make_counter, show_progress
 
 
 def switch(
@@ -262,7 +262,17 @@ def paging(
 def demo(model: Model = None) -> None:
     """A short tour: conversations take turns, with the cost of each turn and the tree at the end."""
     from bough.bench.demo import show_demo
+    from bough.runner import load
 
     console = Console()
     warn_if_busy(console)
-    show_demo(console, model)
+    with show_progress(console) as progress:
+        progress.start(f"loading {model or 'the default model'}", None)
+        runner = load(  # without a disk each run computes everything itself
+            model,
+            progress=progress,
+            announce=lambda plan: console.print(f"fetching {plan.describe()}", markup=False),
+            disk=0,
+        )
+    with runner:
+        show_demo(console, runner.runtime)
