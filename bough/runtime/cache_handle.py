@@ -137,7 +137,8 @@ class CacheHandle:
         """Write the tree of one salt, as it is now, into one file; requests go on meanwhile.
 
         What is in memory alone, because the disk has no room for it, is counted as skipped. Raises RequestError without a
-        disk tier, DiskError if it fails or is no longer wanted: then there is no file.
+        disk tier or if the tree is one that archives cannot hold (a model without full attention), DiskError if it fails or
+        is no longer wanted: then there is no file.
         """
         disk = self._require_disk()
         saved = self._cache.save(salt, self._run)

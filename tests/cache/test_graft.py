@@ -12,7 +12,7 @@ from bough.cache.admin.archive import Imported, export_tree, import_tree
 from bough.cache.disk import Disk
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.state import Tier
-from bough.errors import QueueFull
+from bough.errors import QueueFull, RequestError
 from bough.types import Boundary, Mark
 from tests.cache.admin.donor import bring
 from tests.fake_disk import FakeDisk
@@ -158,6 +158,22 @@ def test_what_was_put_but_not_taken_up_is_found_by_the_next_start(model: str) ->
 def carry(source: Disk, file: Path, world: World, disk: Disk, run: RunSteps) -> Imported:
     export_tree(source, file)
     return import_tree(disk, file, graft=lambda steps: run(lambda: world.cache.graft("", steps)))
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if "full" not in model])
+def test_a_tree_that_no_archive_can_hold_is_not_exported(model: str, tmp_path: Path) -> None:
+    with open_disk(tmp_path / "one") as source:
+        origin = World(MODELS[model], 4, disk=source)
+        origin.run(LONG)
+        assert origin.cache.flush()
+
+        with pytest.raises(
+            RequestError, match=r"no layers with full attention, .* of up to 22 tokens, .* pages of 4 tokens"
+        ):
+            export_tree(source, tmp_path / "archive.tar")
+
+        assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
+        origin.cache.close()
 
 
 @with_rows

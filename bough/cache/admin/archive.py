@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -31,9 +31,9 @@ from bough.cache.disk.ledger import Snapshot
 from bough.cache.disk.rows import PointRecord, clamp_time
 from bough.cache.graft import ImportedStep, ImportedTree
 from bough.cache.steps import RunSteps, Steps, run_at_once
-from bough.cache.tree.address import POINT, DiskFile
+from bough.cache.tree.address import POINT, Address, DiskFile
 from bough.cache.tree.tokens import num_tokens
-from bough.errors import Unavailable
+from bough.errors import RequestError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,10 @@ def export_tree(
 ) -> Exported:
     """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError if it cannot be.
 
-    What is queued is waited for. Requests may go on meanwhile: what they drop stays on disk until it is read. Files that
-    turn out to be damaged are dropped at the end, where `run` runs what touches the tree; if it refuses, they stay until
-    they are found damaged again.
+    Raises RequestError before anything is written if the tree has prefixes that an archive cannot hold: those of a model
+    without full attention, beyond one page. What is queued is waited for. Requests may go on meanwhile: what they drop
+    stays on disk until it is read. Files that turn out to be damaged are dropped at the end, where `run` runs what touches
+    the tree; if it refuses, they stay until they are found damaged again.
     """
     root = disk.root(salt)
     disk.settle(root)
@@ -100,6 +101,7 @@ class _Exporting:
         self._disk = disk
         self._snapshot = snapshot
         addresses = [*(file.address for file in snapshot.files), *(record.address for record in snapshot.points)]
+        _require_pages(addresses, disk.page_tokens)
         self._chain = Chain(disk.keys, root, addresses)
         self._traced = [(step, file) for file in snapshot.files if (step := self._chain.find(file.address)) is not None]
         self._num_items = self._nbytes = 0
@@ -277,6 +279,17 @@ class _Importing:
             self.files.append(disk_file)
         if self.disk.pending_bytes >= FLUSH_BYTES:
             self.disk.settle(self._root)
+
+
+def _require_pages(addresses: Iterable[Address], page_tokens: int) -> None:
+    """Raise RequestError if an address has more tokens than a page: no import reads an archive with such a step."""
+    longest = max((num_tokens(address.tokens) for address in addresses), default=0)
+    if longest > page_tokens:
+        raise RequestError(
+            "this tree cannot be exported: its model has no layers with full attention, so its states and windows are "
+            f"stored under whole prefixes, here of up to {longest:,} tokens, and an archive holds prefixes as pages of "
+            f"{page_tokens:,} tokens; machines can share such a tree through a store"
+        )
 
 
 def _make_item(disk: Disk, step: int, disk_file: DiskFile) -> Item:

@@ -6,7 +6,9 @@ import json
 import os
 
 from bough.cache.admin.trees import list_trees
-from tests.cli.cache.conftest import PRINT_1, PRINT_2, contents, only_tree, open_disk
+from bough.cache.tree.address import Address
+from bough.cache.tree.tokens import pack
+from tests.cli.cache.conftest import PRINT_1, PRINT_2, contents, only_tree, open_disk, put
 
 
 def test_what_was_exported_comes_back_elsewhere(invoke, grow, home, trees, monkeypatch):
@@ -62,6 +64,17 @@ def test_export_does_not_overwrite(invoke, grow, home):
 
     assert result.exit_code == 1 and "exists already" in result.stderr
     assert (home / "mine").read_text() == "mine"
+
+
+def test_a_tree_that_no_archive_can_hold_is_refused_with_the_reason(invoke, grow, home):
+    with open_disk(grow()) as disk:
+        root = disk.root("")
+        put(disk, Address(root, disk.keys.first(root), pack(range(9)), 1, 9, 9), b"a state without pages before it")
+
+    result = invoke("cache", "export", "small", str(home / "out"))
+
+    assert result.exit_code == 1 and "no layers with full attention" in result.stderr and "up to 9 tokens" in result.stderr
+    assert not (home / "out").exists()
 
 
 def test_a_model_with_several_trees_is_exported_by_the_name_of_the_tree(invoke, grow, home):

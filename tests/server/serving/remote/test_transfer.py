@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from bough.cache.admin.archive import read_manifest
+from bough.cache.tree.address import Address
+from bough.cache.tree.tokens import pack
 from bough.errors import RequestError, Unavailable
 from bough.server.serving.ask import Ask
 from bough.server.serving.model.in_process import InProcessTree
@@ -118,6 +120,21 @@ def test_what_is_no_archive_and_a_replica_without_a_disk_are_refused(play: Any, 
 
     play(refuse, disk=DISK)
     play(without_disk)
+
+
+def test_a_tree_that_no_archive_can_hold_is_refused_by_its_replica(play: Any, tmp_path: Path) -> None:
+    async def scene(service: Service, replicas: LocalReplicas) -> None:
+        disk = replicas.hosts["replica-0"]._runtime.cache._cache.memory.disk
+        assert disk is not None
+        root = disk.root("")
+        whole = Address(root, disk.keys.first(root), pack(range(300)), 0, 300, 300)  # as a model without full attention has
+        disk.put(whole, lambda: b"state", 5, last_used=1.0)
+
+        with pytest.raises(RequestError, match="up to 300 tokens, and an archive holds prefixes as pages of 256 tokens"):
+            await service.cache.export("tiny", "")
+        assert left_behind(tmp_path) == []
+
+    play(scene, disk=DISK)
 
 
 def test_an_archive_that_no_server_asks_for_any_more_is_deleted(play: Any, tmp_path: Path) -> None:
