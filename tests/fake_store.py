@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 from bough.cache.disk.reader import Reader
 from bough.cache.store import Listed, SharedStore, Stored, StoreError
 from bough.cache.store.format import Object
+from bough.cache.store.paths import PAGE_KEY
 from bough.cache.tree.address import Address
 from bough.cache.tree.state import Buffer
 from tests.fake_disk import FakeReader
 
 SECRET = bytes(range(32))
-FINGERPRINT = "f00d"
+FINGERPRINT = "f00d" * 16
 
 
 class FakeObjects:
@@ -80,7 +82,7 @@ class FakeObjects:
     @property
     def pages(self) -> list[str]:
         """The keys of what was sent, without leases and lists of deletions."""
-        return [key for key in self.objects if not key.startswith("_")]
+        return [key for key in self.objects if PAGE_KEY.fullmatch(key)]
 
 
 def failing(*calls: str) -> Callable[[str, str], None]:
@@ -93,13 +95,18 @@ def failing(*calls: str) -> Callable[[str, str], None]:
     return fault
 
 
+def make_owner(name: str) -> str:
+    """A machine's name as the store wants it."""
+    return sha256(name.encode()).hexdigest()[:16]
+
+
 class StepStore(SharedStore):
     """A shared store that does nothing by itself: `work` sends what waits, and reads end when somebody waits for them."""
 
-    def __init__(self, objects: FakeObjects, page_tokens: int = 2, **options: Any) -> None:
+    def __init__(self, objects: FakeObjects, page_tokens: int = 2, owner: str = "first", **options: Any) -> None:
         self.warnings: list[str] = []
         self.now = 0.0
-        known = {"secret": SECRET, "fingerprint": FINGERPRINT, "owner": "first", "wall": lambda: 1000.0}
+        known = {"secret": SECRET, "fingerprint": FINGERPRINT, "owner": make_owner(owner), "wall": lambda: 1000.0}
         super().__init__(
             objects, page_tokens=page_tokens, clock=lambda: self.now, warn=self.warnings.append, **{**known, **options}
         )

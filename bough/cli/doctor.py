@@ -23,7 +23,7 @@ from rich import filesize
 import bough
 from bough.cache.admin.trees import list_trees
 from bough.cache.store import StoreError
-from bough.cache.store.sweeping import LEASE
+from bough.cache.store.paths import LEASE
 from bough.cli import options
 from bough.cli.client import Client, find_client
 from bough.cli.terminal.columns import memory, wrap

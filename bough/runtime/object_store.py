@@ -87,7 +87,7 @@ class UrlStore:
 
     def list(self, prefix: str) -> Iterator[Sequence[Listed]]:
         with self._translating():
-            for page in self._api.list(self._store, prefix.rstrip("/") or None, chunk_size=1000):
+            for page in self._api.list(self._store, prefix.rstrip("/"), chunk_size=1000):
                 yield [_listed(meta) for meta in page]
 
     def delete(self, keys: Sequence[str]) -> None:

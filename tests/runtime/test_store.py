@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 import bough
 from bough.cache.store import StoreError
+from bough.cache.store.paths import DELETED, PAGE_KEY, PREFIX
+from bough.cache.store.sweeping import clear_model, sweep
 from bough.config import Settings, load_settings, read_cluster_secret
 from bough.errors import SettingsError
 from bough.runtime import object_store
@@ -75,8 +78,8 @@ def ask(runner: bough.Runner, prompt: list[int], **options: Any) -> bough.Comple
 
 def roots(url: str) -> set[str]:
     """The roots that a store has something of."""
-    keys = [each.key for page in UrlStore(url).list("") for each in page]
-    return {key.rpartition("/")[0] for key in keys if not key.startswith("_")}
+    keys = [each.key for page in UrlStore(url).list(PREFIX) for each in page]
+    return {key.rpartition("/")[0] for key in keys if PAGE_KEY.fullmatch(key)}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -104,6 +107,19 @@ def test_clearing_deletes_in_the_store_too(url: str, folders: Path, tmp_path: Pa
         assert len(roots(url)) == len(held) - 1
         runner.cache.clear("b")
         assert len(roots(url)) == len(held) - 2
+
+
+def test_other_things_in_the_same_place_survive_sweeps_and_clears(url: str) -> None:
+    objects, mark = UrlStore(url), "ab" * 32
+    others = ["_deleted/2025/report.pdf", f"photos/{'0' * 32}/{'1' * 32}", f"{mark}/{'0' * 32}/{'1' * 32}"]
+    ours = PREFIX + others[-1]
+    for key in (*others, ours):
+        objects.put(key, b"content")
+    sweep(objects, time.time() + 10**6, 0, 1.0)
+    clear_model(objects, mark, "0" * 16, time.time)
+    assert objects.head(ours) is None
+    assert all(objects.head(key) is not None for key in others)
+    objects.delete([*others, f"{DELETED}{mark}/all/{'0' * 16}"])
 
 
 def test_objects_are_written_read_replaced_listed_and_deleted(url: str) -> None:

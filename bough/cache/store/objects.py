@@ -59,7 +59,7 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """All objects whose key begins with a prefix that ends with "/", or all there are with ""; some at a time."""
+        """All objects whose key begins with a prefix that ends with "/"; some at a time."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:

@@ -1,11 +1,30 @@
-"""Store paths: the addresses of everything on one token prefix, made from its tokens alone."""
+"""Names in the store: the keys of our objects, and the addresses of everything on one token prefix.
+
+All our objects lie below `bough-state/`, and each key has exactly the form of its kind. A bucket or a folder may hold
+other things: what lies elsewhere is never listed, and what has another form is neither counted nor deleted.
+"""
 
 from __future__ import annotations
 
-from bough.cache.disk.keys import Keys
+import re
+
+from bough.cache.disk.keys import HASH_BYTES, Keys
 from bough.cache.store.format import POINTS, ROWS
 from bough.cache.tree.address import POINT, Address
 from bough.cache.tree.tokens import cut, num_tokens
+
+PREFIX = "bough-state/"
+LEASE = f"{PREFIX}lease"
+DELETED = f"{PREFIX}deleted/"
+ALL = "all"
+
+_FINGERPRINT, _HASH, _OWNER = "([0-9a-f]{64})", f"([0-9a-f]{{{2 * HASH_BYTES}}})", "([0-9a-f]{16})"
+
+PAGE_KEY = re.compile(f"{PREFIX}{_FINGERPRINT}/{_HASH}/{_HASH}")
+"""Pages, lists and restore points: fingerprint, root, name."""
+
+DELETION_KEY = re.compile(f"{DELETED}{_FINGERPRINT}/(?:{_HASH}|{ALL})/{_OWNER}")
+"""Lists of what was cleared: fingerprint, root (none for all of the model), machine."""
 
 
 class StorePath:

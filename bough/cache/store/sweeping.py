@@ -6,21 +6,18 @@ sweep at once, because their clocks differ or the store has no conditional write
 What was cleared is listed by small objects, one for each salt and machine, for a while: others do not send it again
 meanwhile, and what they have sent before they knew it is swept.
 
-Only what has a name like ours counts and is deleted: a bucket or a folder may hold other things too.
+Only what lies below our prefix and has a key of exactly our form counts and is deleted (`paths`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bough.cache.store.objects import Listed, ObjectStore
+from bough.cache.store.paths import ALL, DELETED, DELETION_KEY, LEASE, PAGE_KEY, PREFIX
 
-LEASE = "_lease"
-DELETED = "_deleted/"
-ALL = "all"
 LEASE_S = 900.0
 
 DELETED_S = 600.0
@@ -33,8 +30,6 @@ SENT_WITHIN_S = 60.0
 """What a machine began to send before it looked is there after so long at most, whatever the store's timeouts."""
 
 DELETE_AT_ONCE = 500
-
-_PAGE = re.compile("[^/_][^/]*/[0-9a-f]{32}/[0-9a-f]{32}")
 
 
 class Lease:
@@ -62,8 +57,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class Deletion:
-    """That what a root had, or all of a model, was cleared at a time."""
+    """That what a root had, or all of a model (`ALL`), was cleared at a time."""
 
+    fingerprint: str
     root: str
     owner: str
     at: float
@@ -75,6 +71,7 @@ class Deletions:
     def __init__(self, objects: ObjectStore, fingerprint: str, owner: str, wall: Callable[[], float]) -> None:
         self._objects = objects
         self._prefix = f"{DELETED}{fingerprint}/"
+        assert DELETION_KEY.fullmatch(f"{self._prefix}{ALL}/{owner}"), f"{fingerprint!r} or {owner!r} would never be swept"
         self._owner = owner
         self._wall = wall
         self._known: dict[str, float] = {}  # when others have cleared a root last
@@ -86,7 +83,7 @@ class Deletions:
     def look(self) -> None:
         """Find out what others have cleared."""
         known = dict[str, float]()
-        for _, each in _parse_deletions(each for page in self._objects.list(self._prefix) for each in page):
+        for each in _parse_deletions(each for page in self._objects.list(self._prefix) for each in page):
             if each.owner != self._owner:
                 known[each.root] = max(each.at, known.get(each.root, 0.0))
         self._known = known
@@ -97,12 +94,11 @@ class Deletions:
         return any(self._known.get(each, since) > since for each in (root.hex(), ALL))
 
 
-def _parse_deletions(control: Iterable[Listed]) -> Iterator[tuple[str, Deletion]]:
-    """The lists of what was cleared among some objects, each with its fingerprint."""
-    for each in control:
-        parts = each.key.split("/")
-        if each.key.startswith(DELETED) and len(parts) == 4:
-            yield parts[1], Deletion(parts[2], parts[3], each.modified)
+def _parse_deletions(listed: Iterable[Listed]) -> Iterator[Deletion]:
+    """The lists of what was cleared among some objects."""
+    for each in listed:
+        if found := DELETION_KEY.fullmatch(each.key):
+            yield Deletion(found[1], found[2] or ALL, found[3], each.modified)
 
 
 @dataclass(frozen=True)
@@ -117,18 +113,18 @@ class Swept:
 def sweep(objects: ObjectStore, now: float, budget_bytes: int | None, ttl_s: float | None) -> Swept:
     """Delete what was cleared, what was not written for the time to live, and then the oldest beyond the budget.
 
-    `now` is the time by the store's clock. Lists the whole store, and keeps that list in memory meanwhile: about 200 bytes
-    an object.
+    `now` is the time by the store's clock. Lists all that lies below our prefix, and keeps that list in memory meanwhile:
+    about 200 bytes an object.
     """
     control: list[Listed] = []
     pages: list[Listed] = []
-    for listing in objects.list(""):
-        control += [each for each in listing if each.key.startswith(DELETED)]
-        pages += [each for each in listing if _PAGE.fullmatch(each.key)]
+    for listing in objects.list(PREFIX):
+        control += [each for each in listing if DELETION_KEY.fullmatch(each.key)]
+        pages += [each for each in listing if PAGE_KEY.fullmatch(each.key)]
     cleared: dict[tuple[str, str], float] = {}
-    for fingerprint, deletion in _parse_deletions(control):
-        known = cleared.get((fingerprint, deletion.root), 0.0)
-        cleared[fingerprint, deletion.root] = max(known, deletion.at)
+    for deletion in _parse_deletions(control):
+        where = (deletion.fingerprint, deletion.root)
+        cleared[where] = max(cleared.get(where, 0.0), deletion.at)
     gone = [each for each in pages if _is_cleared(each, cleared) or (ttl_s is not None and each.modified < now - ttl_s)]
     gone_keys = {each.key for each in gone}
     kept = sorted((each for each in pages if each.key not in gone_keys), key=lambda each: each.modified)
@@ -144,7 +140,7 @@ def _is_cleared(listed: Listed, cleared: dict[tuple[str, str], float]) -> bool:
     """Whether an object was written before its root was cleared, or before others could know that."""
     if not cleared:
         return False
-    fingerprint, root, _ = listed.key.split("/")
+    _, fingerprint, root, _ = listed.key.split("/")
     at = max(cleared.get((fingerprint, root), 0.0), cleared.get((fingerprint, ALL), 0.0))
     return listed.modified < at + LOOK_EVERY_S + SENT_WITHIN_S and at > 0
 
@@ -163,13 +159,14 @@ def _beyond(oldest_first: Sequence[Listed], budget_bytes: int | None) -> list[Li
 def clear_model(objects: ObjectStore, fingerprint: str, owner: str, wall: Callable[[], float]) -> None:
     """Delete everything that the store has of one model, and list that it was cleared."""
     Deletions(objects, fingerprint, owner, wall).note(None)
-    delete_below(objects, f"{fingerprint}/")
+    delete_pages(objects, fingerprint)
 
 
-def delete_below(objects: ObjectStore, prefix: str) -> None:
-    """Delete every object whose key begins with a prefix."""
-    found = [each.key for listing in objects.list(prefix) for each in listing]  # all first: a listing may be of live data
-    for keys in _batches(found):
+def delete_pages(objects: ObjectStore, fingerprint: str, root: bytes | None = None) -> None:
+    """Delete what the store has of one model, or of one of its roots."""
+    prefix = f"{PREFIX}{fingerprint}/" + ("" if root is None else f"{root.hex()}/")
+    listed = [each.key for listing in objects.list(prefix) for each in listing]  # all first: a listing may be of live data
+    for keys in _batches([key for key in listed if PAGE_KEY.fullmatch(key)]):
         objects.delete(keys)
 
 

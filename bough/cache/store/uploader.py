@@ -20,7 +20,8 @@ from bough.cache.disk.keys import Keys
 from bough.cache.store.format import ListedPoint, Section, decode, encode, list_section, read_points
 from bough.cache.store.health import Health, StoreCounts
 from bough.cache.store.objects import ObjectStore, Stored, StoreError
-from bough.cache.store.sweeping import LEASE, LOOK_EVERY_S, Deletions, Lease, delete_below, sweep
+from bough.cache.store.paths import LEASE, PREFIX
+from bough.cache.store.sweeping import LOOK_EVERY_S, Deletions, Lease, delete_pages, sweep
 from bough.cache.tree.address import Address
 from bough.system.threads import lower_priority
 
@@ -120,7 +121,7 @@ class Uploader:
 
     def key(self, address: Address) -> str:
         """The key of an object."""
-        return f"{self._fingerprint}/{address.root.hex()}/{self._keys.name(address).hex()}"
+        return f"{PREFIX}{self._fingerprint}/{address.root.hex()}/{self._keys.name(address).hex()}"
 
     def offer(self, upload: Upload | PointList) -> None:
         """Send an object soon, if the store may lack it and not too much waits. Never waits for the store."""
@@ -341,10 +342,9 @@ class Uploader:
             return None
 
     def _clear(self, clearing: _Clearing) -> None:
-        below = f"{self._fingerprint}/" + ("" if clearing.root is None else f"{clearing.root.hex()}/")
         try:
             self._deletions.note(clearing.root)
-            delete_below(self._objects, below)
+            delete_pages(self._objects, self._fingerprint, clearing.root)
             self._health.succeed()
         except Exception as error:  # whatever it is, something may be left
             clearing.error = error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from bough.cache.store.sweeping import DELETED_S, LEASE, LEASE_S, LOOK_EVERY_S, Deletions, Lease, sweep
-from tests.fake_store import FakeObjects
+from bough.cache.store.paths import DELETED, LEASE, PREFIX
+from bough.cache.store.sweeping import DELETED_S, LEASE_S, LOOK_EVERY_S, Deletions, Lease, clear_model, sweep
+from tests.fake_store import FINGERPRINT, FakeObjects, make_owner
 
 HUGE = b'{"owner": "x", "expires": 1' + b"0" * 400 + b"}"
 ROOT, OTHER = bytes(16), bytes(15) + b"1"
+FIRST, SECOND = make_owner("first"), make_owner("second")
 
 
 class Wall:
@@ -17,8 +19,8 @@ class Wall:
         return self.now
 
 
-def page_key(page: int, root: bytes = ROOT, model: str = "model") -> str:
-    return f"{model}/{root.hex()}/{page:032x}"
+def page_key(page: int, root: bytes = ROOT, model: str = FINGERPRINT) -> str:
+    return f"{PREFIX}{model}/{root.hex()}/{page:032x}"
 
 
 def filled(wall: Wall, number: int) -> FakeObjects:
@@ -84,8 +86,8 @@ def test_what_was_cleared_goes_and_stays_listed_for_a_while() -> None:
     wall = Wall()
     objects = filled(wall, 1)
     objects.put(page_key(0, OTHER), b"kept")
-    objects.put(page_key(0, ROOT, "another"), b"kept")
-    first, second = Deletions(objects, "model", "first", wall), Deletions(objects, "model", "second", wall)
+    objects.put(page_key(0, ROOT, "beef" * 16), b"kept")
+    first, second = (Deletions(objects, FINGERPRINT, owner, wall) for owner in (FIRST, SECOND))
     wall.now += 100
     first.note(ROOT)
     wall.now += LOOK_EVERY_S + 20
@@ -99,27 +101,50 @@ def test_what_was_cleared_goes_and_stays_listed_for_a_while() -> None:
     wall.now += DELETED_S + 1
     assert not second.forbids(ROOT)
     sweep(objects, wall.now, None, None)
-    assert not any(key.startswith("_deleted") for key in objects.objects)
+    assert not any(key.startswith(DELETED) for key in objects.objects)
 
 
 def test_clearing_a_whole_model_forbids_all_its_roots() -> None:
     wall = Wall()
     objects = filled(wall, 2)
-    Deletions(objects, "model", "first", wall).note(None)
-    second = Deletions(objects, "model", "second", wall)
+    Deletions(objects, FINGERPRINT, FIRST, wall).note(None)
+    second = Deletions(objects, FINGERPRINT, SECOND, wall)
     second.look()
     assert second.forbids(ROOT) and second.forbids(OTHER)
     sweep(objects, wall.now, None, None)
     assert not objects.pages
 
 
-def test_what_is_not_ours_is_neither_counted_nor_deleted() -> None:
+FOREIGN = [
+    "photo.jpg",
+    "_deleted/2025/report.pdf",
+    f"photos/{bytes(16).hex()}/{bytes(16).hex()}",
+    f"a/b/{page_key(7)}",
+    page_key(7).removeprefix(PREFIX),
+    f"{PREFIX}{FINGERPRINT}/{ROOT.hex()}/notes",
+    f"{PREFIX}{FINGERPRINT}/{ROOT.hex()}/{7:033x}",
+    f"{PREFIX}{FINGERPRINT[1:]}/{ROOT.hex()}/{7:032x}",
+    f"{DELETED}2025/report.pdf",
+    f"{DELETED}{FINGERPRINT}/all/report.pdf",
+]
+"""Nearly our names, and names that a sweep before `bough-state/` took for ours."""
+
+
+def test_what_is_not_ours_is_neither_counted_nor_deleted_by_a_sweep() -> None:
     wall = Wall()
     objects = filled(wall, 2)
-    others = ["photo.jpg", "backups/2026/all.tar", f"a/b/{page_key(7)}", f"model/{ROOT.hex()}/notes", "_trash/0"]
-    for key in others:
+    for key in FOREIGN:
         objects.put(key, bytes(100))
-    Deletions(objects, "model", "first", wall).note(None)
+    Deletions(objects, FINGERPRINT, FIRST, wall).note(None)
     wall.now += 10_000
     assert sweep(objects, wall.now, 0, 1.0).deleted_bytes == 20
-    assert sorted(objects.objects) == sorted(others)
+    assert sorted(objects.objects) == sorted(FOREIGN)
+
+
+def test_clearing_a_model_deletes_nothing_that_is_not_ours() -> None:
+    wall = Wall()
+    objects = filled(wall, 2)
+    for key in FOREIGN:
+        objects.put(key, bytes(100))
+    clear_model(objects, FINGERPRINT, FIRST, wall)
+    assert sorted(objects.objects) == sorted([*FOREIGN, f"{DELETED}{FINGERPRINT}/all/{FIRST}"])

@@ -10,10 +10,11 @@ from bough.cache.disk.errors import DiskMiss
 from bough.cache.store import Section, SharedStore, StoreError
 from bough.cache.store import uploader as uploading
 from bough.cache.store.format import ListedPoint, decode, read_points
+from bough.cache.store.paths import PAGE_KEY, PREFIX
 from bough.cache.store.sweeping import LEASE
 from bough.cache.store.uploader import SWEEP_EVERY_S, PointList, Upload
 from bough.cache.tree.tokens import pack
-from tests.fake_store import FINGERPRINT, SECRET, FakeObjects, StepStore, failing
+from tests.fake_store import FINGERPRINT, SECRET, FakeObjects, StepStore, failing, make_owner
 
 TOKENS = pack([1, 2, 3, 4])
 
@@ -46,7 +47,7 @@ def test_of_two_writers_one_stores_a_page_and_the_other_counts_it() -> None:
 
     def overtake(call: str, key: str) -> None:
         """The first writer comes between the second one's look and its write."""
-        if call == "put_new" and not key.startswith("_"):
+        if call == "put_new" and PAGE_KEY.fullmatch(key):
             objects.fault = lambda call, key: None
             first.uploader.offer(upload(first))
             first.work()
@@ -134,12 +135,12 @@ def test_a_store_that_hangs_holds_up_nobody() -> None:
     objects, has_begun, may_go_on = FakeObjects(), threading.Event(), threading.Event()
 
     def hang(call: str, key: str) -> None:
-        if call == "head" and not key.startswith("_"):
+        if call == "head" and PAGE_KEY.fullmatch(key):
             has_begun.set()
             assert may_go_on.wait(60)
 
     objects.fault = hang
-    store = SharedStore(objects, secret=SECRET, fingerprint=FINGERPRINT, page_tokens=2, owner="first")
+    store = SharedStore(objects, secret=SECRET, fingerprint=FINGERPRINT, page_tokens=2, owner=make_owner("first"))
     store.uploader.offer(upload(store, 0))
     assert has_begun.wait(60)
     store.uploader.offer(upload(store, 1))  # returns at once
@@ -281,7 +282,7 @@ def test_what_was_being_sent_while_it_was_cleared_is_sent_again_when_it_is_compu
     store = StepStore(objects)
 
     def clear(call: str, key: str) -> None:
-        if call == "put_new" and not key.startswith("_"):
+        if call == "put_new" and PAGE_KEY.fullmatch(key):
             objects.fault = lambda call, key: None
             store.clear("")
 
@@ -298,12 +299,12 @@ def test_a_sweep_under_way_is_nothing_that_waits_to_be_sent() -> None:
     objects, has_begun, may_go_on = FakeObjects(), threading.Event(), threading.Event()
 
     def hang(call: str, key: str) -> None:
-        if call == "list" and not key:
+        if call == "list" and key == PREFIX:
             has_begun.set()
             assert may_go_on.wait(60)
 
     objects.fault = hang
-    store = SharedStore(objects, secret=SECRET, fingerprint=FINGERPRINT, page_tokens=2, owner="first")
+    store = SharedStore(objects, secret=SECRET, fingerprint=FINGERPRINT, page_tokens=2, owner=make_owner("first"))
     assert has_begun.wait(60)
     assert store.uploader.settle(0.2)
     may_go_on.set()
