@@ -40,10 +40,13 @@ class FakeObjects:
             self.calls[call] += 1
         self.fault(call, key)
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str, max_bytes: int) -> Stored | None:
         self._note("get", key)
         found = self.objects.get(key)
-        return None if found is None else Stored(self.corrupt(key, found[0]), found[1], str(found[2]))
+        if found is None:
+            return None
+        content = self.corrupt(key, found[0])
+        return Stored(content if len(content) <= max_bytes else b"", len(content), found[1], str(found[2]))
 
     def head(self, key: str) -> Listed | None:
         self._note("head", key)

@@ -369,7 +369,7 @@ def _check_store(settings: Settings) -> Iterator[Finding]:
         return
     read_cluster_secret(settings)
     try:
-        held = UrlStore(settings.store).get(LEASE)
+        held = UrlStore(settings.store).head(LEASE)
     except StoreError as error:
         yield Finding("problem", "store", f"{settings.store} does not answer: {error}", "requests go on without it")
         return

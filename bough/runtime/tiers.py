@@ -18,6 +18,7 @@ from bough.cache.admin.trees import list_trees, make_room
 from bough.cache.disk import Disk, DiskError, NotOwner
 from bough.cache.residency.memory import Tiers
 from bough.cache.store import SharedStore
+from bough.cache.store.format import limit_object_bytes
 from bough.cache.store.sweeping import clear_model
 from bough.cache.tree.state import PAGE_TOKENS
 from bough.config import Settings, read_cluster_secret
@@ -76,6 +77,7 @@ def open_shared(
         owner=secrets.token_hex(8),
         budget_bytes=settings.store_budget,
         ttl_s=settings.store_ttl,
+        max_object_bytes=limit_object_bytes(engine.groups, PAGE_TOKENS),
     )
 
 

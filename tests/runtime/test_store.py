@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ from typing import Any
 import pytest
 
 import bough
-from bough.cache.store import StoreError
+from bough.cache.store import NotPlain, StoreError
 from bough.cache.store.paths import DELETED, PAGE_KEY, PREFIX
 from bough.cache.store.sweeping import clear_model, sweep
 from bough.config import Settings, load_settings, read_cluster_secret
 from bough.errors import SettingsError
-from bough.runtime import object_store
 from bough.runtime.object_store import UrlStore
 from tests.tiny_models import make_folder
 
@@ -124,9 +124,9 @@ def test_other_things_in_the_same_place_survive_sweeps_and_clears(url: str) -> N
 
 def test_objects_are_written_read_replaced_listed_and_deleted(url: str) -> None:
     objects = UrlStore(url)
-    assert objects.get("a/b/c") is None and objects.head("a/b/c") is None
+    assert objects.get("a/b/c", 100) is None and objects.head("a/b/c") is None
     assert objects.put_new("a/b/c", b"one") and not objects.put_new("a/b/c", b"two")
-    held, head = objects.get("a/b/c"), objects.head("a/b/c")
+    held, head = objects.get("a/b/c", 100), objects.head("a/b/c")
     assert held is not None and bytes(held.content) == b"one"
     assert head is not None and head.nbytes == 3 and abs(head.modified - held.modified) < 2
     assert objects.replace("a/b/c", b"three", held.tag) and not objects.replace("a/b/c", b"four", held.tag)
@@ -136,14 +136,69 @@ def test_objects_are_written_read_replaced_listed_and_deleted(url: str) -> None:
     assert [each for page in objects.list("a/") for each in page] == []
 
 
-def test_an_object_that_is_too_large_is_not_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "MAX_OBJECT_BYTES", 10)
+def test_an_object_that_is_too_large_is_not_read(url: str) -> None:
     objects = UrlStore(url)
     for content, found in ((bytes(10), bytes(10)), (bytes(11), b"")):
         objects.put("large", content)
-        held = objects.get("large")
-        assert held is not None and bytes(held.content) == found
+        held = objects.get("large", 10)
+        assert held is not None and bytes(held.content) == found and held.nbytes == len(content)
     objects.delete(["large"])
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> UrlStore:
+    """A folder store in which a pipe, a link to a file and a link to a folder lie where objects should."""
+    folder, outside = tmp_path / "store", tmp_path / "outside"
+    objects = UrlStore(str(folder))
+    outside.mkdir()
+    (outside / "private").write_text("private")
+    objects.put("a/object", b"content")
+    os.mkfifo(folder / "a" / "pipe")
+    (folder / "a" / "link").symlink_to(outside / "private")
+    (folder / "b").symlink_to(outside)
+    return objects
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [("a/pipe", "a named pipe"), ("a/link", "a symbolic link"), ("b/private", "a symbolic link"), ("a", "a folder")],
+)
+def test_pipes_links_and_folders_are_no_objects_and_are_left_as_they_are(
+    hostile: UrlStore, tmp_path: Path, key: str, what: str
+) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: hostile.get(key, 100),
+        lambda: hostile.head(key),
+        lambda: hostile.put(key, b"new"),
+        lambda: hostile.put_new(key, b"new"),
+        lambda: hostile.replace(key, b"new", "tag"),
+        lambda: hostile.delete([key]),
+    ]
+    for call in calls:
+        with pytest.raises(NotPlain, match=f"is {what}, and must be a "):
+            call()
+    assert [each.key for prefix in ("a/", "b/") for page in hostile.list(prefix) for each in page] == ["a/object"]
+    assert (tmp_path / "outside" / "private").read_text() == "private"
+    assert sorted(path.name for path in (tmp_path / "store" / "a").iterdir()) == ["link", "object", "pipe"]
+
+
+def test_a_pipe_in_place_of_a_page_costs_that_page_alone(folders: Path, tmp_path: Path) -> None:
+    url = tmp_path / "store"
+    with load("llama", folders, tmp_path / "first", str(url)) as runner:
+        expected = ask(runner, PROMPT)
+        assert runner.cache.flush()
+    pages = sorted(
+        (page for page in url.rglob("*") if PAGE_KEY.fullmatch(str(page.relative_to(url)))),
+        key=lambda p: p.stat().st_mtime_ns,
+    )
+    pages[-1].unlink()
+    os.mkfifo(pages[-1])
+    with load("llama", folders, tmp_path / "second", str(url), disk=0) as runner:
+        found = ask(runner, PROMPT)
+        stats = runner.cache.stats()
+    assert found.token_ids == expected.token_ids
+    assert found.usage.cached_tokens == 256 and not stats["store_is_failing"]
+    assert stats["store_misses"] == 1
 
 
 def test_a_server_that_is_not_there_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +206,7 @@ def test_a_server_that_is_not_there_is_an_error_of_the_store(monkeypatch: pytest
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     with pytest.raises(StoreError):
-        UrlStore("s3://nowhere").get("a")
+        UrlStore("s3://nowhere").get("a", 100)
 
 
 def test_a_store_that_is_gone_costs_no_answer(

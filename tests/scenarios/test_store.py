@@ -21,7 +21,9 @@ FAKES = [*MODELS, "pooled:full", "pooled:full+window", "pooled:full+recurrent", 
 
 
 def machine(model: str, objects: FakeObjects, owner: str = "first", **options: Any) -> World:
-    settings = {name: options.pop(name) for name in ("secret", "fingerprint", "wall") if name in options}
+    settings = {
+        name: options.pop(name) for name in ("secret", "fingerprint", "wall", "max_object_bytes") if name in options
+    }
     return world(model, PAGE, shared=StepStore(objects, PAGE, owner=owner, **settings), **options)
 
 
@@ -129,6 +131,20 @@ def test_a_damaged_object_is_computed_and_sent_again(model: str, corrupt: Any) -
     objects.corrupt = lambda key, content: content
     third = machine(model, objects, "third")
     assert third.run([*PROMPT, *REPLY]).cached >= len(PROMPT) - 1
+
+
+def test_an_object_that_is_much_too_large_is_not_read_and_sent_again() -> None:
+    objects = FakeObjects()
+    fill("full", objects)
+    for key in objects.pages:
+        objects.put(key, bytes(5000))
+    second = machine("full", objects, "second", max_object_bytes=4096)
+
+    assert second.run([*PROMPT, *REPLY]).cached == 0
+    store_of(second).work()
+
+    assert "it has 5,000 bytes, and at most 4,096 are read" in store_of(second).warnings[0]
+    assert store_of(second).counts.refreshed > 0
 
 
 @every_fake

@@ -20,18 +20,34 @@ from dataclasses import dataclass, field
 from bough.cache.disk.errors import DAMAGED, FOREIGN, TRUNCATED, DiskMiss
 from bough.cache.disk.keys import HASH_BYTES, Keys
 from bough.cache.tree.address import POINT, Address
-from bough.cache.tree.state import Buffer
+from bough.cache.tree.state import Buffer, Group, Kind
 
 ROWS, POINTS = -2, -3
 """The groups of addresses of a page's rows and of the list of its restore points; POINT is what one of these needs."""
 
 MAGIC = b"BOUGHOB1"
+MAX_OBJECT_BYTES = 2 * 2**30
+MAX_LIST_BYTES = 2**20
 MAX_SECTIONS = 2**16
 
 _PREFIX = struct.Struct(f"<8s{HASH_BYTES}sI")
 _HEADER = struct.Struct("<iqqIIIII")  # group, start, end, number of sections; lengths of the four texts
 _SECTION = struct.Struct("<iqqQ")
 _POINT = struct.Struct("<qB")
+
+
+def limit_object_bytes(groups: Sequence[Group], page_tokens: int) -> int:
+    """More than any object of a model with these groups has: twice the content of the largest, and room for a header.
+
+    Window rows are sent in the pages that hold them, which may begin before and end after what is needed.
+    """
+    rows_bytes = sum(group.bytes_per_token * page_tokens for group in groups if group.kind is Kind.FULL)
+    point_bytes = sum(
+        group.state_bytes + group.bytes_per_token * (group.window + 2 * page_tokens)
+        for group in groups
+        if group.kind is not Kind.FULL
+    )
+    return min(2 * max(rows_bytes, point_bytes) + MAX_LIST_BYTES, MAX_OBJECT_BYTES)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ class StoreError(BoughError):
     """The store did not do what it was asked: it cannot be reached, refuses, or takes too long."""
 
 
+class NotPlain(StoreError):
+    """In a folder, a link, a pipe or the like lies where an object or a folder should: it is left as it is."""
+
+
 @dataclass(frozen=True)
 class Listed:
     """An object: its key, its size, and when it was last written, by the store's clock."""
@@ -25,18 +29,23 @@ class Listed:
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of an object. `tag` stands for this version of it."""
+    """The content of an object of `nbytes` bytes, empty if these are more than asked for. `tag` stands for this version."""
 
     content: Buffer
+    nbytes: int
     modified: float
     tag: str
 
 
 class ObjectStore(Protocol):
-    """Objects by key. Any thread may call. Every call may raise StoreError, and ends within a bounded time."""
+    """Objects by key. Any thread may call. Every call may raise StoreError, and ends within a bounded time.
 
-    def get(self, key: str) -> Stored | None:
-        """An object's content; None if there is none."""
+    A store in a folder uses plain files in plain folders alone: it raises NotPlain for a key that leads to anything else,
+    and does not list it.
+    """
+
+    def get(self, key: str, max_bytes: int) -> Stored | None:
+        """An object's content, which is not read if there are more than `max_bytes` of it; None if there is none."""
         ...
 
     def head(self, key: str) -> Listed | None:

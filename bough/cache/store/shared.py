@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from bough.cache.disk.errors import MISSING, UNREADABLE, DiskMiss, DiskSlow
+from bough.cache.disk.errors import DAMAGED, FOREIGN, MISSING, UNREADABLE, DiskMiss, DiskSlow
 from bough.cache.disk.keys import Keys
 from bough.cache.disk.page_files import KeepReading
 from bough.cache.disk.reader import Reader
-from bough.cache.store.format import POINTS, Object, decode, read_points
+from bough.cache.store.format import MAX_OBJECT_BYTES, POINTS, Object, decode, read_points
 from bough.cache.store.health import Health, StoreCounts
-from bough.cache.store.objects import ObjectStore, Stored, StoreError
+from bough.cache.store.objects import NotPlain, ObjectStore, Stored, StoreError
 from bough.cache.store.paths import StorePath
 from bough.cache.store.uploader import Uploader
 from bough.cache.tree.address import Address
@@ -49,6 +49,7 @@ class SharedStore:
         owner: str,
         budget_bytes: int | None = None,
         ttl_s: float | None = None,
+        max_object_bytes: int = MAX_OBJECT_BYTES,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         warn: Callable[[str], None] = log.warning,
@@ -72,6 +73,7 @@ class SharedStore:
             wall=wall,
         )
         self._objects = objects
+        self._max_object_bytes = max_object_bytes
         self.fingerprint = fingerprint
         self._clock = clock
         self._lock = threading.Lock()
@@ -117,7 +119,11 @@ class SharedStore:
         if self._is_closed or self.health.is_backing_off:
             raise DiskMiss(UNREADABLE, "the store is left alone for a while")
         try:
-            stored = self._objects.get(self.uploader.key(address))
+            stored = self._objects.get(self.uploader.key(address), self._max_object_bytes)
+        except NotPlain as error:
+            miss = DiskMiss(FOREIGN, str(error))
+            self._note_miss(address, miss)
+            raise miss from None
         except StoreError as error:
             self.health.fail("it could not be read", error)
             raise DiskMiss(UNREADABLE, str(error)) from None
@@ -134,6 +140,8 @@ class SharedStore:
         return found
 
     def _decode(self, address: Address, stored: Stored) -> Object:
+        if stored.nbytes > self._max_object_bytes:
+            raise DiskMiss(DAMAGED, f"it has {stored.nbytes:,} bytes, and at most {self._max_object_bytes:,} are read")
         found = decode(self.keys, self.fingerprint, address, stored.content)
         points = read_points(address, found) if address.group == POINTS else []
         self.uploader.note_seen(address, points)

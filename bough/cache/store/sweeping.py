@@ -19,6 +19,7 @@ from bough.cache.store.objects import Listed, ObjectStore
 from bough.cache.store.paths import ALL, DELETED, DELETION_KEY, LEASE, PAGE_KEY, PREFIX
 
 LEASE_S = 900.0
+MAX_LEASE_BYTES = 4096
 
 DELETED_S = 600.0
 """What was cleared is not sent again by other machines for so long."""
@@ -44,7 +45,7 @@ class Lease:
         """Take or prolong the lease; False if another machine has it."""
         now = self._wall()
         content = json.dumps({"owner": self._owner, "expires": now + LEASE_S}).encode()
-        held = self._objects.get(LEASE)
+        held = self._objects.get(LEASE, MAX_LEASE_BYTES)
         if held is None:
             return self._objects.put_new(LEASE, content)
         try:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from bough.cache.disk.errors import DiskMiss
 from bough.cache.disk.keys import Keys
-from bough.cache.store.format import ListedPoint, Section, decode, encode, list_section, read_points
+from bough.cache.store.format import MAX_LIST_BYTES, ListedPoint, Section, decode, encode, list_section, read_points
 from bough.cache.store.health import Health, StoreCounts
-from bough.cache.store.objects import ObjectStore, Stored, StoreError
+from bough.cache.store.objects import NotPlain, ObjectStore, Stored, StoreError
 from bough.cache.store.paths import LEASE, PREFIX
 from bough.cache.store.sweeping import LOOK_EVERY_S, Deletions, Lease, delete_pages, sweep
 from bough.cache.tree.address import Address
@@ -257,6 +257,9 @@ class Uploader:
                 self._send(upload)
             else:
                 self._sweep()
+        except NotPlain as error:  # the rest of the store is as it should be
+            self._counts.errors += 1
+            self._health.say("not plain", f"the store: {error}; it is left as it is")
         except StoreError as error:
             self._health.fail("it could not be written", error)
         except Exception:  # our own mistake: requests go on
@@ -308,7 +311,7 @@ class Uploader:
         name, key = self._keys.name(upload.address), self.key(upload.address)
         points = {point for point, content in upload.points.items() if self._keys.name(content) in self._known}
         for _ in range(3):
-            held = self._objects.get(key)
+            held = self._objects.get(key, MAX_LIST_BYTES)
             listed = self._read_list(upload.address, None if held is None else held.content)
             is_old = held is not None and self._wall() - held.modified >= self._refresh_s
             points |= listed or set()
