@@ -37,7 +37,9 @@ _ENCODERS = (
     "t5encoder",
 )
 _ALIGNMENT_KEY = "general.alignment"
-_LEAST_BYTES = {"keys": 13, "weights": 24}  # of one entry
+_LEAST_BYTES = {"keys": 13, "weights": 24, "texts": 8, "arrays": 12}  # of one entry
+_MAX_AXES = 4  # as in GGML
+_MAX_NESTING = 4  # arrays in arrays; no file is known that has any
 _SHOWN = 60
 
 
@@ -129,7 +131,7 @@ class _HeaderReader:
     def _check_count(self, count: int, what: str) -> None:
         if count * _LEAST_BYTES[what] > self._size - self._at:
             raise UnsupportedModel(
-                f"{self._file} is damaged or truncated: it announces {count:,} {what}, "
+                f"{self._file} is damaged or truncated in {self._part}: it announces {count:,} {what}, "
                 f"and {self._size - self._at:,} bytes follow"
             )
 
@@ -146,19 +148,25 @@ class _HeaderReader:
             self._skip_value(kind)
         return name
 
-    def _skip_value(self, kind: int) -> None:
+    def _skip_value(self, kind: int, nesting: int = 0) -> None:
         if kind == _STRING:
             self._skip(self._number("Q"))
         elif kind == _ARRAY:
-            self._skip_array(self._number("I"), self._number("Q"))
+            self._skip_array(self._number("I"), self._number("Q"), nesting + 1)
         else:
             self._skip(self._size_of(kind))
 
-    def _skip_array(self, kind: int, count: int) -> None:
+    def _skip_array(self, kind: int, count: int, nesting: int) -> None:
+        if nesting > _MAX_NESTING:
+            raise UnsupportedModel(
+                f"{self._file} cannot be read: {self._part} has arrays in more than {_MAX_NESTING} others, "
+                f"at byte {self._at:,}"
+            )
         if kind not in (_STRING, _ARRAY):
             return self._skip(count * self._size_of(kind))
+        self._check_count(count, "texts" if kind == _STRING else "arrays")
         for _ in range(count):
-            self._skip_value(kind)
+            self._skip_value(kind, nesting)
         return None
 
     def _size_of(self, kind: int) -> int:
@@ -171,7 +179,10 @@ class _HeaderReader:
         name = self._text()
         self._part += f" ({name[:_SHOWN]})"
         num_axes = self._number("I")
-        self._need(8 * num_axes)
+        if num_axes > _MAX_AXES:
+            raise UnsupportedModel(
+                f"{self._file} is damaged in {self._part}: it has {num_axes:,} axes, and a weight has at most {_MAX_AXES}"
+            )
         shape = tuple(self._number("Q") for _ in range(num_axes))
         return _Weight(name, shape, self._number("I"), self._number("Q"))
 

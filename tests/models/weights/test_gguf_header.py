@@ -138,3 +138,37 @@ def test_an_encoder_is_refused_by_its_architecture(tmp_path, architecture):
     told = refusal(tmp_path, (tmp_path / "encoder.gguf").read_bytes())
 
     assert told.startswith(f"FILE holds an encoder of the architecture {architecture!r}: encoders run from folders")
+
+
+def pack_text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def make_header(num_weights: int, num_keys: int, rest: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, num_weights, num_keys) + rest
+
+
+def test_a_weight_with_more_axes_than_any_has_is_told_before_they_are_read(tmp_path):
+    axes = struct.pack("<I", 200_000) + struct.pack("<Q", 2**63) * 200_000
+    assert refusal(tmp_path, make_header(1, 0, pack_text("w") + axes + bytes(64))) == (
+        "FILE is damaged in the description of weight 1 of 1 (w): it has 200,000 axes, and a weight has at most 4"
+    )
+
+
+def test_arrays_in_arrays_are_followed_a_few_steps_and_no_further(tmp_path):
+    def nest(depth: int) -> bytes:
+        arrays = struct.pack("<IQ", 9, 1) * (depth - 1) + struct.pack("<IQI", 4, 1, 7)
+        return make_header(0, 1, pack_text("k") + struct.pack("<I", 9) + arrays)
+
+    (tmp_path / "nested.gguf").write_bytes(nest(4))
+    assert read_gguf_header(tmp_path / "nested.gguf").keys == {"k"}
+    for depth in (5, 100_000):
+        assert "key 1 of 1 (k) has arrays in more than 4 others, at byte " in refusal(tmp_path, nest(depth))
+
+
+@pytest.mark.parametrize(("kind", "what"), [(8, "texts"), (9, "arrays")])
+def test_an_array_that_cannot_fit_the_file_is_told_with_both_numbers(tmp_path, kind, what):
+    array = struct.pack("<IIQ", 9, kind, 2**62) + bytes(1000)
+    assert refusal(tmp_path, make_header(0, 1, pack_text("k") + array)) == (
+        f"FILE is damaged or truncated in key 1 of 1 (k): it announces {2**62:,} {what}, and 1,000 bytes follow"
+    )
