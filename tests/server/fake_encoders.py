@@ -15,6 +15,8 @@ from bough.engines.contract import EngineInfo
 from bough.errors import BoughError, PromptTooLong, RequestError
 from bough.runtime.embedding import Embedded, OnEmbedded
 from bough.runtime.encoding import Scored
+from tests.gates import Notes
+from tests.waiting import BOUND_S
 
 DIMENSIONS = 8
 MAX_TOKENS = 64
@@ -50,8 +52,8 @@ class Started:
 class FakeEmbedder:
     """Embeds on a thread of its own, one text after the other, once `may_run` is set."""
 
-    may_run: Event = field(default_factory=Event)
-    started: list[Started] = field(default_factory=list)
+    may_run: Event = field(default_factory=Event)  # which tests clear and set
+    started: Notes[Started] = field(default_factory=Notes)
     errors: dict[int, BoughError] = field(default_factory=dict)  # that `start` raises, by the number of the call
     outcomes: dict[int, Embedded | BoughError] = field(default_factory=dict)  # by the first id of a text
     dimensions: int = DIMENSIONS
@@ -96,7 +98,7 @@ class FakeEmbedder:
         self._thread.submit(self._run, ids, on_embedded)
 
     def _run(self, ids: Sequence[int], on_embedded: OnEmbedded) -> None:
-        assert self.may_run.wait(30)
+        assert self.may_run.wait(BOUND_S)
         self.num_running -= 1
         outcome = self.outcomes.pop(ids[0], None) or Embedded(array("f", vector_of(ids)), len(ids), cached_tokens=1)
         on_embedded(outcome)

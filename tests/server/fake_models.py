@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,8 @@ from bough.models import ModelFiles
 from bough.runtime import Runtime
 from bough.server.serving.loaded import LoadedModels
 from bough.system.resources import HostMemory
+from tests.gates import Gate, Notes
+from tests.waiting import wait_until
 
 MODEL_BYTES = 1_000
 
@@ -42,10 +44,10 @@ class World:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.now = 1_000.0
-        self.started: list[str] = []
-        self.stopped: list[str] = []
+        self.started: Notes[str] = Notes()
+        self.stopped: Notes[str] = Notes()
         self.errors: dict[str, list[BaseException]] = {}
-        self.may_start: dict[str, Event] = {}
+        self.may_start: dict[str, Gate] = {}
         self.available_bytes = 10**9
         self.models = LoadedModels(
             Settings(data_folder=folder, cache_folder=folder, **settings),
@@ -58,7 +60,7 @@ class World:
     def _start(self, files: ModelFiles, settings: Settings) -> Runtime:
         self.started.append(files.name)
         if files.name in self.may_start:
-            assert self.may_start[files.name].wait(30)
+            self.may_start[files.name].wait()
         if self.errors.get(files.name):
             raise self.errors[files.name].pop(0)
         engine = SimpleNamespace(info=EngineInfo("fake", "tokens", "cpu", "tokens"), has_host=False, describe=dict)
@@ -67,12 +69,20 @@ class World:
         return runtime
 
     def _stop(self, name: str) -> None:
-        self.stopped.append(name)
         self.available_bytes += MODEL_BYTES
+        self.stopped.append(name)
 
     async def use(self, name: str, keep_alive_s: float | None = None) -> None:
         async with self.models.using(name, keep_alive_s):
             pass
+
+    async def until_stopped(self, *names: str) -> None:
+        """Wait until exactly these models were unloaded, in this order."""
+        await self.stopped.until(lambda: self.stopped == [*names])
+
+    async def until_wanted(self, name: str, number: int = 1) -> None:
+        """Wait until so many requests wait for a model to be loaded."""
+        await asyncio.to_thread(wait_until, lambda: name in self.models._loading and self.models._wanted[name] == number)
 
     async def pass_time(self, seconds: float) -> None:
         self.now += seconds

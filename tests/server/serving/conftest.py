@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.server.fake_models import World
+from tests.waiting import BOUND_S
 
 
 @pytest.fixture
@@ -19,4 +20,4 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
 
 @pytest.fixture
 def run() -> Callable[[Coroutine[Any, Any, None]], None]:
-    return lambda work: asyncio.run(asyncio.wait_for(work, 30))
+    return lambda work: asyncio.run(asyncio.wait_for(work, BOUND_S))

@@ -22,6 +22,7 @@ from bough.server.apis.bough.cache import PrefixBody
 from bough.server.serving.overlay import OtherTemplates
 from bough.server.serving.prompting.prompt import LARGE_CHARS, PromptThreads
 from bough.server.serving.service import Service
+from tests.waiting import BOUND_S, wait_until
 
 
 class OneModel(Service):
@@ -90,19 +91,18 @@ def test_work_on_a_prompt_hears_that_nobody_waits_for_it() -> None:
 
     def work(is_cancelled: Callable[[], bool]) -> None:
         has_begun.set()
-        while not is_cancelled():
-            has_heard.wait(0.01)
+        wait_until(is_cancelled)
         has_heard.set()
 
     async def hang_up() -> None:
         task = asyncio.create_task(PromptThreads().run(work))
-        await asyncio.to_thread(has_begun.wait, 10)
+        await asyncio.to_thread(has_begun.wait, BOUND_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(hang_up())
-    assert has_heard.wait(10)
+    assert has_heard.wait(BOUND_S)
 
 
 def test_large_prompts_go_one_after_the_other_and_small_ones_pass_them() -> None:
@@ -110,7 +110,7 @@ def test_large_prompts_go_one_after_the_other_and_small_ones_pass_them() -> None
 
     def large(is_cancelled: Callable[[], bool]) -> None:
         order.append("large begins")
-        assert may_end.wait(10)
+        assert may_end.wait(BOUND_S)
         order.append("large ends")
 
     async def run() -> None:

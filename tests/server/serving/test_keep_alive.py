@@ -123,10 +123,9 @@ def test_a_model_that_is_not_to_stay_goes_by_itself_after_its_last_use(make_worl
     async def ask():
         world = make_world()
         async with world.models.using("a", 0), world.models.using("a", 0):
-            await asyncio.sleep(0.01)
+            await world.models.unload_expired()
             assert world.names == ["a"]
-        while not world.stopped:
-            await asyncio.sleep(0.001)
+        await world.until_stopped("a")
         assert world.names == []
 
     run(ask())
@@ -136,8 +135,7 @@ def test_a_model_that_is_not_to_stay_is_there_for_each_of_many_that_wait_for_it(
     async def ask():
         world = make_world(keep_alive=0.0)
         await asyncio.gather(*(world.use(name, 0) for name in "abcabcab"))
-        while len(world.stopped) < len(world.started):
-            await asyncio.sleep(0.001)
+        await world.stopped.until(lambda: len(world.stopped) >= len(world.started))
         assert world.names == []
 
     run(ask())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from threading import Event
 
 import pytest
 
@@ -12,6 +11,7 @@ from bough.errors import EngineError, ModelNotFound, NoRoom, ShuttingDown, Unsup
 from bough.runner import Runner
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
+from tests.gates import Gate
 from tests.server.fake_models import MODEL_BYTES
 from tests.tiny_models import make_folder
 
@@ -121,10 +121,10 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_by_the_next(make_world
     async def ask():
         world = make_world()
         world.errors["a"] = [UnsupportedModel("no such layers")]
-        world.may_start["a"] = Event()
+        world.may_start["a"] = Gate()
         asked = [asyncio.create_task(world.use("a")) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        world.may_start["a"].set()
+        await world.until_wanted("a", 2)
+        world.may_start["a"].open()
         failed = await asyncio.gather(*asked, return_exceptions=True)
         assert [str(error) for error in failed] == ["no such layers"] * 2
         await world.use("a")
@@ -136,13 +136,12 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_by_the_next(make_world
 def test_a_load_goes_on_when_the_request_is_cancelled(make_world, run):
     async def ask():
         world = make_world()
-        world.may_start["a"] = Event()
+        world.may_start["a"] = Gate()
         asked = asyncio.create_task(world.use("a"))
-        while not world.started:
-            await asyncio.sleep(0.001)
+        await world.started.until(lambda: world.started)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        world.may_start["a"].set()
+        world.may_start["a"].open()
         await world.use("a")
         assert world.started == ["a"]
 
@@ -153,12 +152,11 @@ def test_loaded_models_serve_while_another_loads(make_world, run):
     async def ask():
         world = make_world()
         await world.use("a")
-        world.may_start["b"] = Event()
+        world.may_start["b"] = Gate()
         loading = asyncio.create_task(world.use("b"))
-        while "b" not in world.started:
-            await asyncio.sleep(0.001)
+        await world.started.until(lambda: "b" in world.started)
         await world.use("a")
-        world.may_start["b"].set()
+        world.may_start["b"].open()
         await loading
 
     run(ask())
@@ -221,15 +219,13 @@ def test_two_real_models_take_turns_in_the_room_of_one(tmp_path, run):
 def test_a_load_that_waits_for_another_is_given_up_when_the_server_ends(make_world, run):
     async def ask():
         world = make_world()
-        world.may_start["a"] = Event()
+        world.may_start["a"] = Gate()
         asks = [asyncio.create_task(world.use(name)) for name in "ab"]
-        while world.started != ["a"]:
-            await asyncio.sleep(0.001)
-        while "b" not in world.models._loading:
-            await asyncio.sleep(0.001)
+        await world.started.until(lambda: world.started == ["a"])
+        await world.until_wanted("b")
         closing = asyncio.create_task(world.models.close())
-        await asyncio.sleep(0)
-        world.may_start["a"].set()
+        await asyncio.sleep(0)  # so that it has begun
+        world.may_start["a"].open()
         await closing
         ends = await asyncio.gather(*asks, return_exceptions=True)
 
@@ -242,16 +238,14 @@ def test_a_load_that_waits_for_another_is_given_up_when_the_server_ends(make_wor
 def test_a_model_whose_asker_leaves_the_moment_it_is_loaded_still_goes_when_its_time_is_over(make_world, run):
     async def ask():
         world = make_world(keep_alive=0.0)
-        world.may_start["a"] = Event()
+        world.may_start["a"] = Gate()
         asker = asyncio.create_task(world.use("a"))
-        while "a" not in world.models._loading:
-            await asyncio.sleep(0.001)
+        await world.started.until(lambda: world.started)
         world.models._loading["a"].add_done_callback(lambda done: asker.cancel())
-        world.may_start["a"].set()
+        world.may_start["a"].open()
         await asyncio.gather(asker, return_exceptions=True)
 
-        while world.stopped != ["a"]:
-            await asyncio.sleep(0.001)
+        await world.until_stopped("a")
         assert asker.cancelled()
 
     run(ask())
@@ -264,27 +258,25 @@ def test_a_model_that_was_stuck_goes_when_its_step_has_ended(make_world, run, mo
         world = make_world(keep_alive=0.0)
         async with world.models.using("a") as loaded:
             loaded.worker.is_stuck = True
-        await asyncio.sleep(0.05)
+        await world.models.unload_expired()
         assert world.names == ["a"]
         loaded.worker.is_stuck = False
 
-        while world.stopped != ["a"]:
-            await asyncio.sleep(0.001)
+        await world.until_stopped("a")
 
     run(ask())
 
 
 def test_prompts_of_one_model_that_take_long_take_no_threads_from_others(make_world, run):
     async def ask():
-        world, may_end = make_world(), Event()
+        world, may_end = make_world(), Gate()
         async with world.models.using("a") as slow, world.models.using("b") as other:
-            waiting = [asyncio.create_task(slow.threads.run(lambda is_cancelled: may_end.wait(20))) for _ in range(100)]
-            await asyncio.sleep(0)
+            waiting = [asyncio.create_task(slow.threads.run(lambda is_cancelled: may_end.wait())) for _ in range(100)]
             assert await other.threads.run(lambda is_cancelled: 7) == 7
             assert await asyncio.to_thread(str, 8) == "8"
             assert not any(each.done() for each in waiting)
-            may_end.set()
-            assert all(await asyncio.gather(*waiting))
+            may_end.open()
+            await asyncio.gather(*waiting)
 
     run(ask())
 
@@ -295,15 +287,14 @@ def test_a_load_that_takes_long_is_left_to_its_thread_when_the_server_ends(make_
     async def ask():
         world = make_world()
         await world.use("b")
-        world.may_start["a"] = Event()
+        world.may_start["a"] = Gate()
         asking = asyncio.create_task(world.use("a"))
-        while world.started != ["b", "a"]:
-            await asyncio.sleep(0.01)
+        await world.started.until(lambda: world.started == ["b", "a"])
         await world.models.close()
         assert world.models.is_still_loading
         assert world.stopped == ["b"]
         with pytest.raises((ShuttingDown, asyncio.CancelledError)):
             await asking
-        world.may_start["a"].set()
+        world.may_start["a"].open()
 
     run(ask())

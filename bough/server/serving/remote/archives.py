@@ -17,7 +17,7 @@ from bough.cache.admin.archive import Imported
 from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.server.serving.model.contract import ServedTree
-from bough.server.serving.remote.leases import LEASE_S, Leases
+from bough.server.serving.remote.leases import Leases
 from bough.server.serving.transfers import make_file, require_room
 
 PIECE_BYTES = 2**20
@@ -36,10 +36,10 @@ class _Archive:
 class Archives:
     """The archives by their ids. Everything here runs on one event loop."""
 
-    def __init__(self, tree: ServedTree, settings: Settings, lease_s: float = LEASE_S) -> None:
+    def __init__(self, tree: ServedTree, settings: Settings) -> None:
         self._tree = tree
         self._settings = settings
-        self._leases: Leases[_Archive] = Leases(_Archive, _drop, lease_s)
+        self._leases: Leases[_Archive] = Leases(_Archive, _drop)
 
     def __len__(self) -> int:
         return len(self._leases)

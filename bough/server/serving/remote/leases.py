@@ -25,10 +25,9 @@ class _Lease(Generic[Held]):
 class Leases(Generic[Held]):
     """What is held, by its id. Everything here runs on one event loop."""
 
-    def __init__(self, make: Callable[[], Held], close: Callable[[Held], Awaitable[None]], lease_s: float) -> None:
+    def __init__(self, make: Callable[[], Held], close: Callable[[Held], Awaitable[None]]) -> None:
         self._make = make
         self._close = close
-        self._lease_s = lease_s
         self._loop = asyncio.get_running_loop()
         self._leases: dict[str, _Lease[Held]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -37,9 +36,9 @@ class Leases(Generic[Held]):
         return len(self._leases)
 
     def use(self, lease_id: str) -> Held:
-        """What is held by this id, for `lease_s` from now; it is made if there is nothing."""
+        """What is held by this id, for `LEASE_S` from now; it is made if there is nothing."""
         lease = self._leases.get(lease_id)
-        expiry = self._loop.call_later(self._lease_s, self._expire, lease_id)
+        expiry = self._loop.call_later(LEASE_S, self._expire, lease_id)
         if lease is None:
             lease = self._leases[lease_id] = _Lease(self._make(), expiry)
         else:

@@ -11,7 +11,7 @@ from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.tokens import cut, pack
 from bough.server.serving.model.contract import GenerateRequest, PreparedRequest, ServedTree, ServedWatch
 from bough.server.serving.model.look import TEXT_TOKENS, Look, Sought
-from bough.server.serving.remote.leases import LEASE_S, Leases
+from bough.server.serving.remote.leases import Leases
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class _Watch:
 class Watches:
     """The open watches by their ids. `find` finds a running request. Everything here runs on one event loop."""
 
-    def __init__(self, tree: ServedTree, find: Callable[[str], RunningRequest | None], lease_s: float = LEASE_S) -> None:
+    def __init__(self, tree: ServedTree, find: Callable[[str], RunningRequest | None]) -> None:
         self._find = find
-        self._leases: Leases[_Watch] = Leases(lambda: _Watch(tree.watch()), lambda held: held.watch.close(), lease_s)
+        self._leases: Leases[_Watch] = Leases(lambda: _Watch(tree.watch()), lambda held: held.watch.close())
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -18,6 +18,7 @@ from bough.server.serving.embedding.service import EmbedAsk, EmbeddingService, R
 from bough.server.serving.embedding.text_run import TextRun
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.record import RecordSlot, RequestRecord, current_slot
+from tests.gates import Notes, pass_time
 from tests.server.fake_encoders import FakeEmbedder, FakeEncoderRuntime
 from tests.server.fake_models import FakeCatalog
 
@@ -44,9 +45,7 @@ class World:
         return list(await self.service.embed(EmbedAsk("a", texts, **fields)))
 
     async def until_started(self, number: int) -> None:
-        async with asyncio.timeout(20):
-            while len(self.embedder.started) < number:
-                await asyncio.sleep(0.001)
+        await self.embedder.started.until(lambda: len(self.embedder.started) >= number)
 
     @property
     def num_cancelled(self) -> int:
@@ -124,11 +123,14 @@ def test_a_request_that_is_cancelled_cancels_its_texts_and_releases_its_model(wo
 
 
 def test_a_request_that_takes_too_long_ends_with_its_limit(tmp_path: Path, run: Run) -> None:
-    world = World(tmp_path, request_timeout=0.05)
+    world = World(tmp_path, request_timeout=10)
 
     async def work() -> None:
         world.embedder.may_run.clear()
-        await fail_by(world.embed(texts(3)), TimedOut, "the request took longer than the 0 s it may")
+        task = asyncio.create_task(world.embed(texts(3)))
+        await world.until_started(3)
+        pass_time(10)
+        await fail_by(task, TimedOut, "the request took longer than the 10 s it may")  # type: ignore[arg-type]
 
         assert world.num_cancelled == 3
         world.embedder.may_run.set()
@@ -196,7 +198,7 @@ def test_a_model_that_only_embeds_ranks_nothing(world: World, run: Run) -> None:
 
 
 def test_results_after_the_end_of_the_loop_disturb_nobody(world: World) -> None:
-    told: list[Callable[[Scored | BoughError], None]] = []
+    told: Notes[Callable[[Scored | BoughError], None]] = Notes()
 
     async def work() -> None:
         async def start(tell: Callable[[Scored | BoughError], None], is_cancelled: Callable[[], bool]) -> None:
@@ -204,8 +206,7 @@ def test_results_after_the_end_of_the_loop_disturb_nobody(world: World) -> None:
 
         async with world.models.using("a") as loaded:
             task = asyncio.create_task(TextRun(loaded, 0.0).run_one(start))
-            while not told:
-                await asyncio.sleep(0)
+            await told.until(lambda: told)
             task.cancel()
 
     asyncio.run(work())

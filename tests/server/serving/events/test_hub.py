@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +22,9 @@ from bough.server.serving.events.reader import Reader
 from bough.server.serving.record import RecordSlot, current_slot
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
+from tests.gates import Gate
 from tests.server.watched import Watched
+from tests.waiting import wait_until
 
 INTERVAL_S = 0.1
 
@@ -81,6 +83,12 @@ def count_done(watched: Watched) -> int:
     return sum(each["state"] == "done" for each in watched.requests.values())
 
 
+async def until_collected() -> None:
+    """Wait until nothing is collected for readers any more."""
+    collecting = [task for task in asyncio.all_tasks() if task.get_name().startswith("bough-events")]
+    await asyncio.gather(*collecting, return_exceptions=True)  # some are cancelled by others
+
+
 async def tree_of(service: Service) -> dict[str, dict[int, tuple[int, int]]]:
     """The nodes that there are, by their roots and keys: where each begins and ends."""
     cache = service.models.list()[0].runtime.cache
@@ -130,8 +138,7 @@ def test_without_readers_nothing_is_collected(play: Callable[..., None]) -> None
         assert len(census.watchers) == 1
 
         client.leave()
-        while any(task.get_name().startswith("bough-events") for task in asyncio.all_tasks()):
-            await asyncio.sleep(0.05)
+        await until_collected()
         await ask(service, "another text")
         await tree_of(service)  # which records what has changed
 
@@ -172,18 +179,25 @@ def test_after_the_engine_was_stuck_readers_have_the_whole_tree_and_the_end_of_e
         client, worker = Client(service), service.models.list()[0].worker
         await ask(service, "one text")
         await client.read_until(lambda watched: count_done(watched) and watched.trees["tiny"])
-        may_go_on, num_resets = threading.Event(), sum(told["reset"] for told in client.watched.named("tree"))
+        has_begun, may_go_on = Gate(), Gate()
+        num_resets = sum(told["reset"] for told in client.watched.named("tree"))
 
-        held = worker.call(lambda: may_go_on.wait(30))
+        def hold() -> None:
+            has_begun.open()
+            may_go_on.wait()
+
+        held = worker.call(hold)
+        await has_begun.passed()
         waiting = asyncio.create_task(ask(service, "a text that is never answered"))
+        await asyncio.to_thread(wait_until, lambda: worker.num_waiting)
+        worker._clock = lambda: time.monotonic() + 2 * worker.limits.stuck_s
         with pytest.raises(Exception, match="takes longer than"):
             await waiting
         watched = await client.read_until(lambda watched: len(watched.requests) == 2)
         assert [each["state"] for each in watched.requests.values()] == ["done", "failed"]
-        may_go_on.set()
+        may_go_on.open()
         await asyncio.wrap_future(held)
-        while worker.is_stuck:
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, lambda: not worker.is_stuck)
         await ask(service, "another text")
         await client.read_until(lambda watched: count_done(watched) == 2)
         expected = await tree_of(service)
@@ -191,7 +205,7 @@ def test_after_the_engine_was_stuck_readers_have_the_whole_tree_and_the_end_of_e
 
         assert sum(told["reset"] for told in watched.named("tree")) > num_resets
 
-    play(scene, watchdog=0.5)
+    play(scene)
 
 
 def test_a_reader_that_reads_nothing_is_told_the_whole_tree_in_place_of_all_that_came_and_went(

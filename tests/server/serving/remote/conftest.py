@@ -17,6 +17,8 @@ from bough.models.prompts import Prompts
 from bough.models.tokenizer import load_tokenizer
 from bough.runtime import Runtime, load_runtime
 from bough.server.app import make_service
+from bough.server.serving.events import feed
+from bough.server.serving.remote import model
 from bough.server.serving.remote.model import RemoteModel
 from bough.server.serving.service import Service
 from tests.server.serving.remote.local_replicas import SECRET, LocalReplicas
@@ -25,8 +27,10 @@ Scene = Callable[[Service, LocalReplicas], Awaitable[None]]
 
 
 @pytest.fixture
-def play(tiny_model: Path, tmp_path: Path) -> Callable[..., None]:
+def play(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Plays a scene with a service whose model has two replicas in this process, each with a cache folder of its own."""
+    monkeypatch.setattr(model, "FIGURES_S", 0.05)  # tests wait for what is read
+    monkeypatch.setattr(feed, "IDLE_S", 0.1)
     files = ModelFiles("tiny", tiny_model)
     common = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", disk=0, threads=1, lanes=4)
     made: list[LocalReplicas] = []

@@ -9,22 +9,29 @@ from typing import Any
 
 from bough.runtime import Runtime
 from bough.server.serving.remote.host import ReplicaHost
-from bough.server.serving.remote.messages import Accepted, Message, Operation, RemoteRequest, ReplicaFacts
+from bough.server.serving.remote.messages import Accepted, Began, Message, Operation, RemoteRequest, ReplicaFacts
 from bough.server.serving.remote.replicas import ReplicaLost
 from bough.types import Chunk
+from tests.gates import Gate, Notes
 
 SECRET = bytes(32)
 
 
 class LocalReplicas:
-    """Takes the first replica that is not to be avoided. `breaks` are the numbers of chunks after which streams break."""
+    """Takes the first replica that is not to be avoided. `breaks` are the numbers of chunks after which streams break.
+
+    No stream goes on beyond its beginning while `may_go_on` is closed.
+    """
 
     def __init__(self) -> None:
         self.hosts: dict[str, ReplicaHost] = {}
         self.runtimes: list[Runtime] = []
         self.breaks: list[int] = []
         self.requests: list[RemoteRequest] = []
-        self.calls: list[Operation] = []
+        self.calls: Notes[Operation] = Notes()
+        self.reads: Notes[dict[str, dict[str, Any]]] = Notes()  # figures that were read
+        self.may_go_on = Gate()
+        self.may_go_on.open()
         self.hold: Callable[[Operation], Awaitable[None]] | None = None  # waits before an operation is done
 
     def add(self, runtime: Runtime, secret: bytes) -> ReplicaHost:
@@ -47,6 +54,8 @@ class LocalReplicas:
                     if left == 0 and not isinstance(message, Accepted):
                         raise ReplicaLost(f"{host.name} was killed")
                     yield [_copy(message)]
+                    if isinstance(message, Began):
+                        await self.may_go_on.passed()
                     if left is not None and isinstance(message, Chunk):
                         left -= 1
 
@@ -60,7 +69,9 @@ class LocalReplicas:
         return _copy(await host.call(_copy(operation)))
 
     async def read_figures(self) -> Mapping[str, dict[str, Any]]:
-        return {name: host.snapshot() for name, host in self.hosts.items()}
+        figures = {name: host.snapshot() for name, host in self.hosts.items()}
+        self.reads.append(figures)
+        return figures
 
     async def close(self) -> None:
         for host in self.hosts.values():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -114,14 +113,12 @@ def test_a_prefix_that_is_being_computed_is_waited_for(play: Callable[[Scene], N
 
 
 @pytest.mark.parametrize(
-    "copy", [Copy("replica-0", len(PREFIX), 0.2, is_coming=True), Copy("replica-9", len(PREFIX), 20.0)]
+    "copy", [Copy("replica-0", len(PREFIX), 0.2, is_coming=True), Copy("replica-9", len(PREFIX), 1000.0)]
 )
 def test_a_prefix_that_does_not_come_in_time_is_computed(play: Callable[[Scene], None], copy: Copy) -> None:
     async def scene(replicas: LocalReplicas) -> None:
         one, other = replicas.hosts.values()
-        started = time.monotonic()
         computed = await ask(other, 7, copy)
-        assert time.monotonic() - started < 15
         assert (computed.usage.cached_tokens, from_store(computed)) == (0, 0)
         assert other.snapshot()["missed_prefixes"] == 1
         assert (await ask(one, 7)).token_ids == computed.token_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from bough.server.serving.remote.messages import Accepted, Began, Message, Remot
 from bough.server.serving.remote.replicas import ReplicaLost
 from bough.server.serving.remote.request import MOST_MOVES, FollowedRequest
 from bough.types import Chunk, Completion, Usage
+from tests.waiting import BOUND_S
 
 Part = Sequence[Message] | Exception | None  # None: nothing comes any more
 DONE = Completion("ab", (1, 2), "stop")
@@ -74,13 +75,15 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed, "LATE_S", 0.05)
 
 
-def follow(replicas: ScriptedReplicas, deadline_s: float = math.inf) -> Listener:
+def follow(
+    replicas: ScriptedReplicas, deadline_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+) -> Listener:
     async def run() -> Listener:
         listener = Listener()
         request = GenerateRequest(Encoded((1, 2, 3), ()), deadline_s=deadline_s)
-        running = FollowedRequest(replicas, RemoteRequest(request, "id"), listener, set())  # type: ignore[arg-type]
+        running = FollowedRequest(replicas, RemoteRequest(request, "id"), listener, set(), clock)  # type: ignore[arg-type]
         running.submit()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             await listener.over.wait()
         return listener
 
@@ -152,4 +155,9 @@ def test_a_request_that_nobody_answers_ends_after_its_deadline(silence: Any) -> 
 
 def test_a_deadline_that_passes_between_two_tries_ends_the_request() -> None:
     replicas = ScriptedReplicas([ReplicaLost("it had gone")])
-    assert isinstance(follow(replicas, time.monotonic() + 0.005).outcome, TimedOut)
+
+    def clock() -> float:
+        return 10.0 * len(replicas.requests)
+
+    assert isinstance(follow(replicas, BOUND_S, clock).outcome, TimedOut)
+    assert len(replicas.requests) == BOUND_S / 10

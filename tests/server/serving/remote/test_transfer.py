@@ -17,11 +17,14 @@ from bough.server.serving.model.in_process import InProcessTree
 from bough.server.serving.remote import archives, transfer
 from bough.server.serving.remote.archives import Archives
 from bough.server.serving.remote.held_pages import digest_prompt, make_keys
+from bough.server.serving.remote.leases import LEASE_S
 from bough.server.serving.remote.messages import Operation
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
+from tests.gates import pass_time
 from tests.server.serving.remote.local_replicas import SECRET, LocalReplicas
 from tests.server.serving.remote.test_watch import TEXTS, ask_at
+from tests.waiting import wait_until
 
 DISK = 2**28
 
@@ -42,7 +45,7 @@ def test_an_archive_has_what_any_replica_has_and_is_imported_by_one(
 ) -> None:
     for module in (archives, transfer):
         monkeypatch.setattr(module, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(archives, "WAIT_S", 0.001)  # so that the server has to ask more than once
+    monkeypatch.setattr(archives, "WAIT_S", 0.0)  # so that the server has to ask more than once
 
     async def scene(service: Service, replicas: LocalReplicas) -> None:
         for name in TEXTS:
@@ -141,13 +144,13 @@ def test_an_archive_that_no_server_asks_for_any_more_is_deleted(play: Any, tmp_p
     async def scene(service: Service, replicas: LocalReplicas) -> None:
         await service.complete(Ask("tiny", text="a text", params=SamplingParams(max_tokens=1)))
         runtime = replicas.hosts["replica-0"]._runtime
-        held = Archives(InProcessTree(runtime), runtime.settings, lease_s=0.3)
+        held = Archives(InProcessTree(runtime), runtime.settings)
         assert (await held.write("id", "", 0) or 0) > 0
         await held.add("another", 0, b"a piece")
         assert (len(held), len(left_behind(tmp_path))) == (2, 2)
 
-        await asyncio.sleep(0.6)
+        pass_time(LEASE_S)
 
-        assert (len(held), left_behind(tmp_path)) == (0, [])
+        await asyncio.to_thread(wait_until, lambda: (len(held), left_behind(tmp_path)) == (0, []))
 
     play(scene, disk=DISK)

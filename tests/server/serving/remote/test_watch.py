@@ -18,13 +18,16 @@ from bough.server.serving.model.look import TEXT_TOKENS, Look, Sought
 from bough.server.serving.record import RecordSlot, current_slot
 from bough.server.serving.remote import watch
 from bough.server.serving.remote.host import ReplicaHost
+from bough.server.serving.remote.leases import LEASE_S
 from bough.server.serving.remote.messages import Operation
 from bough.server.serving.remote.watches import Watches
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
-from tests.server.serving.events.test_hub import Client, count_done, seen_tree
+from tests.gates import Gate, pass_time
+from tests.server.serving.events.test_hub import Client, count_done, seen_tree, until_collected
 from tests.server.serving.remote.local_replicas import LocalReplicas
 from tests.server.watched import Watched
+from tests.waiting import wait_until
 
 TEXTS = {"replica-0": "the tale of the first tree", "replica-1": "a song about another one"}
 
@@ -46,6 +49,22 @@ async def tree_of(service: Service) -> dict[str, dict[int, tuple[int, int]]]:
     return {
         root: {each.key: (each.start, each.end) for each in nodes} for root, nodes in view.records.roots.items() if nodes
     }
+
+
+async def until_read(replicas: LocalReplicas) -> None:
+    """Wait until the model has heard which replicas there are now."""
+    num_reads = len(replicas.reads)
+    await replicas.reads.until(lambda: len(replicas.reads) >= num_reads + 2)  # the second read comes after the first
+
+
+def count_looks(replicas: LocalReplicas, name: str) -> int:
+    return sum((call.replica, call.name) == (name, "watch") for call in replicas.calls)
+
+
+async def until_looked(replicas: LocalReplicas, name: str) -> None:
+    """Wait until a replica was looked at twice from now on: the first of these looks has ended then."""
+    num_looks = count_looks(replicas, name)
+    await replicas.calls.until(lambda: count_looks(replicas, name) >= num_looks + 2)
 
 
 def num_watchers(host: ReplicaHost) -> int:
@@ -87,7 +106,8 @@ def test_the_nodes_of_a_lost_replica_vanish_and_come_back_with_it(play: Any) -> 
 
         lost = replicas.hosts.pop("replica-0")
         await client.read_until(lambda watched: list(seen_tree(watched)) == ["replica-1:"])
-        await asyncio.sleep(1.2)  # until it is not even listed
+        await until_read(replicas)  # now it is not even listed
+        await until_looked(replicas, "replica-1")
         replicas.hosts["replica-0"] = lost
         expected = await tree_of(service)
         await client.read_until(lambda watched: seen_tree(watched) == expected)
@@ -130,8 +150,7 @@ def test_without_readers_no_replica_is_watched(play: Any) -> None:
         await client.read_until(lambda watched: seen_tree(watched))
         assert [num_watchers(host) for host in replicas.hosts.values()] == [2, 2]
         client.leave()
-        while any(task.get_name().startswith("bough-events") for task in asyncio.all_tasks()):
-            await asyncio.sleep(0.05)
+        await until_collected()
 
         assert [num_watchers(host) for host in replicas.hosts.values()] == [1, 1]
 
@@ -141,15 +160,16 @@ def test_without_readers_no_replica_is_watched(play: Any) -> None:
 def test_a_watch_that_no_server_uses_any_more_is_closed(play: Any) -> None:
     async def scene(service: Service, replicas: LocalReplicas) -> None:
         host = replicas.hosts["replica-0"]
-        watches = Watches(InProcessTree(host._runtime), lambda request_id: None, lease_s=0.5)
-        for _ in range(4):  # as long as it is used, it is open
-            await watches.look("id", False, (), ())
-            await asyncio.sleep(0.2)
-        assert (len(watches), num_watchers(host)) == (1, 1)
+        watches = Watches(InProcessTree(host._runtime), lambda request_id: None)
+        resets = []
+        for _ in range(3):  # as long as it is used, it is open
+            resets.append((await watches.look("id", False, (), ())).changes.is_reset)
+            pass_time(0.6 * LEASE_S)
+        assert (resets, len(watches), num_watchers(host)) == ([True, False, False], 1, 1)
 
-        await asyncio.sleep(0.5)
+        pass_time(0.4 * LEASE_S)
 
-        assert (len(watches), num_watchers(host)) == (0, 0)
+        await asyncio.to_thread(wait_until, lambda: (len(watches), num_watchers(host)) == (0, 0))
         assert (await watches.look("id", False, (), ())).changes.is_reset  # a server that slept is told all
 
     play(scene)
@@ -171,7 +191,7 @@ def test_a_replica_that_does_not_answer_delays_the_others_a_little(play: Any, mo
             await ask_at(service, replicas, name)
         await client.read_until(lambda watched: list(seen_tree(watched)) == ["replica-0:"])
         num_asked = sum(call.replica == "replica-1" for call in replicas.calls)
-        await asyncio.sleep(0.5)
+        await until_looked(replicas, "replica-0")
         assert sum(call.replica == "replica-1" for call in replicas.calls) == num_asked  # it has one look to answer
         goes_on.set()
         await client.read_until(lambda watched: len(seen_tree(watched)) == 2)
@@ -230,11 +250,13 @@ def test_what_is_sent_of_a_long_prompt_is_short(play: Any) -> None:
             return result
 
         replicas.call = note  # type: ignore[method-assign]
+        replicas.may_go_on = Gate()
         client = Client(service)
         await client.read_until(lambda watched: watched.trees)
-        asking = asyncio.create_task(ask(service, "word " * 300, num_tokens=200))
+        asking = asyncio.create_task(ask(service, "word " * 300, num_tokens=20))
         await client.read_until(lambda watched: any(each["node"] for each in watched.requests.values()))
         assert not asking.done()  # it is found although only its replica has its tokens
+        replicas.may_go_on.open()
         await asking
         await client.read_until(lambda watched: count_done(watched) == 1)
         (node,) = client.watched.trees["tiny"]["replica-0:"].values()

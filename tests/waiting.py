@@ -1,0 +1,25 @@
+"""Waiting for what another thread or process does, for tests: the one place that looks again and again.
+
+Where there is something to wait on, an event, a condition or a future, wait on that instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+BOUND_S = 60.0
+"""After so long something counts as stuck: far more than a busy machine needs."""
+
+_LOOK_EVERY_S = 0.002
+
+
+def wait_until(holds: Callable[[], object], bound_s: float = BOUND_S, *, describe: Callable[[], str] = lambda: "") -> None:
+    """Wait until something is true, however long this machine takes; fail if it is stuck, with what `describe` says.
+
+    On an event loop, run it in a thread: `await asyncio.to_thread(wait_until, …)`.
+    """
+    stuck_at_s = time.monotonic() + bound_s
+    while not holds():
+        assert time.monotonic() < stuck_at_s, f"waited {bound_s:.0f} s in vain {describe()}"
+        time.sleep(_LOOK_EVERY_S)
