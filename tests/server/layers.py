@@ -11,6 +11,8 @@ import httpx
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tests.waiting import BOUND_S
+
 
 class Inner:
     """Stands for the routes: answers every request with its headers, its state and the size of its body."""
@@ -83,5 +85,5 @@ def call_raw(
         "headers": list(headers),
         "client": ("192.0.2.7", 1234),
     }
-    asyncio.run(asyncio.wait_for(layer(scope, receive, send), 10))
+    asyncio.run(asyncio.wait_for(layer(scope, receive, send), BOUND_S))
     return sent

@@ -15,16 +15,16 @@ import pytest
 import uvicorn
 
 from bough.server.http.connections import Connection, RequestReader, WaitingConnections, connections_within
-from tests.server.http.test_listening import Place, read_body, signal_self
+from tests.server.http.test_listening import Place
+from tests.waiting import BOUND_S
 
 PIECE = b"x" * 2**15
-WAIT_S = 20
 
 
 def connect(place: Place) -> socket.socket:
     """A client that has sent nothing yet."""
-    client = socket.create_connection(place.bound.getsockname(), timeout=WAIT_S)
-    client.settimeout(WAIT_S)
+    client = socket.create_connection(place.bound.getsockname(), timeout=BOUND_S)
+    client.settimeout(BOUND_S)
     return client
 
 
@@ -49,13 +49,13 @@ def test_idle_connections_keep_no_new_client_out(monkeypatch: pytest.MonkeyPatch
     place, seen = Place(), []
 
     def client() -> None:
-        assert place.is_ready.wait(WAIT_S)
+        assert place.is_ready.wait(BOUND_S)
         with ExitStack() as stack:
             idle = [stack.enter_context(connect(place)) for _ in range(40)]
             seen.append(place.state()["is_starting"])
             seen.append(all(is_closed(each) for each in idle[:30]))
             seen.append(ask(place, idle[-1]))
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert seen == [False, True, b"HTTP/1.1 200"]
@@ -64,10 +64,10 @@ def test_idle_connections_keep_no_new_client_out(monkeypatch: pytest.MonkeyPatch
 def test_who_is_just_sending_a_body_is_not_closed_for_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough.server.http.listening.allow_many_files", lambda: 8)
     place, seen = Place(), []
-    place.app.add_api_route("/state", read_body, methods=["POST"])
+    place.app.add_api_route("/state", place.read_body, methods=["POST"])
 
     def client() -> None:
-        assert place.is_ready.wait(WAIT_S)
+        assert place.is_ready.wait(BOUND_S)
         with ExitStack() as stack:
             sender = stack.enter_context(connect(place))
             sender.sendall(b"POST /state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n")
@@ -76,7 +76,7 @@ def test_who_is_just_sending_a_body_is_not_closed_for_idle_ones(monkeypatch: pyt
                 place.state()  # so that it has come
                 stack.enter_context(connect(place))
             seen.append(sender.recv(12))
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert seen == [b"HTTP/1.1 200"]
@@ -87,7 +87,7 @@ def test_a_stream_goes_on_while_others_take_all_connections(monkeypatch: pytest.
     place, seen = Place(), []
 
     def client() -> None:
-        assert place.is_ready.wait(WAIT_S)
+        assert place.is_ready.wait(BOUND_S)
         lines = place.lines()
         seen.append(next(lines))
         with ExitStack() as stack:
@@ -95,9 +95,9 @@ def test_a_stream_goes_on_while_others_take_all_connections(monkeypatch: pytest.
             for each in half_sent:
                 each.sendall(b"POST /state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
             place.state()
-            place.may_end.set()
+            place.may_end.open()
             seen.extend(lines)
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert seen == ["begun", "ended"]
@@ -107,7 +107,7 @@ def test_nonsense_behind_an_early_answer_closes_the_connection_and_is_no_error(c
     place, seen = Place(), []
 
     def client() -> None:
-        assert place.is_ready.wait(WAIT_S)
+        assert place.is_ready.wait(BOUND_S)
         with connect(place) as other:
             other.sendall(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
             seen.append(other.recv(12))
@@ -115,7 +115,7 @@ def test_nonsense_behind_an_early_answer_closes_the_connection_and_is_no_error(c
             with suppress(ConnectionError):
                 while other.recv(1000):
                     pass
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert seen == [b"HTTP/1.1 404"]
@@ -162,7 +162,7 @@ async def leave_unread(app: Talkative) -> None:
         serving = asyncio.create_task(listener.serve([bound]))
         client.connect(bound.getsockname())
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await asyncio.wait_for(app.is_gone.wait(), WAIT_S)
+        await asyncio.wait_for(app.is_gone.wait(), BOUND_S)
         listener.should_exit = True
         await serving
 

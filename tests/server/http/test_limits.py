@@ -14,11 +14,13 @@ from bough.config import Settings
 from bough.errors import RateLimited
 from bough.server.app import error_format_of
 from bough.server.http.limits import LimitsMiddleware, RateLimit
+from tests.gates import Notes, pass_time
 from tests.server.layers import Inner, call_raw, in_app, send_to
 from tests.server.servers import StartServer
+from tests.waiting import BOUND_S
 
 
-def make_layer(inner: Inner | None = None, body_s: float = 5.0, **settings: Any) -> ASGIApp:
+def make_layer(inner: Inner | None = None, body_s: float = BOUND_S, **settings: Any) -> ASGIApp:
     inner = inner or Inner()
     return in_app(LimitsMiddleware(inner, Settings(max_body=1000, **settings), error_format_of, body_s), inner)
 
@@ -76,10 +78,11 @@ def test_a_body_that_does_not_come_is_not_waited_for_long() -> None:
 
 def test_a_body_that_trickles_has_only_so_much_time_in_all() -> None:
     async def trickle() -> Message:
-        await asyncio.sleep(0.02)
+        pass_time(1)
+        await asyncio.sleep(0)  # so that the loop looks at its clock
         return {"type": "http.request", "body": b" ", "more_body": True}
 
-    assert call_raw(make_layer(body_s=0.2), trickle)[0]["status"] == 408
+    assert call_raw(make_layer(body_s=10), trickle)[0]["status"] == 408
 
 
 def test_a_client_that_goes_before_its_body_is_whole_asks_nothing() -> None:
@@ -176,20 +179,22 @@ def test_while_the_server_shuts_down_new_work_is_refused_and_a_look_is_not() -> 
 
 
 def test_bodies_that_are_coming_are_bounded_together() -> None:
-    limits = LimitsMiddleware(Inner(), Settings(max_body=1000), error_format_of, body_s=5.0)
+    limits = LimitsMiddleware(Inner(), Settings(max_body=1000), error_format_of, body_s=BOUND_S)
     layer = in_app(limits, Inner())
     half = {"type": "http.request", "body": b"x" * 900, "more_body": True}
 
     async def send_many() -> list[int]:
         statuses: list[int] = []
+        settled: Notes[int] = Notes()  # which of them have sent what they send first, or were refused
         may_end = asyncio.Event()
 
-        async def one() -> None:
+        async def one(number: int) -> None:
             pieces = iter([half])
 
             async def receive() -> Message:
                 found = next(pieces, None)
                 if found is None:
+                    settled.append(number)
                     await may_end.wait()
                     return {"type": "http.disconnect"}
                 return found
@@ -197,12 +202,13 @@ def test_bodies_that_are_coming_are_bounded_together() -> None:
             async def send(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     statuses.append(message["status"])
+                    settled.append(number)
 
             scope = {"type": "http", "method": "POST", "path": "/api/chat", "headers": [], "http_version": "1.1"}
             await layer({**scope, "query_string": b"", "state": {}}, receive, send)
 
-        tasks = [asyncio.create_task(one()) for _ in range(60)]
-        await asyncio.sleep(0.05)
+        tasks = [asyncio.create_task(one(number)) for number in range(60)]
+        await settled.until(lambda: len(set(settled)) == len(tasks))
         may_end.set()
         await asyncio.gather(*tasks)
         return statuses

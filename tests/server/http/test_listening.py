@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -20,7 +21,10 @@ from starlette.requests import ClientDisconnect
 
 from bough.config import Settings
 from bough.errors import ModelNotFound, SettingsError
-from bough.server.http.listening import bind, host, is_loopback, url_of
+from bough.server.http.connections import Connection
+from bough.server.http.listening import HttpServer, bind, host, is_loopback, url_of
+from tests.gates import Gate, Notes, pass_time
+from tests.waiting import BOUND_S, wait_until
 
 
 class FakeService:
@@ -29,6 +33,7 @@ class FakeService:
     def __init__(self, settings: Settings, error: Exception | None = None, waits: bool = False) -> None:
         self.settings = settings
         self.num_closed = 0
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the server
         self.on_drain: Callable[[], None] = lambda: None
         self.is_still_loading = False
         self.on_close: Callable[[], None] = lambda: None
@@ -36,9 +41,11 @@ class FakeService:
         self._waits = waits
 
     async def load(self, model: str) -> float:
+        self.loop = asyncio.get_running_loop()
         if self._error:
             raise self._error
-        await asyncio.sleep(60 if self._waits else 0)
+        if self._waits:
+            await asyncio.Event().wait()
         return 0.0
 
     def drain(self) -> None:
@@ -57,11 +64,18 @@ class Place:
         self.service = FakeService(self.settings, **options)
         self.app = FastAPI()
         self.is_ready = threading.Event()
-        self.may_end = threading.Event()
+        self.may_end = Gate()
+        self.is_reading = Gate()  # the body of a request
+        self.stops: Notes[None] = Notes()  # signals that the server has handled
         self.bound = bind("127.0.0.1", 0)
         self.url = url_of(self.bound)
         self.app.add_api_route("/stream", self._stream)
         self.app.add_api_route("/state", self._state)
+
+    async def read_body(self, request: Request) -> None:
+        self.is_reading.open()
+        with contextlib.suppress(ClientDisconnect):
+            await request.body()
 
     async def _state(self) -> dict[str, bool]:
         return {name: getattr(self.app.state, name, False) for name in ("is_starting", "is_draining")}
@@ -69,8 +83,7 @@ class Place:
     async def _stream(self) -> StreamingResponse:
         async def pieces() -> AsyncIterator[str]:
             yield "begun\n"
-            while not self.may_end.is_set():
-                await asyncio.sleep(0.01)
+            await self.may_end.passed()
             yield "ended\n"
 
         return StreamingResponse(pieces())
@@ -84,48 +97,65 @@ class Place:
                 client()
             except BaseException as error:
                 errors.append(error)
-                signal_self(2)
+                self.may_end.open()
+                self.signal()
+
+        def stop(server: HttpServer, stop: Callable[[HttpServer], None] = HttpServer.stop) -> None:
+            stop(server)
+            self.stops.append(None)
 
         thread = threading.Thread(target=run_client)
-        thread.start()
-        try:
-            host(self.app, self.settings, self.service, self.bound, self.is_ready.set)
-        finally:
-            thread.join(30)
+        with mock.patch.object(HttpServer, "stop", stop):
+            thread.start()
+            try:
+                host(self.app, self.settings, self.service, self.bound, self.is_ready.set)
+            finally:
+                thread.join(BOUND_S)
         return errors
 
+    def signal(self, times: int = 1) -> None:
+        """Tell the server to end, so many times; each has been handled before the next."""
+        for _ in range(times):
+            num_stops = len(self.stops)
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.stops.wait_until(lambda num_stops=num_stops: len(self.stops) > num_stops)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the clock of the server's event loop go on at once, and wait until it has seen that."""
+        assert self.service.loop is not None
+        pass_time(seconds, self.service.loop)
+        self.state()
+
     def state(self) -> dict[str, bool]:
-        state: dict[str, bool] = httpx.get(f"{self.url}/state", timeout=10).json()
+        state: dict[str, bool] = httpx.get(f"{self.url}/state", timeout=BOUND_S).json()
         return state
 
     def wait_until_it_listens(self) -> dict[str, bool]:
-        while True:
-            try:
-                return self.state()
-            except httpx.ConnectError:
-                threading.Event().wait(0.05)
+        states: list[dict[str, bool]] = []
+
+        def listens() -> bool:
+            with contextlib.suppress(httpx.ConnectError):
+                states.append(self.state())
+            return bool(states)
+
+        wait_until(listens)
+        return states[0]
 
     def lines(self) -> Iterator[str]:
-        with httpx.stream("GET", f"{self.url}/stream", timeout=20) as response:
+        with httpx.stream("GET", f"{self.url}/stream", timeout=BOUND_S) as response:
             yield from response.iter_lines()
-
-
-def signal_self(times: int = 1) -> None:
-    for _ in range(times):
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(0.3)
 
 
 def test_one_signal_lets_streams_end_and_the_service_is_closed():
     place, seen = Place(), []
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         lines = place.lines()
         seen.append(next(lines))
-        signal_self()
+        place.signal()
         seen.append(place.state()["is_draining"])  # still answers
-        place.may_end.set()
+        place.may_end.open()
         seen.extend(lines)
 
     assert place.serve(client) == []
@@ -135,13 +165,13 @@ def test_one_signal_lets_streams_end_and_the_service_is_closed():
 
 def test_the_service_ends_its_endless_streams_at_the_first_signal_and_all_that_wait_see_their_end():
     place, seen = Place(stop_s=60), []
-    place.service.on_drain = place.may_end.set
+    place.service.on_drain = place.may_end.open
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         lines = place.lines()
         seen.append(next(lines))
-        signal_self()
+        place.signal()
         seen.extend(lines)
 
     assert place.serve(client) == []
@@ -152,10 +182,10 @@ def test_a_second_signal_ends_at_once_and_the_service_is_closed():
     place = Place()
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         lines = place.lines()
         next(lines)
-        signal_self(2)
+        place.signal(2)
         with pytest.raises(httpx.HTTPError):
             list(lines)
 
@@ -167,10 +197,10 @@ def test_streams_get_no_longer_than_the_setting_says():
     place = Place(stop_s=0.2)
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         lines = place.lines()
         next(lines)
-        signal_self()
+        place.signal()
         with pytest.raises(httpx.HTTPError):
             list(lines)
 
@@ -180,13 +210,13 @@ def test_streams_get_no_longer_than_the_setting_says():
 
 def test_streams_that_had_their_time_may_still_say_why_they_end():
     place, seen = Place(stop_s=0.2), []
-    place.service.on_close = place.may_end.set
+    place.service.on_close = place.may_end.open
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         lines = place.lines()
         next(lines)
-        signal_self()
+        place.signal()
         seen.extend(lines)
 
     assert place.serve(client) == []
@@ -198,7 +228,7 @@ def test_it_answers_while_the_model_loads_and_a_signal_ends_it_then_too():
 
     def client() -> None:
         seen.append(place.wait_until_it_listens())
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert seen == [{"is_starting": True, "is_draining": False}]
@@ -214,7 +244,7 @@ def test_a_load_that_cannot_be_stopped_does_not_keep_the_process(monkeypatch: py
 
     def client() -> None:
         place.wait_until_it_listens()
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert codes == [0]
@@ -233,7 +263,7 @@ def test_signals_are_given_back_afterwards():
     before = signal.getsignal(signal.SIGTERM)
     place = Place()
 
-    place.serve(lambda: signal_self() if place.is_ready.wait(20) else None)
+    place.serve(lambda: place.signal() if place.is_ready.wait(BOUND_S) else None)
 
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -242,9 +272,9 @@ def test_threads_take_turns_more_often_while_it_serves():
     place, before_s, seen = Place(), sys.getswitchinterval(), []
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         seen.append(sys.getswitchinterval())
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert seen[0] < before_s == sys.getswitchinterval()
@@ -270,39 +300,35 @@ def test_who_can_reach_an_address_is_known():
 
 
 @pytest.mark.parametrize("pieces", [[], [b"GET /sta", b"te HTTP/1.1\r\nHost: lo", b"calhost\r\nX: "]])
-def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bough.server.http.connections.Connection.header_s", 0.3)
+def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes]):
     place, answers = Place(), []
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         with socket.create_connection(place.bound.getsockname()) as slow:
-            slow.settimeout(20)
-            try:
-                for piece in pieces:
-                    slow.sendall(piece)
-                    threading.Event().wait(0.05)
-                answers.append(slow.recv(100))
-            except ConnectionError:  # hung up on before all pieces were sent
-                answers.append(b"")
-        signal_self()
+            slow.settimeout(BOUND_S)
+            for piece in pieces:
+                slow.sendall(piece)
+                place.pass_time(0.3 * Connection.header_s)  # each comes in time for itself
+            place.pass_time(0.3 * Connection.header_s if pieces else Connection.header_s)
+            answers.append(slow.recv(100))
+        place.signal()
 
     assert place.serve(client) == []
     assert answers == [b""]
 
 
-def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bough.server.http.connections.Connection.header_s", 1.0)
+def test_a_stream_may_take_longer_than_the_head_of_its_request():
     place, seen = Place(), []
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         lines = place.lines()
         seen.append(next(lines))
-        threading.Event().wait(1.5)
-        place.may_end.set()
+        place.pass_time(2 * Connection.header_s)
+        place.may_end.open()
         seen.extend(lines)
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     assert seen == ["begun", "ended"]
@@ -311,7 +337,7 @@ def test_a_stream_may_take_longer_than_the_head_of_its_request(monkeypatch: pyte
 def exchange(place: Place, request: bytes) -> bytes:
     """All that the server answers to these bytes, until it hangs up."""
     with socket.create_connection(place.bound.getsockname()) as raw:
-        raw.settimeout(20)
+        raw.settimeout(BOUND_S)
         raw.sendall(request)
         answer = bytearray()
         while piece := raw.recv(2**16):
@@ -324,9 +350,9 @@ def exchange_all(requests: list[bytes]) -> list[bytes]:
     place, answers = Place(), []
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         answers.extend(exchange(place, request) for request in requests)
-        signal_self()
+        place.signal()
 
     assert place.serve(client) == []
     return answers
@@ -399,26 +425,24 @@ def test_whoever_keeps_a_server_from_ending_is_disconnected_and_nothing_is_logge
     path: str, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("bough.server.http.listening._GRACE_S", 0.3)
-    place = Place(stop_s=0.2)
-    place.app.add_api_route("/state", read_body, methods=["POST"])
+    place = Place(stop_s=0.2 if times == 1 else BOUND_S)  # the second signal must come while it serves
+    place.app.add_api_route("/state", place.read_body, methods=["POST"])
 
     def client() -> None:
-        assert place.is_ready.wait(20)
+        assert place.is_ready.wait(BOUND_S)
         with socket.create_connection(place.bound.getsockname()) as stays:
             body = b"Content-Length: 9\r\n\r\n{" if path == "/state" else b"\r\n"  # one sends only half of its request
             method = b"POST" if path == "/state" else b"GET"
             stays.sendall(method + b" " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\n" + body)
-            threading.Event().wait(0.3)
-            signal_self(times)
-            stays.settimeout(20)
+            if path == "/state":
+                place.is_reading.wait()
+            else:
+                assert stays.recv(1000)
+            place.signal(times)
+            stays.settimeout(BOUND_S)
             with contextlib.suppress(ConnectionError):
                 while stays.recv(1000):
                     pass
 
     assert place.serve(client) == []
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
-
-
-async def read_body(request: Request) -> None:
-    with contextlib.suppress(ClientDisconnect):
-        await request.body()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bough.server.http.streaming import ClientDisconnected, EventFrame, cancel_on_disconnect, json_line, sse
 from bough.server.serving.answer import Answer
+from tests.waiting import BOUND_S
 
 
 class Opened(Answer):
@@ -46,7 +47,7 @@ async def open_at_the_last_moment(answer: Opened) -> Opened:
 
 
 def play(scene: Any) -> None:
-    asyncio.run(asyncio.wait_for(scene, 10))
+    asyncio.run(asyncio.wait_for(scene, BOUND_S))
 
 
 def test_work_is_cancelled_when_the_client_hangs_up() -> None:
@@ -71,14 +72,15 @@ def test_an_answer_that_was_opened_as_the_client_hung_up_is_closed() -> None:
 
 def test_an_answer_that_nobody_took_because_the_server_ended_is_closed() -> None:
     async def scene() -> None:
-        answer, ready = Opened(), asyncio.Event()
+        answer, has_begun, ready = Opened(), asyncio.Event(), asyncio.Event()
 
         async def open_soon() -> Opened:
+            has_begun.set()
             await ready.wait()
             return answer
 
         waiting = asyncio.ensure_future(cancel_on_disconnect(FakeRequest(is_gone=False), open_soon()))  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
+        await has_begun.wait()
         ready.set()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -91,7 +93,11 @@ def test_an_answer_that_nobody_took_because_the_server_ended_is_closed() -> None
 def test_an_answer_that_was_taken_stays_open() -> None:
     async def scene() -> None:
         answer = Opened()
-        assert await cancel_on_disconnect(FakeRequest(is_gone=False), asyncio.sleep(0, answer)) is answer  # type: ignore[arg-type]
+
+        async def open_now() -> Opened:
+            return answer
+
+        assert await cancel_on_disconnect(FakeRequest(is_gone=False), open_now()) is answer  # type: ignore[arg-type]
         assert not answer.was_closed
 
     play(scene())
