@@ -18,12 +18,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.servers import Server
+from tests.waiting import BOUND_S, wait_until
 
 Api = Literal["ollama", "openai", "anthropic"]
 APIS: tuple[Api, ...] = ("ollama", "openai", "anthropic")
 PATHS: dict[Api, str] = {"ollama": "/api/chat", "openai": "/v1/chat/completions", "anthropic": "/v1/messages"}
 PATIENCE_S = 120.0
-REST_S = 20.0
 WORDS = ("tree", "river", "stone", "house", "light", "water", "green", "small", "road", "time")
 
 Result = TypeVar("Result")
@@ -192,13 +192,13 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 def figures(server: Server) -> dict[str, Any]:
     """The figures of the model's tree, lanes and queue."""
-    (found,) = httpx.get(f"{server.url}/api/cache", timeout=REST_S, trust_env=False).raise_for_status().json()["models"]
+    (found,) = httpx.get(f"{server.url}/api/cache", timeout=BOUND_S, trust_env=False).raise_for_status().json()["models"]
     return dict(found)
 
 
 def prompt_tokens(server: Server, kind: str) -> float:
     """So many tokens of prompts were matched, cached or computed since the server began."""
-    text = httpx.get(f"{server.url}/metrics", timeout=REST_S, trust_env=False).raise_for_status().text
+    text = httpx.get(f"{server.url}/metrics", timeout=BOUND_S, trust_env=False).raise_for_status().text
     return sum(
         sample.value
         for family in text_string_to_metric_families(text)
@@ -209,13 +209,13 @@ def prompt_tokens(server: Server, kind: str) -> float:
 
 def wait_until_at_rest(server: Server) -> None:
     """Nothing waits and nothing runs, soon after the last client has gone."""
-    deadline_s = time.monotonic() + REST_S
-    while time.monotonic() < deadline_s:
-        found = figures(server)
-        if not any(found[name] for name in ("busy_lanes", "queue", "running")):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{REST_S:.0f} s after the last client had gone: {found}\n{server.log[-4000:]}")
+    found: dict[str, Any] = {}
+
+    def is_at_rest() -> bool:
+        found.update(figures(server))
+        return not any(found[name] for name in ("busy_lanes", "queue", "running"))
+
+    wait_until(is_at_rest, describe=lambda: f"for the server to rest: {found}\n{server.log[-4000:]}")
 
 
 def text_of(num_words: int, *, begin: str) -> str:

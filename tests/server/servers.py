@@ -7,9 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import httpx
 
 from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.tiny_models import make_folder
+from tests.waiting import wait_until
 
 START_S = 200  # loading and the check of the model, and on a busy machine the imports before them
 STOP_S = 30
@@ -88,24 +88,18 @@ def _environment(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _wait_until_ready(server: Server) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
+    def is_ready() -> bool:
         assert server.process.poll() is None, f"the server ended with {server.process.returncode}:\n{server.log[-4000:]}"
-        try:
-            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"the server was not ready after {START_S} s:\n{server.log[-4000:]}")
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+        return False
+
+    wait_until(is_ready, START_S, describe=lambda: f"for the server to be ready:\n{server.log[-4000:]}")
 
 
 def wait_for_log(server: Server, text: str) -> None:
     """Wait until the server has said this: a request's line is written after its answer."""
-    deadline = time.monotonic() + STOP_S
-    while text not in server.log:
-        assert time.monotonic() < deadline, f"the server did not say {text!r} within {STOP_S} s:\n{server.log[-4000:]}"
-        time.sleep(0.05)
+    wait_until(lambda: text in server.log, describe=lambda: f"for the server to say {text!r}:\n{server.log[-4000:]}")
 
 
 def stop(server: Server) -> None:
@@ -118,10 +112,10 @@ def stop(server: Server) -> None:
     assert code == 0, f"the server ended with {code}:\n{server.log[-4000:]}"
 
 
-def make_chat_folder(folder: Path) -> Path:
+def make_chat_folder(folder: Path, context_tokens: int = 2048) -> Path:
     """A random model with a tokenizer and a chat template: it is loaded within a second. Its own sampling is greedy."""
     tokenizer = byte_level(CHATML)
-    make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=2048)
+    make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=context_tokens)
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text('{"do_sample": false, "eos_token_id": 2}')
     return folder

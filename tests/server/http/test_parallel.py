@@ -68,14 +68,17 @@ def test_seeded_chats_are_answered_the_same_beside_other_ones_and_a_prefill(serv
 
 def test_a_short_request_has_its_first_token_while_a_long_prompt_is_still_read(server: Server) -> None:
     async def ask_both() -> tuple[Reply, Reply, str]:
-        long, short = Reply(), Reply()
+        long, short, has_begun = Reply(), Reply(), asyncio.Event()
+
+        def is_over(reply: Reply) -> bool:
+            if len(reply.progress) == 2:  # it has a lane and its first chunk is done
+                has_begun.set()
+            return bool(short.text)
+
         async with make_client() as client:
-            reading = asyncio.create_task(
-                ask(client, server, Chat("openai", text_of(6000, begin="long")), lambda reply: bool(short.text), long)
-            )
-            while len(long.progress) < 2:  # it has a lane and its first chunk is done
-                assert not reading.done()
-                await asyncio.sleep(0.01)
+            reading = asyncio.create_task(ask(client, server, Chat("openai", text_of(6000, begin="long")), is_over, long))
+            await has_begun.wait()
+            assert not reading.done()
             await ask(client, server, Chat("openai", "Hello there."), lambda reply: bool(reply.text), short)
             so_far = long.text
             await reading  # it hangs up: that its prompt is not done was seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +11,7 @@ import ollama
 import pytest
 
 from bough.system.distribution import VERSION
+from tests.waiting import wait_until
 
 
 def names(http: httpx.Client) -> list[str]:
@@ -259,7 +259,4 @@ def test_keep_alive_0_lets_a_model_go_after_its_answer(little):
     answered = little.post("/api/generate", json=body)
 
     assert answered.json()["eval_count"] == 2
-    deadline = time.monotonic() + 30
-    while "little:latest" in loaded(little):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "little:latest" not in loaded(little))
