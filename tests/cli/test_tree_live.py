@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +23,7 @@ from bough.cli.terminal.screen import Screen
 from bough.config import Settings
 from tests.models.web_server import Site, serving
 from tests.server.servers import Server, make_chat_folder, running, stop
+from tests.waiting import wait_until
 
 MODEL = {"model": "tiny", "context_tokens": 2048, "engine": "torch", "device": "CPU", "is_default": True}
 FIGURES = {
@@ -276,9 +276,8 @@ def test_a_real_server_is_mirrored_until_it_ends_and_ctrl_c_ends_the_command(ser
         assert "done " in frame and "2 answered" in frame
 
         stop(served)
-        while "trying again" not in (tmp_path / "notes").read_text():
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: process.poll() is not None or "trying again" in (tmp_path / "notes").read_text())
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 

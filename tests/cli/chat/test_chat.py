@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 
 import pytest
 
@@ -20,10 +19,10 @@ from bough.scheduling.scheduler import Scheduler
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import byte_level
+from tests.waiting import BOUND_S, wait_until
 
 SHORT = {"max_tokens": 5}
 CTRL_C = "\x03"
-BOUND_S = 30
 
 
 def talk(runner, *messages: str, given=SHORT, system: str = "", screen: Screen | None = None, **options) -> TerminalChat:
@@ -263,10 +262,7 @@ class InterruptedEngine(FakeEngine):
 
     def interrupt(self):
         signal.raise_signal(signal.SIGINT)  # the main thread handles it, as any signal
-        deadline_s = time.monotonic() + BOUND_S
-        while not all(job.is_cancelled for job in self.scheduler.running):
-            assert time.monotonic() < deadline_s, "the request is not cancelled"
-            time.sleep(0.001)
+        wait_until(lambda: all(job.is_cancelled for job in self.scheduler.running))
 
 
 def interrupted(tmp_path, at: int, kind: type[InterruptedEngine] = InterruptedEngine):
