@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,14 @@ if importlib.util.find_spec("ray"):
 
 REPLICAS = 3
 SMALL = {"ray": "local", "threads": 1, "device_memory": 64 * 2**20, "disk": 2**30}
+
+
+def let_router_hear() -> None:
+    """Wait until the router has heard what a replica holds now.
+
+    Nothing tells outside what a router knows, and asking would change it. Replicas tell it ten times a second.
+    """
+    time.sleep(1.0)
 
 
 @pytest.fixture(scope="session", autouse=True)

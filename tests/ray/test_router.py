@@ -22,6 +22,7 @@ from bough.routing import Batch, PageNote  # noqa: E402
 from bough.routing.router import LOST_S  # noqa: E402
 from bough.server.serving.model.contract import GenerateRequest  # noqa: E402
 from bough.server.serving.remote.messages import RemoteRequest  # noqa: E402
+from tests.gates import Notes  # noqa: E402
 
 REPLICAS: Any = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=unique_id)) for unique_id in ("a", "b")]
 NEWS = News({"replica-0": Report("replica-0", "a", {}), "replica-1": Report("replica-1", "b", {})}, [], 0, False)
@@ -90,7 +91,7 @@ def test_a_message_that_cannot_be_read_does_not_hold_up_those_behind_it(router: 
 
 
 def test_a_router_that_was_stopped_uses_ray_no_longer(router: ReplicaRouter) -> None:
-    asked: list[int] = []
+    asked: Notes[int] = Notes()
 
     class Holdings:
         class read_news:
@@ -101,13 +102,12 @@ def test_a_router_that_was_stopped_uses_ray_no_longer(router: ReplicaRouter) -> 
 
     router._holdings = Holdings
 
-    async def run() -> int:
+    async def run() -> None:
         pending: Any = SimpleNamespace(args=[], kwargs={}, routing_context=SimpleNamespace())
+        before = asyncio.all_tasks()
         await router.choose_replicas(REPLICAS, pending)
-        await asyncio.sleep(0.05)
+        await asked.until(lambda: asked)
         await asyncio.to_thread(router.stop)
-        heard = len(asked)
-        await asyncio.sleep(3 * module.NEWS_S)
-        return heard
+        assert asyncio.all_tasks() == before  # nothing is left that would ask again
 
-    assert asyncio.run(run()) == len(asked) > 0
+    asyncio.run(run())

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ import ollama
 import openai
 import pytest
 
-from tests.ray.conftest import REPLICAS
+from tests.ray.conftest import REPLICAS, let_router_hear
 from tests.server.servers import Server
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.alone]
 
@@ -61,13 +61,14 @@ def pid_of(server: Server, name: str) -> int | None:
 
 def wait_for(server: Server, name: str, but_not: int) -> dict[str, Any]:
     """The figures of a replica when another process has its folder and takes requests."""
-    deadline = time.monotonic() + BACK_S
-    while time.monotonic() < deadline:
-        found = read_replicas(server)
-        if len(found) == REPLICAS and pid_of(server, name) not in (None, but_not):
-            return found[name]
-        time.sleep(0.2)
-    raise AssertionError(f"{name} was not back after {BACK_S} s:\n{server.log[-4000:]}")
+    found: dict[str, dict[str, Any]] = {}
+
+    def is_back() -> bool:
+        found.update(read := read_replicas(server))
+        return len(read) == REPLICAS and pid_of(server, name) not in (None, but_not)
+
+    wait_until(is_back, BACK_S, describe=lambda: f"for {name} to be back:\n{server.log[-4000:]}")
+    return found[name]
 
 
 def test_each_api_answers_over_replicas(ray_server: Server) -> None:
@@ -103,7 +104,7 @@ def test_the_next_message_of_a_chat_goes_where_its_beginning_is(ray_server: Serv
     for number in range(6):
         messages = [{"role": "user", "content": f"chat {number} {LONG}"}]
         messages += [chat(messages)["message"], {"role": "user", "content": "and then?"}]
-        time.sleep(0.5)  # until the router has heard of it
+        let_router_hear()
         answer = chat(messages)
         shares.append(answer["prompt_eval_cached_count"] / answer["prompt_eval_count"])
     assert sum(share > 0.7 for share in shares) >= 5, shares
@@ -153,7 +154,7 @@ def test_no_client_notices_that_a_replica_was_killed(ray_server: Server, kills: 
 
 def test_a_model_with_recurrent_layers_goes_through_the_router_too(hybrid_server: Server) -> None:
     first, second = ask(hybrid_server, 0, 12), ask(hybrid_server, 1, 12)
-    time.sleep(0.5)
+    let_router_hear()
     assert (ask(hybrid_server, 0, 12), ask(hybrid_server, 1, 12)) == (first, second)
     explained = httpx.post(f"{hybrid_server.url}/api/cache/explain", json={"prompt": f"0 {LONG}"}).json()
     assert explained["matched_tokens"] == explained["prompt_tokens"]

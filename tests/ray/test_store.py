@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from bough.cache.tree.state import PAGE_TOKENS
-from tests.ray.conftest import SMALL
+from tests.ray.conftest import SMALL, let_router_hear
 from tests.ray.test_server import read_replicas
 from tests.server.servers import Server, make_chat_folder, running
 
@@ -34,7 +33,7 @@ def test_a_busy_prefix_is_copied_to_another_replica_and_found_by_a_server_withou
     shared = {"store": tmp_path / "store", "store_secret": "a secret of a few words", "data_folder": tmp_path / "data"}
     with running(str(model), tmp_path / "cluster", replicas=2, **SMALL, **shared) as server:
         first = ask(server, 0)
-        time.sleep(2.0)  # until the router has heard of it
+        let_router_hear()
         with ThreadPoolExecutor(STREAMS) as pool:
             answers = list(pool.map(lambda number: ask(server, number), range(STREAMS)))
         figures = read_replicas(server)
