@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +13,8 @@ from bough.engines.contract import EncoderInput, EngineInfo
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, RequestCancelled, ShuttingDown
 from bough.scheduling.encoder_scheduler import EncoderJob, EncoderScheduler
 from bough.scheduling.worker import Limits, Worker
+from tests.waiting import BOUND_S
 
-BOUND_S = 30
 BAD = 13
 NO_LIMITS = Limits()
 
@@ -228,8 +229,8 @@ def test_a_mistake_of_ours_ends_the_texts_that_run(caplog):
     assert not stage.scheduler.has_work
 
 
-def make_worker(stage: Stage, limits: Limits = NO_LIMITS) -> Worker:
-    return Worker(stage.scheduler, limits, take_stats=dict, on_idle=lambda: False)
+def make_worker(stage: Stage, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic) -> Worker:
+    return Worker(stage.scheduler, limits, take_stats=dict, on_idle=lambda: False, clock=clock)
 
 
 def test_a_worker_runs_texts_of_many_threads():
@@ -297,14 +298,17 @@ def test_a_full_queue_refuses_the_newest_text_of_the_busiest_tenant():
 
 
 def test_a_stuck_batch_fails_its_texts_and_the_worker_goes_on():
-    stage, go_on, failed = Stage(), threading.Event(), threading.Event()
-    stage.engine.before = lambda: go_on.wait(BOUND_S)
-    worker = make_worker(stage, Limits(stuck_s=0.05))
+    stage, inside, go_on, failed = Stage(), threading.Event(), threading.Event(), threading.Event()
+    stage.engine.before = lambda: (inside.set(), go_on.wait(BOUND_S))
+    now = [0.0]
+    worker = make_worker(stage, Limits(stuck_s=0.05), lambda: now[0])
     job = stage.job("stuck", 1)
     tell = job.on_encoded
     job.on_encoded = lambda result: (tell(result), failed.set())
     worker.submit(job)
+    assert inside.wait(BOUND_S)
 
+    now[0] = 1.0
     assert failed.wait(BOUND_S)
     go_on.set()
     worker.close()

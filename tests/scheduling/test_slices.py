@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from bough.cache.steps import Steps
 from bough.errors import EngineStuck, QueueFull
 from bough.scheduling.slices import MAX_WAITING, SLICE_S
-from tests.scheduling.test_worker import BOUND_S, Stage, holding, stage, wait_until
+from tests.scheduling.test_worker import STUCK_S, Stage, holding, quick_watchdog, stage
+from tests.waiting import BOUND_S, wait_until
 
-__all__ = ["stage"]  # the fixture
+__all__ = ["quick_watchdog", "stage"]  # the fixtures
 
 
 def test_long_work_runs_in_slices_in_turn_with_others_and_seldom_while_requests_run() -> None:
@@ -112,27 +112,28 @@ def test_an_error_of_long_work_goes_to_who_asked_for_it(stage: Stage) -> None:
 
 
 def test_many_slices_are_not_taken_for_one_step_that_does_not_end_and_closing_ends_the_work() -> None:
-    stage = Stage(stuck_s=1.0)
+    stage = Stage()
 
     def work(num_steps: int) -> Steps[int]:
         for _ in range(num_steps):
-            time.sleep(0.1)
+            stage.pass_time(0.4 * STUCK_S)
             yield
         return num_steps
 
-    results = [stage.worker.run_in_slices(lambda: work(12)) for _ in range(2)]
+    results = [stage.worker.run_in_slices(lambda: work(4)) for _ in range(2)]
     stage.worker.close()
 
-    assert [each.result(0) for each in results] == [12, 12]
+    assert [each.result(0) for each in results] == [4, 4]
 
 
 def test_long_work_behind_a_step_that_does_not_end_is_given_up_and_closed() -> None:
-    stage = Stage(stuck_s=0.2)
+    stage = Stage()
     events: list[str] = []
     endless = stage.worker.run_in_slices(lambda: work_without_end(events))
     wait_until(lambda: events)
     stage.goes_on.clear()
     stage.submit(1)
+    stage.stick()
     with pytest.raises(EngineStuck):
         endless.result(BOUND_S)
     with pytest.raises(EngineStuck):

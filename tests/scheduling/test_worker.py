@@ -17,30 +17,53 @@ from bough.scheduling.job import Job
 from bough.scheduling.worker import Limits, Worker
 from bough.types import Chunk, SamplingParams
 from tests.scheduling.concert import Client, Concert
+from tests.waiting import BOUND_S, wait_until
 
-BOUND_S = 30
+STUCK_S = 10_000.0  # no machine is so slow: a step takes too long only where a test lets time pass
 
 
 class Stage:
-    """A concert with a worker, and an engine that can be made to wait."""
+    """A concert with a worker, and an engine that can be made to wait. Its clock goes on by itself and by `pass_time`."""
 
     def __init__(self, **limits: float) -> None:
         self.concert = Concert(lanes=2)
-        self.goes_on = threading.Event()
+        self.goes_on, self.is_held = threading.Event(), threading.Event()
         self.goes_on.set()
+        self._passed_s = 0.0
+        self._has_watched = threading.Event()
         evaluate = self.concert.engine.evaluate
 
         def slowly(lane, ids):  # type: ignore[no-untyped-def]
+            if not self.goes_on.is_set():
+                self.is_held.set()
             assert self.goes_on.wait(BOUND_S)
             return evaluate(lane, ids)
 
         self.concert.engine.evaluate = slowly  # type: ignore[method-assign]
         self.worker = Worker(
             self.concert.scheduler,
-            Limits(**limits),  # type: ignore[arg-type]
+            Limits(stuck_s=STUCK_S, **limits),  # type: ignore[arg-type]
             take_stats=lambda: dict(stats(self.concert.cache.forest, self.concert.cache.residency)),
             on_idle=self.concert.cache.residency.expiry.expire,
+            clock=self._clock,
         )
+
+    def _clock(self) -> float:
+        now_s = time.monotonic() + self._passed_s
+        if threading.current_thread().name == "bough-watchdog":
+            self._has_watched.set()
+        return now_s
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in a step that is under way, and the watchdog see it."""
+        self._passed_s += seconds
+        self._has_watched.clear()
+        assert self._has_watched.wait(BOUND_S)
+
+    def stick(self) -> None:
+        """Let the step that is held take too long."""
+        assert self.is_held.wait(BOUND_S)
+        self.pass_time(2 * STUCK_S)
 
     def submit(self, first: int, tenant: str = "", max_tokens: int = 4, **params: object) -> Client:
         client = Client()
@@ -50,13 +73,6 @@ class Stage:
         self.worker.submit(Job(self.concert.prepare(request), client, tenant=tenant))
         self.concert.clients.append(client)
         return client
-
-
-def wait_until(holds) -> None:  # type: ignore[no-untyped-def]
-    deadline_s = time.monotonic() + BOUND_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "this took too long"
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -75,6 +91,12 @@ def holding(worker: Worker) -> Iterator[None]:
     finally:
         goes_on.set()
         held.result(BOUND_S)
+
+
+@pytest.fixture(autouse=True)
+def quick_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog looks often, so that no test has to wait for it."""
+    monkeypatch.setattr("bough.scheduling.worker._WATCH_S", 0.002)
 
 
 @pytest.fixture
@@ -186,9 +208,10 @@ def test_a_mistake_of_ours_ends_its_requests_and_not_the_thread(stage: Stage, mo
 
 
 def test_requests_of_a_step_that_does_not_end_are_given_up_and_the_next_served_when_it_ends() -> None:
-    stage = Stage(stuck_s=0.2)
+    stage = Stage()
     stage.goes_on.clear()
     client = stage.submit(1)
+    stage.stick()
     wait_until(lambda: client.is_done)
     assert isinstance(client.error, EngineStuck) and stage.worker.is_stuck
     with pytest.raises(EngineStuck):
@@ -219,11 +242,12 @@ def test_closing_ends_what_runs_keeps_its_work_and_takes_nothing_new(stage: Stag
 
 
 def test_calls_behind_a_step_that_does_not_end_are_given_up_and_no_others_taken() -> None:
-    stage = Stage(stuck_s=0.2)
+    stage = Stage()
     stage.goes_on.clear()
     stage.submit(1)
-    wait_until(lambda: stage.worker.num_running)
+    assert stage.is_held.wait(BOUND_S)
     behind = stage.worker.call(int)
+    stage.stick()
     with pytest.raises(EngineStuck):
         behind.result(BOUND_S)
     with pytest.raises(EngineStuck):
@@ -236,10 +260,10 @@ def test_calls_behind_a_step_that_does_not_end_are_given_up_and_no_others_taken(
 
 
 def test_closing_does_not_wait_for_a_step_that_does_not_end() -> None:
-    stage = Stage(stuck_s=0.2)
+    stage = Stage()
     stage.goes_on.clear()
     stage.submit(1)
-    wait_until(lambda: stage.worker.num_running)
+    stage.stick()
 
     with pytest.raises(EngineStuck):
         stage.worker.close()
@@ -251,8 +275,8 @@ def test_closing_does_not_wait_for_a_step_that_does_not_end() -> None:
 
 
 def test_many_short_calls_are_not_taken_for_one_step_that_does_not_end() -> None:
-    stage = Stage(stuck_s=1.0)
-    calls = [stage.worker.call(lambda: time.sleep(0.1)) for _ in range(20)]
+    stage = Stage()
+    calls = [stage.worker.call(lambda: stage.pass_time(0.4 * STUCK_S)) for _ in range(5)]
     client = stage.submit(1)
 
     for call in calls:
@@ -264,7 +288,7 @@ def test_many_short_calls_are_not_taken_for_one_step_that_does_not_end() -> None
 
 
 def test_a_request_behind_a_long_call_counts_as_waiting_and_is_given_up_with_it() -> None:
-    stage = Stage(stuck_s=0.5)
+    stage = Stage()
     goes_on, has_begun = threading.Event(), threading.Event()
 
     def wait() -> bool:
@@ -276,6 +300,7 @@ def test_a_request_behind_a_long_call_counts_as_waiting_and_is_given_up_with_it(
         client = stage.submit(1)
     assert has_begun.wait(BOUND_S)
     assert stage.worker.num_waiting == 1
+    stage.pass_time(2 * STUCK_S)
     wait_until(lambda: client.is_done)
 
     assert isinstance(client.error, EngineStuck)
@@ -297,6 +322,22 @@ def test_a_mistake_while_requests_are_ended_does_not_end_the_thread(stage: Stage
     assert again.completion
 
 
+class WatchedLock:
+    """A lock that tells when a thread has to wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_awaited = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.is_awaited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:
     concert, heard = Concert(), []
     has_begun, goes_on = threading.Event(), threading.Event()
@@ -311,12 +352,13 @@ def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:
             heard.append("error")
 
     job = Job(concert.prepare(Request([1], SamplingParams())), Slow())
+    ending = job._ending = WatchedLock()  # type: ignore[assignment]
     delivering = threading.Thread(target=job.deliver, args=(Chunk("a", (1,)),))
     delivering.start()
     assert has_begun.wait(BOUND_S)
     giving_up = threading.Thread(target=job.fail, args=(EngineStuck("it takes too long"),))
     giving_up.start()
-    giving_up.join(0.05)
+    assert ending.is_awaited.wait(BOUND_S)
     goes_on.set()
     delivering.join(BOUND_S)
     giving_up.join(BOUND_S)
@@ -345,11 +387,12 @@ def test_a_listener_that_fails_when_it_hears_the_end_keeps_nobody_else_from_hear
         def on_error(self, error: BoughError) -> None:
             raise RuntimeError("nobody listens any more")
 
-    stage = Stage(stuck_s=1.0)
+    stage = Stage()
     stage.goes_on.clear()
     with holding(stage.worker):
         stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), Broken()))
         others = [stage.submit(first) for first in range(3)]
+    stage.stick()
     wait_until(lambda: all(other.is_done for other in others))
 
     assert all(isinstance(other.error, EngineStuck) for other in others)

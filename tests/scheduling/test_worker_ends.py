@@ -16,7 +16,8 @@ from bough.scheduling.job import Job
 from bough.scheduling.worker import Limits, Worker
 from bough.types import SamplingParams
 from tests.scheduling.concert import Client, Concert
-from tests.scheduling.test_worker import BOUND_S, holding, wait_until
+from tests.scheduling.test_worker import holding
+from tests.waiting import BOUND_S, wait_until
 
 
 def make_worker(concert: Concert, on_close: Callable[[], None]) -> Worker:
