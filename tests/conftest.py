@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bough.cache.residency.rates import Rates
 from bough.config import limit_thread_spinning, load_settings
 from bough.models import ModelFiles, pull
 from bough.runtime import gguf_support, loading
@@ -54,6 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def all_versions_count_as_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     """`make newest` runs tests with versions outside the range, which every load would name."""
     monkeypatch.setattr(loading, "find_untested", lambda *libraries: [])
+
+
+@pytest.fixture
+def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on disk or in the store is read, however fast this machine computes and however slowly it reads."""
+    monkeypatch.setattr(Rates, "note_prefill", lambda rates, start, end, seconds: None)  # what is unknown is not compared
+    for name in ("loading.STALLED_S", "fetching.STALLED_S", "fetching.UNKNOWN_S"):
+        monkeypatch.setattr(f"bough.cache.residency.{name}", 1e6)
 
 
 @pytest.fixture(scope="session")

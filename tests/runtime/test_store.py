@@ -21,6 +21,8 @@ from bough.errors import SettingsError
 from bough.runtime.object_store import UrlStore
 from tests.tiny_models import make_folder
 
+pytestmark = pytest.mark.usefixtures("reading_pays")
+
 KINDS = ("llama", "gemma3_text", "qwen3_next", "mamba2")  # full, window, hybrid and recurrent state
 SECRET = "a secret of a few words"
 chance = random.Random(5)

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import bough
-from bough.cache.residency import fetching
 from bough.runtime import object_store
 from tests.faulty_proxy import Answer, Call, Fault, FaultyProxy, fail, faulty_proxy, hang, no_fault, of_content
 from tests.runtime.test_store import AGAIN, PROMPT, load, s3_server
 from tests.waiting import BOUND_S, wait_until
+
+pytestmark = pytest.mark.usefixtures("reading_pays")  # so that a store is given up for its faults alone
 
 URL = "s3://trees/faults"  # other servers of this process have the same objects
 
@@ -46,8 +47,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
     folder = tmp_path_factory.mktemp("faults")
     with s3_server() as (host, port), faulty_proxy(host, port) as (proxy, endpoint), pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        for name in ("UNKNOWN_S", "STALLED_S"):
-            patch.setattr(fetching, name, 1e6)  # however busy this machine is: a store is given up for its faults alone
         with load("llama", folder, folder / "first", URL, disk=0) as runner:
             runner.generate(PROMPT, max_tokens=1)
             assert runner.cache.flush() and runner.cache.stats()["store_sent"] == 2

@@ -18,6 +18,8 @@ from bough.runner import Runner
 from bough.runtime import load_runtime
 from tests.tiny_models import make_folder
 
+pytestmark = pytest.mark.usefixtures("reading_pays")
+
 KINDS = ("llama", "gemma3_text", "qwen3_next", "mamba2", "granitemoehybrid")  # full, window, hybrid and recurrent state
 chance = random.Random(5)
 PROMPT = [chance.randrange(3, 90) for _ in range(600)]
