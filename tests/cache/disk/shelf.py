@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from bough.cache.disk import Disk
 from bough.cache.tree.address import POINT, Address, DiskFile
 from bough.cache.tree.tokens import cut, pack
+from tests.waiting import BOUND_S
 
 PAGE = 4
 CONTENT_BYTES = 1000
@@ -70,10 +70,10 @@ def get(disk: Disk, file: DiskFile) -> bytearray:
     reads = disk.reader.open_list()
     reads.want([file])
     try:
-        deadline_s = time.monotonic() + 20
-        while (read := reads.find(file)) is None:
-            assert time.monotonic() < deadline_s, "reading took too long"
-            disk.reader.wait(0.01)
+        with disk.reader.changed:
+            assert disk.reader.changed.wait_for(lambda: reads.num_done, BOUND_S), "reading took too long"
+        read = reads.find(file)
+        assert read is not None
         return disk.take(read)
     finally:
         reads.close()
@@ -90,7 +90,7 @@ def put_path(disk: Disk, tokens: Sequence[int], *, group: int = 0, salt: str = "
 def save(disk: Disk, file: DiskFile) -> bool:
     """Let a file be written ahead of all else, and wait for it; False if that failed."""
     disk.prioritize(file)
-    disk._writer.wait_for(lambda: file.is_saved or file.has_failed or not disk._ledger.is_live(file), 5.0)
+    disk._writer.wait_for(lambda: file.is_saved or file.has_failed or not disk._ledger.is_live(file), None)
     return file.is_saved
 
 
@@ -101,11 +101,11 @@ def held_writer(disk: Disk) -> Iterator[list[DiskFile]]:
 
     def read() -> bytes:
         has_begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(BOUND_S)
         return b"held"
 
     disk_file = disk.put(address_of(disk, [2**31 - 1], 0, salt="held"), read, 4)
-    assert has_begun.wait(10)
+    assert has_begun.wait(BOUND_S)
     try:
         yield [disk_file]
     finally:
@@ -117,6 +117,11 @@ def long_back_off(disk: Disk) -> Iterator[None]:
     """After a failure in this block, writing backs off until the block ends, however long that takes."""
     disk._writer._back_off_s = 1e6
     yield
+    end_back_off(disk)
+
+
+def end_back_off(disk: Disk) -> None:
+    """Let the disk be tried again now."""
     with disk._ledger.changed:
         disk._writer._back_off_until = disk._ledger.back_off_until = 0.0
         disk._ledger.changed.notify_all()

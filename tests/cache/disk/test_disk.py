@@ -260,7 +260,7 @@ def test_recency_is_written_by_itself_after_a_while(shelf: Shelf, monkeypatch: p
         disk_file = put(disk, address_of(disk, [1], 0))
         assert disk.flush(10)
         disk.touch([disk_file], 50.0)
-        assert disk._writer.wait_for(disk._writer._is_idle, 5)
+        assert disk._writer.wait_for(disk._writer._is_idle, 60)
 
 
 def test_what_is_older_than_its_time_to_live_is_gone_after_a_start(shelf: Shelf) -> None:

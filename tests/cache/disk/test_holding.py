@@ -113,7 +113,7 @@ def test_settling_waits_for_what_was_queued_and_tells_of_failures(disk: Disk, mo
         return wait_for(*given)
 
     def read_nothing() -> None:
-        assert is_waiting.wait(10)
+        assert is_waiting.wait(60)
 
     monkeypatch.setattr(disk._writer, "wait_for", note_and_wait)
     bad = disk.put(address_of(disk, [1], 0), read_nothing, 1)
@@ -132,7 +132,7 @@ def indexing(monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> Iterato
     def wait(index: Index, changes: Any) -> Any:
         if not has_begun.is_set():
             has_begun.set()
-            assert may_end.wait(10)
+            assert may_end.wait(60)
             if fails:
                 raise sqlite3.OperationalError("database or disk is full")
         return apply(index, changes)
@@ -151,7 +151,7 @@ def test_what_is_being_indexed_while_it_is_cleared_is_gone_and_what_comes_after_
         with indexing(monkeypatch, fails=fails) as has_begun:
             old = put(disk, address_of(disk, [1], 0))
             disk.put_point(point_of(disk, [1]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
-            assert has_begun.wait(10)
+            assert has_begun.wait(60)
             disk.put_point(point_of(disk, [1, 2]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
             wait = disk.clear()
             new = put(disk, address_of(disk, [2], 0))

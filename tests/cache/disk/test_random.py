@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import sqlite3
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import Changes, Index, Rejected
 from bough.cache.tree.address import DiskFile
 from tests.cache.disk.shelf import Shelf, address_of, content_of, get, put, save
+from tests.waiting import BOUND_S, wait_until
 
 
 class Play:
@@ -79,13 +79,16 @@ class Play:
                 assert disk_file.has_failed
 
     def wait(self) -> None:
-        time.sleep(self.random.choice([0.0, 0.0002, 0.001]))
+        """Let the writer end what it is at, or do all that it can do now."""
+        if self.random.random() < 0.5:
+            assert self.disk._writer.wait_for(lambda: not self.disk._writer._is_busy, BOUND_S)
+        else:
+            self.disk.flush(BOUND_S)
 
     def settle(self) -> Disk:
         """Let the disk recover and carry everything out."""
         self.is_failing = False
-        while not self.disk.flush(10):
-            time.sleep(0.001)
+        wait_until(lambda: self.disk.flush(BOUND_S))
         self.disk.check()
         return self.disk
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,15 +13,7 @@ from bough.cache.disk.reader import NUM_THREADS, Reader, ReadList
 from bough.cache.tree.address import Address, DiskFile
 from bough.errors import EngineError
 from tests.cache.disk.shelf import Shelf, content_of, put_path
-
-BOUND_S = 20
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + BOUND_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "this took too long"
-        time.sleep(0.002)
+from tests.waiting import BOUND_S, wait_until
 
 
 def read_all(disk: Disk, files: list[DiskFile]) -> ReadList:
@@ -214,8 +204,9 @@ def test_no_more_is_read_while_enough_waits_to_be_taken(monkeypatch: pytest.Monk
     reads = reader.open_list()
     reads.want(files)
     wait_until(lambda: reads.num_done >= 2)
-    time.sleep(0.05)
-    assert 2 <= reads.num_done <= 2 + NUM_THREADS
+    with reader.changed:
+        assert reader.take_next() is None  # nor is there more for its threads
+    assert reads.num_done <= 2 + NUM_THREADS
 
     reads.want(files[4:])
     wait_until(lambda: reads.num_done == 2)
