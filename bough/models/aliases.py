@@ -21,6 +21,7 @@ from bough.errors import RequestError
 from bough.types import Message
 
 MAX_RECORD_BYTES = 2**20  # it is read for each request
+WRITING = ".writing-"  # how the name of a record begins until it is whole
 _FORMAT = 1
 
 
@@ -86,7 +87,7 @@ def write_alias(file: Path, alias: Alias) -> None:
     content = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
     if len(content) > MAX_RECORD_BYTES:
         raise RequestError(f"the record of {alias.name!r} has {len(content):,} bytes, and may have {MAX_RECORD_BYTES:,}")
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".writing-")
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=WRITING)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)

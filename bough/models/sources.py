@@ -75,6 +75,7 @@ def resolve(
     """
     progress = progress or SilentProgress()
     path, store = Path(name_or_path).expanduser(), Store(settings.models_folder)
+    store.clean()
     with translate_os_errors(path):
         if (path / CONFIG_FILE).is_file():
             return ModelFiles(path.resolve().name, path.resolve(), source=str(path.resolve()))

@@ -8,6 +8,8 @@ Always true:
 - every directory with a `bough.json` and no leading dot is a complete model: it is made elsewhere, synced, then renamed;
 - a `.replaced-` directory is complete too: the next access restores it if a process died before the new model was there;
 - one process at a time makes or removes a given model; others wait for it;
+- what a killed process left half made (`.making-`, `.removed-`, `.writing-`) is deleted by the next one that makes or loads
+  a model, under the lock that its owner would hold; parts of a download stay, for the next run to go on from;
 - removing a model that has aliases gives its directory to one of them: at every moment each alias leads to its weights;
 - no name leads out of the folder, and every OSError becomes a ModelError.
 """
@@ -18,15 +20,15 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from bough.errors import ModelNotFound, RequestError, UnsupportedModel
-from bough.models.aliases import Alias, Overlay, make_alias, read_alias, write_alias
+from bough.models.aliases import WRITING, Alias, Overlay, make_alias, read_alias, write_alias
 from bough.models.files import ModelFiles, read_json, sync_file, translate_os_errors
 
 RECORD_FILE = "bough.json"
@@ -34,6 +36,10 @@ _FORMAT = 1
 _COMMIT_FILE = ".left-by"
 _REPLACED = ".replaced-"
 _ALIAS = ".alias-"
+_MAKING = ".making-"
+_REMOVED = ".removed-"
+_LOCK = ".lock-"
+_ALIASES_LOCK = f"{_LOCK}.aliases"  # no model has such a name
 _SHOWN_NAMES = 10
 _LONGEST_NAME = 200  # the file name gets a prefix, and most file systems allow 255 characters
 HUB = "hf.co/"
@@ -157,12 +163,12 @@ class Store:
         """
         heir, *others = sorted(aliases, key=lambda each: (not each.overlay.is_empty, each.created, each.name))
         for other in others:
-            write_alias(self._alias_file(other.name), replace(other, target=heir.name))
+            self._write_alias(replace(other, target=heir.name))
         model.folder.replace(self._folder_of(heir.name))
         if heir.overlay.is_empty:
             self._alias_file(heir.name).unlink()
         else:
-            write_alias(self._alias_file(heir.name), replace(heir, target=heir.name))
+            self._write_alias(replace(heir, target=heir.name))
 
     def copy(self, source: str, target: str) -> Alias | None:
         """Give the model that `source` stands for the name `target`, too; None if that is its name already.
@@ -183,8 +189,13 @@ class Store:
         with self._locked(model.folder):  # so that the model is not removed meanwhile
             alias = make_alias(wanted, self._require(model.name).name, overlay)
             with translate_os_errors(self.folder):
-                write_alias(self._alias_file(wanted), alias)
+                self._write_alias(alias)
         return alias
+
+    def _write_alias(self, alias: Alias) -> None:
+        """Write a record, while no other process writes one. Raises OSError."""
+        with FileLock(self.folder / _ALIASES_LOCK):
+            write_alias(self._alias_file(alias.name), alias)
 
     def describe(self) -> str:
         """The local models and aliases, as the end of a sentence."""
@@ -199,8 +210,9 @@ class Store:
         are deleted, before and after. With a `commit` they stay, and the next run for the same commit continues from them.
         """
         final = self._folder_of(name)
-        folder = final.with_name(f".making-{final.name}")
+        folder = final.with_name(_MAKING + final.name)
         with self._locked(final):
+            self.clean()
             with translate_os_errors(folder):
                 _prepare(folder, commit)
             try:
@@ -209,13 +221,40 @@ class Store:
                 if not commit or _is_bare(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def clean(self) -> None:
+        """Delete what killed processes have left half made. A folder that cannot be written stays as it is.
+
+        Whoever is at work on something holds its lock: that stays, and nothing is waited for.
+        """
+        with suppress(OSError):
+            names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+            for name in names:
+                for prefix in (_MAKING, _REMOVED):
+                    if name.startswith(prefix):
+                        self._delete_unowned([name], _LOCK + name.removeprefix(prefix))
+            written = [name for name in names if name.startswith(WRITING)]
+            if written:
+                self._delete_unowned(written, _ALIASES_LOCK)
+
+    def _delete_unowned(self, names: Iterable[str], lock_name: str) -> None:
+        """Delete folders, but for downloads to go on from, and files, unless another process holds their lock.
+
+        Raises OSError.
+        """
+        with suppress(Timeout), FileLock(self.folder / lock_name, timeout=0):
+            for path in (self.folder / name for name in names):
+                if path.is_dir() and not (path / _COMMIT_FILE).is_file():
+                    shutil.rmtree(path)
+                elif not path.is_dir():
+                    path.unlink(missing_ok=True)
+
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
         """Hold the lock of the model in `folder`, after a repair of what a killed process left."""
         with ExitStack() as held:
             with translate_os_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(FileLock(self.folder / f".lock-{folder.name}"))
+                held.enter_context(FileLock(self.folder / f"{_LOCK}{folder.name}"))
                 _repair(folder)
             yield
 
@@ -344,6 +383,6 @@ def _repair(folder: Path) -> None:
 
 def _delete(model: Path, folder: Path) -> None:
     """Delete a model. It is first renamed to a name that is never read, so that readers see all of it or nothing."""
-    removed = folder.with_name(f".removed-{folder.name}")
+    removed = folder.with_name(_REMOVED + folder.name)
     shutil.rmtree(removed, ignore_errors=True)
     shutil.rmtree(model.replace(removed), ignore_errors=True)

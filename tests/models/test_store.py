@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound
 from bough.models import store as store_module
+from bough.models.sources import GgufSupport, resolve
 from bough.models.store import Store
 
 
@@ -311,3 +315,62 @@ def test_a_name_on_the_hub_has_one_spelling(tmp_path):
     assert store.find("hf.co/org/name:Q4_K_M") == store.find("hf.co/org/name:q4_k_m") == made
     assert add(store, "hf.co/org/name:Model-q4.gguf").name == "hf.co/org/name:Model-q4.gguf"
     assert store.find("hf.co/org/name") is None
+
+
+def start_child(folder: Path, code: str) -> subprocess.Popen[str]:
+    """Another process that has begun something with the store in this folder, and does not go on."""
+    begin = "import os, sys, threading\nfrom pathlib import Path\nfrom bough.models.aliases import Overlay\n"
+    begin += "from bough.models.store import Store\nstore = Store(Path(sys.argv[1]))\n"
+    begin += "def hang(*_):\n    print('begun', flush=True)\n    threading.Event().wait()\n"
+    child = subprocess.Popen([sys.executable, "-c", begin + code, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "begun\n"
+    return child
+
+
+def kill(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.communicate()
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name.partition("-")[0] for path in folder.iterdir() if path.name.startswith((".making", ".writing")))
+
+
+MAKE = "with store.making('big') as making:\n    (making.folder / 'half').write_bytes(bytes(1000))\n    hang()\n"
+WRITE_ALIAS = "os.fsync = hang\nstore.add_alias('second', 'small', Overlay())\n"
+
+
+def test_what_another_process_is_at_work_on_stays_until_it_is_killed(tmp_path):
+    store = Store(tmp_path)
+    add(store, "small")
+    children = [start_child(tmp_path, code) for code in (MAKE, WRITE_ALIAS)]
+    try:
+        add(store, "other")
+        assert leftovers(tmp_path) == [".making", ".writing"]
+    finally:
+        for child in children:
+            kill(child)
+
+    add(store, "third")
+
+    assert leftovers(tmp_path) == []
+    assert [model.name for model in store.list()] == ["other", "small", "third"] and store.find_alias("second") is None
+
+
+def test_loading_a_model_deletes_what_killed_runs_left_but_for_parts_of_downloads(tmp_path):
+    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path)
+    store = Store(settings.models_folder)
+    add(store, "small")
+    with store.making("download", commit="abc") as making:
+        (making.folder / "part").write_text("a part")
+    for name in (".making-gone", ".removed-gone"):
+        (store.folder / name).mkdir()
+        (store.folder / name / "weights").write_bytes(bytes(100))
+    (store.folder / ".writing-abc").write_text("{")
+
+    resolve("small", settings, GgufSupport(is_readable=False, is_convertible=False))
+
+    assert sorted(path.name for path in store.folder.iterdir() if not path.name.startswith(".lock-")) == [
+        ".making-download",
+        "small",
+    ]
