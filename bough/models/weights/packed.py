@@ -75,9 +75,10 @@ class PackedTensor:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A GGUF file and the weights that are rows of it, by their names in the transformers model."""
+    """A GGUF file of `num_bytes`, and the weights that are rows of it, by their names in the transformers model."""
 
     path: Path
+    num_bytes: int
     sha256: str
     tensors: Mapping[str, PackedTensor]
 
@@ -95,15 +96,16 @@ def row_bytes(type_name: str, num_columns: int) -> int:
 def write_packed(folder: Path, tensors: Mapping[str, PackedTensor]) -> PackedFile:
     """Write the table of `model.gguf` in the folder. Raises OSError."""
     file = folder / GGUF_FILE
+    num_bytes = file.stat().st_size
     table = {
         "format": _FORMAT,
         "file": file.name,
-        "file_bytes": file.stat().st_size,
+        "file_bytes": num_bytes,
         "sha256": hash_file(file),
         "tensors": {name: _entry_of(tensor) for name, tensor in tensors.items()},
     }
     (folder / PACKED_FILE).write_text(json.dumps(table, separators=(",", ":")) + "\n", encoding="utf-8")
-    return PackedFile(file, str(table["sha256"]), tensors)
+    return PackedFile(file, num_bytes, str(table["sha256"]), tensors)
 
 
 def _entry_of(tensor: PackedTensor) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def _parse(folder: Path, content: Mapping[str, Any]) -> PackedFile:
         raise ValueError("it has no tensors")
     file_bytes = _size_of(folder / name, content.get("file_bytes"))
     found = {each: _parse_tensor(each, entry, file_bytes) for each, entry in tensors.items()}
-    return PackedFile(folder / name, sha256, found)
+    return PackedFile(folder / name, file_bytes, sha256, found)
 
 
 def _size_of(file: Path, expected: Any) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bough.errors import UnsupportedModel
 from bough.models.weights.packed import PackedTensor, row_bytes
 
 TYPES = {
@@ -105,7 +106,13 @@ class Matrix:
         return MatrixStruct(address, rows, bias_at, self.stride, kind, self.num_rows, self.num_columns, 0)
 
 
-def map_file(path: Path) -> Tensor:
-    """The bytes of a file, read when they are used."""
-    mapped: Any = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+def map_file(path: Path, num_bytes: int) -> Tensor:
+    """The bytes of a file, read when they are used. Raises UnsupportedModel if it does not have so many now.
+
+    If the file is truncated later, using a byte beyond its end kills the process (SIGBUS).
+    """
+    found_bytes = path.stat().st_size
+    if found_bytes != num_bytes:
+        raise UnsupportedModel(f"{path} has {found_bytes:,} bytes, and its packed weights need {num_bytes:,}")
+    mapped: Any = torch.from_file(str(path), shared=False, size=num_bytes, dtype=torch.uint8)
     return mapped  # type: ignore[no-any-return]

@@ -62,7 +62,7 @@ class _Blocks:
 
     def __init__(self, table: PackedFile) -> None:
         self._tensors = table.tensors
-        self._file = map_file(table.path)
+        self._file = map_file(table.path, table.num_bytes)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

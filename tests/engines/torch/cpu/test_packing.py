@@ -12,10 +12,11 @@ import torch
 from bough.config import Settings
 from bough.engines.torch import TorchEngine, loading
 from bough.engines.torch.cpu import library, route
+from bough.engines.torch.cpu.matrix import map_file
 from bough.engines.torch.cpu.packing import Packing, packed_weights
 from bough.engines.torch.cpu.weight import PackedWeight, Products
 from bough.engines.torch.loading import load_model
-from bough.errors import KernelsMissing, SettingsError
+from bough.errors import KernelsMissing, SettingsError, UnsupportedModel
 from tests.contract.driving import answer, make_ids, new_lane, run
 from tests.packed_models import differs_by, load_packed, make_reference, make_settings, make_wide_model, save_model
 from tests.tiny_models import make_folder
@@ -243,3 +244,10 @@ def test_what_is_packed_is_taken_out_of_the_tensors_that_are_loaded(kernels: lib
     assert set(found) == set(types_of(load_weights(save(tmp_path))))
     assert not set(found) & set(tensors)
     assert all("norm" in name for name in tensors)
+
+
+def test_a_file_that_has_lost_bytes_since_its_table_was_read_is_not_mapped(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(bytes(1000))
+    assert map_file(tmp_path / "model.gguf", 1000).numel() == 1000
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf has 1,000 bytes, and its packed weights need 1,001"):
+        map_file(tmp_path / "model.gguf", 1001)
