@@ -25,12 +25,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = home / "keys"
     keys.write_text("alices-key alice\nbobs-key bob\n")
     keys.chmod(0o600)
-    folder = make_chat_folder(home / "made")
-    with Store(home / "data" / "models").making("small") as making:
-        shutil.copytree(folder, making.folder, dirs_exist_ok=True)
-        making.commit(source="a test", sha256="12ab", num_parameters=1, quantization="")
+    make_chat_folder(home / "made")
+    put_model(home)
     with running("small", home, engine="torch", data_folder=home / "data", keep_alive="never", keys_file=keys) as server:
         yield server
+
+
+def put_model(home: Path) -> None:
+    """Put the model into the server's model folder, unless it is there: a test may have removed it."""
+    store = Store(home / "data" / "models")
+    if store.find("small") is None:
+        with store.making("small") as making:
+            shutil.copytree(home / "made", making.folder, dirs_exist_ok=True)
+            making.commit(source="a test", sha256="12ab", num_parameters=1, quantization="")
 
 
 @pytest.fixture
@@ -39,6 +46,7 @@ def here(served: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(served.cache_folder))
     monkeypatch.setenv("BOUGH_DATA_FOLDER", str(served.cache_folder.parent / "data"))
     monkeypatch.setenv("BOUGH_API_KEY", "alices-key")
+    put_model(served.cache_folder.parent)
     for key in ("alices-key", "bobs-key"):
         body = {"model": "small", "prompt": WORDS, "raw": True, "stream": False, "options": {"num_predict": 1}}
         headers = {"x-api-key": key}
@@ -98,7 +106,7 @@ def test_doctor_finds_the_server(invoke, here):
     assert [each["text"] for each in found if each["topic"] == "server"] == [f"{here.url} runs, with small loaded"]
 
 
-def test_rm_lets_the_server_unload_the_model_first(invoke, here):  # the last: the server has no model then
+def test_rm_lets_the_server_unload_the_model_first(invoke, here):
     result = invoke("rm", "small", "-y", "--tree")
 
     headers = {"x-api-key": "alices-key"}
