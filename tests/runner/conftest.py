@@ -18,7 +18,7 @@ from tests.tiny_models import make_folder
 def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama of a few thousand weights, with a tokenizer of 407 tokens and a chat template."""
     folder = make_folder(
-        "llama", tmp_path_factory.mktemp("models") / "chatty", vocab_size=420, max_position_embeddings=8192
+        "llama", tmp_path_factory.mktemp("models") / "chatty", vocab_size=420, max_position_embeddings=32_768
     )
     byte_level().save_pretrained(folder)
     return folder

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from bough import Runner
+from tests.waiting import wait_until
 
-BOUND_S = 60
 PROMPT = list(range(3, 90))
-ENDLESS: Any = {"max_tokens": 6_000, "ignore_eos": True}
+ENDLESS: Any = {"max_tokens": 30_000, "ignore_eos": True}  # no test lasts so long
 
 
 def watch_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -31,14 +30,8 @@ def watch_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> threading.Ev
 
 def hold_until_queued(runner: Runner, number: int) -> Future[None]:
     """Let the engine's thread wait until so many requests are queued, so that it sees all of them at once."""
-    worker, until_s = runner.runtime.worker, time.monotonic() + BOUND_S
-
-    def wait() -> None:
-        while worker.num_waiting < number:
-            assert time.monotonic() < until_s, f"{worker.num_waiting} of {number} requests are queued"
-            time.sleep(0.001)
-
-    return worker.call(wait)
+    worker = runner.runtime.worker
+    return worker.call(lambda: wait_until(lambda: worker.num_waiting >= number))
 
 
 def count_cached(runner: Runner, prompt: list[int] = PROMPT) -> int:

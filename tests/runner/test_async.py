@@ -12,7 +12,8 @@ import pytest
 
 import bough
 from bough import Completion, RequestError, Runner
-from tests.runner.long_answers import BOUND_S, ENDLESS, PROMPT, count_cached, watch_steps
+from tests.runner.long_answers import ENDLESS, PROMPT, count_cached, watch_steps
+from tests.waiting import BOUND_S
 
 Work = Callable[[Runner], Awaitable[None]]
 
@@ -232,12 +233,21 @@ def test_closing_the_runner_ends_what_tasks_wait_for(chat_folder: Any, monkeypat
     closer.join(BOUND_S)
 
 
-def test_the_loop_goes_on_while_a_request_runs(runner: Runner) -> None:
-    async def count() -> int:
-        task, turns = asyncio.ensure_future(runner.agenerate(PROMPT, max_tokens=30, ignore_eos=True)), 0
-        while not task.done():
-            await asyncio.sleep(0)
-            turns += 1
-        return turns
+def test_the_loop_goes_on_while_a_request_runs(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_turned, step = threading.Event(), runner.runtime.engine.step
 
-    assert asyncio.run(count()) > 30
+    def step_after_a_turn(lanes: Any, ids: Any) -> Any:
+        has_turned.clear()
+        assert has_turned.wait(BOUND_S), "the loop does not turn"
+        return step(lanes, ids)
+
+    monkeypatch.setattr(runner.runtime.engine, "step", step_after_a_turn)
+
+    async def ask() -> Completion:
+        task = asyncio.ensure_future(runner.agenerate(PROMPT, max_tokens=30, ignore_eos=True))
+        while not task.done():
+            has_turned.set()
+            await asyncio.sleep(0)
+        return task.result()
+
+    assert len(asyncio.run(ask()).token_ids) == 30

@@ -14,7 +14,8 @@ import pytest
 
 import bough
 from bough import BoughError, Chat, Completion, EngineError, RequestError, Runner
-from tests.runner.long_answers import BOUND_S, ENDLESS, hold_until_queued, watch_steps
+from tests.runner.long_answers import ENDLESS, hold_until_queued, watch_steps
+from tests.waiting import BOUND_S
 
 SHORT: Any = {"max_tokens": 4, "ignore_eos": True}
 

@@ -21,9 +21,9 @@ from bough.runtime import Runtime
 from tests.engines.torch.pooled.test_rotary_limit import LIMIT, make_longrope
 from tests.models.tiny_tokenizer import byte_level
 from tests.tiny_models import make_model
+from tests.waiting import BOUND_S, wait_until
 
 CONTEXT = 64
-BOUND_S = 30
 TEXTS = [f"Document {number} says: {'how are you? ' * (number % 5)}" for number in range(200)]
 END_ID = 2
 
@@ -299,6 +299,7 @@ def test_closing_ends_the_texts_that_run(tmp_path: Path, monkeypatch: pytest.Mon
         embedded = pool.submit(runner.embed, TEXTS)
         assert gate.was_reached.wait(BOUND_S)
         closed = pool.submit(runner.close)
+        wait_until(lambda: runner.runtime.worker._is_closing)
         gate.is_open.set()
         with pytest.raises(RequestError, match="the runner is closed"):
             embedded.result(BOUND_S)

@@ -15,8 +15,9 @@ import pytest
 import bough
 from bough import Completion, DoesNotFit, EngineError, Runner
 from tests.runner.conftest import check_idle
-from tests.runner.long_answers import BOUND_S, ENDLESS, PROMPT, count_cached, hold_until_queued, watch_steps
+from tests.runner.long_answers import ENDLESS, PROMPT, count_cached, hold_until_queued, watch_steps
 from tests.tiny_models import make_folder
+from tests.waiting import BOUND_S
 
 CLOSE = 1e-4  # two best log-probabilities nearer than this may change places by rounding
 

@@ -19,8 +19,8 @@ from bough.runtime.encoding import Scored
 from bough.scheduling.worker import Limits
 from tests.tiny_encoders import make_encoder, make_reranker, pooling, write_json, write_modules
 from tests.tiny_models import make_folder
+from tests.waiting import BOUND_S
 
-BOUND_S = 60
 ON_CPU = Settings(device="cpu", disk=0)
 TEXTS = ["the cat", "", "a dog?", "the dog sat on the cat", "hello " * 30, "the cat"]
 
