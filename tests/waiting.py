@@ -1,10 +1,11 @@
-"""Waiting for what another thread or process does, for tests: the one place that looks again and again.
+"""Waiting for what another thread or process does, for tests: `wait_until` is the one place that looks again and again.
 
 Where there is something to wait on, an event, a condition or a future, wait on that instead.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -23,3 +24,26 @@ def wait_until(holds: Callable[[], object], bound_s: float = BOUND_S, *, describ
     while not holds():
         assert time.monotonic() < stuck_at_s, f"waited {bound_s:.0f} s in vain {describe()}"
         time.sleep(_LOOK_EVERY_S)
+
+
+class WatchedLock:
+    """A lock that tells when a thread has to wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_awaited = threading.Event()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if (has_it := self._lock.acquire(blocking=False)) or not blocking:
+            return has_it
+        self.is_awaited.set()
+        return self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -17,7 +17,7 @@ from bough.scheduling.job import Job
 from bough.scheduling.worker import Limits, Worker
 from bough.types import Chunk, SamplingParams
 from tests.scheduling.concert import Client, Concert
-from tests.waiting import BOUND_S, wait_until
+from tests.waiting import BOUND_S, WatchedLock, wait_until
 
 STUCK_S = 10_000.0  # no machine is so slow: a step takes too long only where a test lets time pass
 
@@ -320,22 +320,6 @@ def test_a_mistake_while_requests_are_ended_does_not_end_the_thread(stage: Stage
     again = stage.submit(1)
     wait_until(lambda: again.is_done)
     assert again.completion
-
-
-class WatchedLock:
-    """A lock that tells when a thread has to wait for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.is_awaited = threading.Event()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            self.is_awaited.set()
-            self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:

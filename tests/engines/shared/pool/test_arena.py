@@ -101,8 +101,9 @@ def test_a_slot_that_is_read_is_handed_out_again_when_that_is_done() -> None:
     assert arena.begin_read(slot, slot.use)
     arena.drop_page(slot)
     assert not arena.begin_read(slot, slot.use - 1)
-    reader = threading.Timer(0.02, arena.end_read, [slot])
-    reader.start()
+    reader = threading.Thread(target=arena.end_read, args=[slot])
+    waits = arena._lock.wait
+    arena._lock.wait = lambda: (reader.start(), waits())[1]  # type: ignore[method-assign]  # the reader ends meanwhile
 
     again = take_page(arena)  # waits
 

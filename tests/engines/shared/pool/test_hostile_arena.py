@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from bough.engines.shared.pool.arena import Arena, Slot
+from tests.waiting import WatchedLock, wait_until
 
 
 class _Holder:
@@ -12,6 +13,8 @@ class _Holder:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        self._lock = WatchedLock()
+        arena._lock = threading.Condition(self._lock)  # type: ignore[arg-type]
         self._carried = 0
         self.read: Slot | None = None
         self.reader: threading.Thread | None = None
@@ -26,7 +29,8 @@ class _Holder:
         if self.read is not None and self.reader is None:
             self.reader = threading.Thread(target=self._arena.end_read, args=(self.read,))
             self.reader.start()
-            self.reader.join(0.2)  # it may have to wait for this one
+            reader = self.reader
+            wait_until(lambda: self._lock.is_awaited.is_set() or not reader.is_alive())  # it may have to wait for this one
 
 
 def test_a_slot_is_given_back_once_when_lane_and_reader_leave_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import os
 import signal
 import subprocess
@@ -75,11 +76,14 @@ def test_the_kernels_compute_the_same_with_torchs_threads_and_with_their_own(fol
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other runtimes")
 def test_torchs_runtime_is_found_once_torch_has_loaded_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_parallel()
+    lines = openmp._MAPS.read_text().splitlines(keepends=True)
+    torchs = [line for line in lines if str(Path(torch.__file__).parent) in line]  # other tests load other runtimes, too
 
     monkeypatch.setattr(openmp, "_MAPS", tmp_path / "maps")
     assert find_parallel() is None  # no such file
-    (tmp_path / "maps").write_text("7f00-7f01 r-xp 0 0 0 /a/libgomp.so.1\n7f02-7f03 r-xp 0 0 0 /b/libgomp-1.so.1\n")
+    (tmp_path / "maps").write_text("".join(torchs))
+    assert find_parallel()
+    (tmp_path / "maps").write_text("".join([*torchs, "7f02-7f03 r-xp 0 0 0 /b/libgomp-1.so.1\n"]))
     assert find_parallel() is None  # two runtimes
 
 
@@ -138,17 +142,18 @@ def test_ctrl_c_between_steps_leaves_a_lane_that_goes_on(engine: TorchEngine, wa
     lane = new_lane(engine, NUM_TOKENS)
     run(engine, lane, ids, [1] * 50)
 
-    for _ in range(10):
-        threading.Timer(0.003, _thread.interrupt_main).start()
+    for number in range(10):
         with pytest.raises(KeyboardInterrupt):
-            step_for_ever(engine, lane, 50, ids[50])
+            step_until_interrupted(engine, lane, 50, ids[50], number)
 
     rewind(engine, lane, 50, {})
     assert torch.equal(run(engine, lane, ids, [1] * (NUM_TOKENS - 50)), wanted)
 
 
-def step_for_ever(engine: TorchEngine, lane: Lane, offset: int, token_id: int) -> None:
-    """One token on the lane, again and again at the same offset."""
-    while True:
+def step_until_interrupted(engine: TorchEngine, lane: Lane, offset: int, token_id: int, num_steps: int) -> None:
+    """One token on the lane, again and again at the same offset; Ctrl-C comes at some moment after so many steps."""
+    for number in itertools.count():
+        if number == num_steps:
+            threading.Thread(target=_thread.interrupt_main).start()
         rewind(engine, lane, offset, {})
         engine.step([lane], [token_id])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -119,14 +118,11 @@ def test_memory_is_used_again_only_when_nothing_made_from_it_is_alive(
 
 def test_other_threads_may_let_go_at_any_time(pool: HostPool) -> None:
     pool.limit(CHUNK)
-    handed: list[Piece] = []
-    is_done = threading.Event()
+    handed: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
 
     def let_go() -> None:
-        while not is_done.is_set() or handed:
-            with suppress(IndexError):
-                handed.pop()
-            time.sleep(0)
+        while (piece := handed.get()) is not None:
+            del piece
 
     threads = [threading.Thread(target=let_go) for _ in range(2)]
     for thread in threads:
@@ -135,10 +131,11 @@ def test_other_threads_may_let_go_at_any_time(pool: HostPool) -> None:
     for _ in range(1000):
         piece = pool.take(chance.choice([1, 5000, SLAB // 2]))
         piece.memory[0] = 1
-        if len(handed) < 3:
-            handed.append(piece)
+        if handed.qsize() < 3:
+            handed.put(piece)
     del piece
-    is_done.set()
+    for _ in threads:
+        handed.put(None)
     for thread in threads:
         thread.join()
 
