@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -30,6 +30,7 @@ from bough.errors import EngineError, RequestError
 from bough.models import Tokenizer
 from bough.runtime import Runtime
 from tests.fakes import FakeEngine
+from tests.waiting import BOUND_S, wait_until
 
 SETUP = GpuSetup(
     SHAPES["tiny"], tokens=300, lanes=(1, 3), distinct=2, steps=4, warm_tokens=2, rounds=2, rest_s=0, new_tokens=(5,)
@@ -157,27 +158,37 @@ def test_streams_are_counted_while_all_of_them_are_under_way() -> None:
 
 
 def test_a_thread_is_found_in_the_functions_where_it_is_and_one_that_only_waits_is_left_out() -> None:
-    is_over = threading.Event()
+    gates = {name: threading.Lock() for name in ("read", "write", "wait")}
 
     def read() -> None:
-        time.sleep(0.002)
+        gates["read"].acquire()  # in C: the thread is found in this function
 
     def write() -> None:
-        time.sleep(0.002)
+        gates["write"].acquire()
 
-    def work() -> None:
-        while not is_over.is_set():
-            read()
-            write()
+    def wait() -> None:
+        gates["wait"].acquire()
 
-    threads = [threading.Thread(target=work, name="worker"), threading.Thread(target=is_over.wait, name="waiter")]
-    sampler = ThreadSampler(every_s=0.001)
-    for each in (*threads, sampler):
-        each.start()
-    time.sleep(0.2)
+    def is_in(thread: threading.Thread, name: str) -> bool:
+        return sys._current_frames()[thread.ident or 0].f_code.co_name == name
+
+    for gate in gates.values():
+        gate.acquire()
+    worker = threading.Thread(target=lambda: (read(), write()), name="worker")
+    waiter = threading.Thread(target=wait, name="waiter")
+    sampler = ThreadSampler(every_s=BOUND_S)
+    worker.start()
+    waiter.start()
+    wait_until(lambda: is_in(worker, "read") and is_in(waiter, "wait"))
+    sampler.sample()
+    gates["read"].release()
+    wait_until(lambda: is_in(worker, "write"))
+    sampler.sample()
+    sampler.start()
     found = sampler.stop()
-    is_over.set()
-    for thread in threads:
+    for name in ("write", "wait"):
+        gates[name].release()
+    for thread in (worker, waiter):
         thread.join()
 
     assert {each["place"].rpartition(".")[2] for each in found["worker"]} >= {"read", "write"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import Counter, defaultdict
 from types import FrameType
 from typing import Any
@@ -41,13 +40,17 @@ class ThreadSampler:
         shares = {name: _shares(places) for name, places in self._places.items()}
         return {name: found for name, found in shares.items() if found[0]["share"] < _IDLE}
 
+    def sample(self) -> None:
+        """Count where each thread is now, but for the sampler's own."""
+        names = {thread.ident: thread.name for thread in threading.enumerate() if thread is not self._thread}
+        for ident, frame in sys._current_frames().items():
+            if ident in names:
+                self._places[names[ident]][_place(frame)] += 1
+
     def _run(self) -> None:
         while not self._is_stopping.is_set():
-            names = {thread.ident: thread.name for thread in threading.enumerate() if thread is not self._thread}
-            for ident, frame in sys._current_frames().items():
-                if ident in names:
-                    self._places[names[ident]][_place(frame)] += 1
-            time.sleep(self._every_s)
+            self.sample()
+            self._is_stopping.wait(self._every_s)
 
 
 def _place(frame: FrameType) -> str:
