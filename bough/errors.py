@@ -6,6 +6,7 @@
     │   ├── PromptTooLong        more tokens than the model's context
     │   ├── DoesNotFit           the request needs more memory than the budget has
     │   ├── NodeNotFound         the tree has no such node, or no longer
+    │   ├── TemplateLimit        the chat template takes too much time or memory
     │   └── TooLarge             the body has too many bytes
     ├── Unavailable              this cannot be done now; the same request may succeed later
     │   ├── LanesBusy            every lane serves another request
@@ -83,6 +84,10 @@ class DoesNotFit(RequestError):
 
 class NodeNotFound(RequestError):
     """The tree has no such node, or it has gone meanwhile."""
+
+
+class TemplateLimit(RequestError):
+    """The chat template takes more time or memory than a rendering may."""
 
 
 class TooLarge(RequestError):

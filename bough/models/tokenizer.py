@@ -16,6 +16,7 @@ from typing import Any
 
 from bough.errors import RequestError, UnsupportedModel
 from bough.models.chat.control_tokens import ControlTokens
+from bough.models.chat.renderer import shared_renderer
 from bough.models.chat.template import Rendered, Template, Tools
 from bough.models.encoder import UNLIMITED, Encoder, PromptLimit
 from bough.models.files import ModelFiles, read_json
@@ -183,6 +184,7 @@ def load_tokenizer(files: ModelFiles, trust_remote_code: bool = False) -> Tokeni
     eos_ids = read_eos_ids(files)
     if not files.has_tokenizer:
         return Tokenizer(None, eos_ids)
+    shared_renderer().start()  # while the files are read
     from transformers import AutoTokenizer
 
     try:

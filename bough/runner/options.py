@@ -17,7 +17,7 @@ _REQUEST = ("salt", "store", "choice", "prompt_logprobs")
 _OTHERS = {*_PROMPT, *_REQUEST, "template_kwargs", "is_cancelled", "on_progress"}
 _FLAGS = ("raw", "store", "prompt_logprobs", "truncate", "normalize")
 _CALLBACKS = ("is_cancelled", "on_progress")
-_NOT_FOR_TEMPLATES = {"limit", "messages", "prompt", "self", *_PROMPT}
+_NOT_FOR_TEMPLATES = {"chat_template", "continue_final_message", "limit", "messages", "prompt", "self", *_PROMPT}
 _SAMPLING = {each.name for each in fields(SamplingParams)}
 
 

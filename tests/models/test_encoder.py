@@ -12,6 +12,7 @@ from tokenizers import AddedToken, processors
 
 from bough.errors import PromptTooLong, RequestCancelled
 from bough.models import encoder as module
+from bough.models.chat.renderer import Renderer
 from bough.models.encoder import Encoder, PromptLimit
 from bough.models.tokenizer import Tokenizer
 from tests.models.tiny_tokenizer import SPECIAL, THINKS, byte_level, sentencepiece
@@ -197,7 +198,7 @@ def watched_tokenizer(hf: Any, watched: Watched) -> Any:
 
 def test_messages_that_cannot_fit_are_refused_before_they_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     hf = byte_level()
-    monkeypatch.setattr(hf, "apply_chat_template", lambda *arguments, **options: pytest.fail("it was rendered"))
+    monkeypatch.setattr(Renderer, "render", lambda *arguments: pytest.fail("it was rendered"))
     tokenizer = watched_tokenizer(hf, Watched(hf.backend_tokenizer))
 
     with pytest.raises(PromptTooLong, match="at least"):

@@ -1,1 +1,1 @@
-"""Chats as token ids: the template, message boundaries, and what a template may cost."""
+"""Chats as token ids: the template, the processes that render it, and message boundaries."""

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from bough.errors import RequestError
+from bough.errors import RequestError, TemplateLimit
 from bough.models.chat.memo import Digests, RenderMemo, prefix_keys
 from bough.models.chat.messages import SYSTEM_ROLES
 from bough.models.encoder import EncodedText
@@ -142,6 +142,8 @@ class _TextPositions:
     def _render(self, messages: list[Message]) -> str | None:
         try:
             return self._chat.text(messages)
+        except TemplateLimit:
+            raise  # the next rendering would take as long
         except RequestError:
             return None  # this template requires more, or other, messages
 

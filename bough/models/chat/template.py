@@ -17,7 +17,8 @@ from bough.models.chat.boundaries import find_boundaries
 from bough.models.chat.control_tokens import ControlTokens, Marks
 from bough.models.chat.memo import RenderMemo
 from bough.models.chat.messages import check_messages
-from bough.models.chat.render_limit import render_within_limits
+from bough.models.chat.render_program import RenderRequest
+from bough.models.chat.renderer import shared_renderer
 from bough.models.encoder import UNLIMITED, EncodedText, Encoder, PromptLimit
 from bough.types import Boundary, Message
 
@@ -66,11 +67,11 @@ class Template:
         self._hf = hf
         self._encoder = encoder
         self._memo = RenderMemo()
-        self._other = {"chat_template": source} if source else {}
+        self._given = source or None
 
     @property
     def is_present(self) -> bool:
-        return bool(self._other or self._hf.chat_template)
+        return bool(self._given or self._hf.chat_template)
 
     @cached_property
     def supports_tools(self) -> bool:
@@ -146,21 +147,16 @@ class Template:
     def text(
         self, messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool, options: dict[str, Any]
     ) -> str:
-        """The rendering of the messages. Raises RequestError, with the template's message, if it refuses them."""
+        """The rendering of the messages.
+
+        Raises RequestError, with the template's message, if it refuses them, and TemplateLimit if it takes too much.
+        """
         try:
-            rendered = render_within_limits(
-                lambda: self._hf.apply_chat_template(
-                    messages,
-                    tools=tools,
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=False,
-                    **self._other,
-                    **options,
-                )
-            )
-        except Exception as error:  # templates are programs and may raise anything
-            raise RequestError(f"the chat template refuses these messages: {error}") from error
-        return str(rendered)
+            source = self._hf.get_chat_template(self._given, tools)
+        except ValueError as error:  # several templates, none of them the default
+            raise RequestError(f"the model's chat template cannot be chosen: {error}") from error
+        values = {**self._hf.special_tokens_map, **options}
+        return shared_renderer().render(RenderRequest(source, messages, tools, add_generation_prompt, values))
 
     def _encode(self, chat: Chat, text: str, add_generation_prompt: bool, limit: PromptLimit) -> Rendered:
         self._encoder.require_fits(len(text), limit)
@@ -192,7 +188,7 @@ class Template:
     @cached_property
     def _source(self) -> str:
         """The source of all templates; there may be several, by name."""
-        found = self._other.get("chat_template") or self._hf.chat_template or ""
+        found = self._given or self._hf.chat_template or ""
         return found if isinstance(found, str) else "\n".join(map(str, found.values()))
 
     @cached_property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bough.errors import TemplateLimit
 from bough.models import Tokenizer
 from bough.models.chat.boundaries import MAX_MESSAGE_ENDS, common_length
+from bough.models.chat.renderer import Renderer
 from bough.types import Mark
 from tests.models.tiny_tokenizer import ALTERNATES, BARE_CHATML, CHATML, PLAIN, THINKS, TRIMS, byte_level, sentencepiece
 
@@ -202,16 +204,33 @@ def test_a_growing_chat_renders_only_what_is_new(monkeypatch):
     chat = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"number {i}"} for i in range(61)]
     tokenizer.render(chat[:59])
     rendered_lengths = []
-    apply = tokenizer.hf.apply_chat_template
+    render = Renderer.render
     monkeypatch.setattr(
-        tokenizer.hf,
-        "apply_chat_template",
-        lambda messages, **options: rendered_lengths.append(len(messages)) or apply(messages, **options),
+        Renderer,
+        "render",
+        lambda renderer, request: rendered_lengths.append(len(request.messages)) or render(renderer, request),
     )
 
     tokenizer.render(chat)
 
-    assert len(rendered_lengths) <= 6
+    assert 1 <= len(rendered_lengths) <= 6
+
+
+def test_a_template_that_takes_too_long_for_part_of_a_chat_is_not_rendered_again(monkeypatch):
+    rendered_lengths = []
+
+    def render(renderer, request):
+        rendered_lengths.append(len(request.messages))
+        if len(request.messages) < len(CHAT):
+            raise TemplateLimit("the chat template takes longer than 2 s")
+        return "a text"
+
+    monkeypatch.setattr(Renderer, "render", render)
+
+    with pytest.raises(TemplateLimit):
+        Tokenizer(byte_level(CHATML)).render(CHAT)
+
+    assert len(rendered_lengths) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import ollama
@@ -127,6 +128,26 @@ def test_what_cannot_be_made_is_refused_with_a_reason(little, body, status, name
 
     assert (response.status_code, named in response.json()["error"]) == (status, True), response.text
     assert "x:latest" not in [each["name"] for each in little.get("/api/tags").json()["models"]]
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        ("{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}", "takes longer than 2 s"),
+        ("{% set n.a = n.a + ['x' * (10 ** 7 + i)] %}", "needs more than 512 MB"),
+    ],
+)
+def test_a_template_that_takes_too_much_is_refused_and_stops_nobody(little, work, reason):
+    source = (
+        "{% set n = namespace(a=[], b=[]) %}{% for i in range(60) %}" + work + "{% endfor %}{{ n.a == n.b }}{{ messages }}"
+    )
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(little.post, "/api/create", json={"model": "x", "from": "little", "template": source})
+        while not made.done():
+            assert little.get("/health/live", timeout=5).status_code == 200
+
+    assert made.result().status_code == 400
+    assert made.result().json() == {"error": f"the chat template {reason}"}
 
 
 def test_the_lines_of_a_stream_end_with_success(little):
