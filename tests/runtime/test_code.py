@@ -18,6 +18,7 @@ from bough.cache.disk import DiskError
 from bough.engines.torch import engine
 from tests.tiny_models import make_folder
 
+pytestmark = pytest.mark.usefixtures("reading_pays")
 chance = random.Random(7)
 PROMPT = [chance.randrange(3, 90) for _ in range(400)]
 SOURCES = (

@@ -107,7 +107,8 @@ class _GroupedNorm(nn.Module):  # type: ignore[misc]
 
     def __call__(self, hidden: mx.array, gate: mx.array) -> mx.array:
         groups = mx.unflatten(nn.silu(gate) * hidden, -1, (self.num_groups, -1))
-        return self.weight * mx.fast.rms_norm(groups, None, self.eps).flatten(-2)
+        normed: mx.array = self.weight * mx.fast.rms_norm(groups, None, self.eps).flatten(-2)
+        return normed
 
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
