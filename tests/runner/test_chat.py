@@ -261,7 +261,7 @@ def test_send_all_refuses_what_does_not_match_and_changes_nothing(runner: Runner
 
 
 def test_a_chat_whose_answer_is_done_keeps_it_when_another_fails(runner: Runner) -> None:
-    good, long = runner.chat(**SHORT), runner.chat(system="Hello there, " * 4_000)
+    good, long = runner.chat(**SHORT), runner.chat(system="Hello there, " * runner.context_tokens)
     with pytest.raises(bough.PromptTooLong):
         runner.send_all([good, long], "Hello")
     assert len(long) == 1
