@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.crash.seeds import seeds
 from tests.crash.tree import SALTS, Promises, Request, Setup, serve
 from tests.crash.worker import Busy, Job
 from tests.scenarios.world import World
+from tests.waiting import wait_until
 
 NUM_OWNERS = 12
 
@@ -52,11 +52,16 @@ def test_a_reader_outlives_the_owner_that_is_killed(tmp_path: Path, nursery: Nur
 
 def open_reader(setup: Setup, folder: Path, owner_pid: int) -> World:
     """A reader that has found something: the first requests may have been cancelled before there was anything to save."""
-    deadline_s = time.monotonic() + 20
-    while not (reader := setup.open(folder, Busy, not_owner=busy(setup, folder, owner_pid))).stats()["disk_files"]:
-        assert time.monotonic() < deadline_s, "the owner saves nothing"
-        reader.cache.close()
-    return reader
+    readers: list[World] = []
+
+    def finds_something() -> bool:
+        for earlier in readers:
+            earlier.cache.close()
+        readers[:] = [setup.open(folder, Busy, not_owner=busy(setup, folder, owner_pid))]
+        return bool(readers[0].stats()["disk_files"])
+
+    wait_until(finds_something)
+    return readers[0]
 
 
 def busy(setup: Setup, folder: Path, owner_pid: int) -> DiskBusy:

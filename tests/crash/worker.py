@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.crash.tree import Request, Setup, serve, tell_begin, tell_flushed
 from tests.scenarios.world import World
 
-STOP_AFTER_S = 30.0  # nobody killed it
+STOP_AFTER_S = 120.0  # nobody killed it
 
 
 @dataclass(frozen=True)
