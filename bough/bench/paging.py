@@ -11,9 +11,8 @@ from typing import Any
 
 from bough.bench.timing import answer, first_token_ms, median_ms, timed_begin
 from bough.bench.workload import random_prompts
-from bough.cache.record import page_ranges
 from bough.cache.session import Session
-from bough.cache.tree.state import PAGE_TOKENS, Kind
+from bough.cache.tree.state import PAGE_TOKENS, Kind, page_ranges
 from bough.runtime import Runtime, load_shape
 from bough.types import Completion
 

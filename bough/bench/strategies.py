@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.record import page_ranges
 from bough.cache.session import Reuse
 from bough.cache.tree.plan import Live, plan
-from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State
+from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State, page_ranges
 from bough.cache.tree.tokens import common_prefix, num_tokens, pack
 from bough.runtime import Runtime
 from bough.types import Loading

@@ -8,14 +8,13 @@ token before the prompt's end, at the end, and every so often on the way through
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 from bough.cache.residency import LiveSequence, Residency
 from bough.cache.tree.node import Node, Reason
-from bough.cache.tree.state import Group, Kind, Lane, Page, Range, Span, State
+from bough.cache.tree.state import Group, Kind, Lane, Page, Range, State
 from bough.cache.tree.tokens import num_tokens
 from bough.types import Boundary, Mark
 
@@ -166,21 +165,9 @@ class Recorder:
             return self._room.make_room(nbytes, spare=sequence.slot, trie=sequence.trie)
         rows = {group: [(at, end)] for group in self._full_groups}
         windows = {group: _window_rows(sequence.lane, group, offsets, end) for group in self._windows}
-        new_bytes = self._costs.state_bytes(len(offsets)) + self._new_block_bytes(sequence, windows)
-        share_bytes = new_bytes + self._new_block_bytes(sequence, rows)
+        new_bytes = self._costs.state_bytes(len(offsets)) + sequence.new_block_bytes(windows)
+        share_bytes = new_bytes + sequence.new_block_bytes(rows)
         return self._room.make_room(new_bytes, sequence.slot, sequence.trie, share_bytes)
-
-    def _new_block_bytes(self, sequence: LiveSequence, rows: Mapping[Group, Sequence[Range]]) -> int:
-        """Bytes of the blocks with these rows of a lane in which no page of its trie lies yet."""
-        memory, pages = sequence.trie.memory, self._page_tokens
-        spans = (
-            span
-            for group, ranges in rows.items()
-            for start, end in ranges
-            for span in row_spans(sequence.lane, group, start, end, pages)
-        )
-        blocks = {span.block for span in spans if span.block is not None and not memory.has_pages_in(span.block)}
-        return sum(block.nbytes for block in blocks)
 
     def _extend(self, sequence: LiveSequence, end: int) -> None:
         """Add the tokens from the pin up to `end` to the tree, with their rows, and move the pin there."""
@@ -222,8 +209,8 @@ class Recorder:
         memory, pages = sequence.trie.memory, list[Page]()
         try:
             for group in self._full_groups:
-                for span in row_spans(sequence.lane, group, start, end, self._page_tokens):
-                    pages.append(memory.add(sequence.lane.publish(group, span.start, span.end)))
+                for page in sequence.publish(group, start, end):
+                    pages.append(page)
         except BaseException:
             for page in pages:
                 memory.release(page)
@@ -288,7 +275,7 @@ class Recorder:
                 if group.kind is Kind.RECURRENT and group not in point.states:  # it was evicted just now
                     point.states[group] = memory.add(lane.capture(group))
                 elif group.kind is Kind.WINDOW:
-                    trie.hold_window(node, point, group, partial(self._publish_each, sequence))
+                    trie.hold_window(node, point, group, sequence.publish)
         except BaseException:
             if is_new:
                 trie.drop_point(node, point)
@@ -302,7 +289,7 @@ class Recorder:
         if not self._make_room_for_holes(sequence):
             return
         for node, group, low, high in self._holes(sequence):  # again: making room may have merged nodes
-            for page in self._publish_each(sequence, group, low, high):
+            for page in sequence.publish(group, low, high):
                 sequence.trie.add_page(node, page)
         for node in sequence.pin.node.path():
             node.has_holes = any(
@@ -317,13 +304,8 @@ class Recorder:
         rows: dict[Group, list[Range]] = {group: [] for group in self._full_groups}
         for _, group, low, high in holes:
             rows[group].append((low, high))
-        share_bytes = self._new_block_bytes(sequence, rows)
+        share_bytes = sequence.new_block_bytes(rows)
         return self._room.make_room(0, sequence.slot, sequence.trie, share_bytes)
-
-    def _publish_each(self, sequence: LiveSequence, group: Group, start: int, end: int) -> Iterator[Page]:
-        """Pages of rows within a page border, each made when it is asked for."""
-        for span in sequence.lane.spans(group, start, end):
-            yield sequence.trie.memory.add(sequence.lane.publish(group, span.start, span.end))
 
     def _holes(self, sequence: LiveSequence) -> list[tuple[Node, Group, int, int]]:
         return [
@@ -344,22 +326,7 @@ def _node_at(sequence: LiveSequence, offset: int) -> Node:
     return node
 
 
-def row_spans(lane: Lane, group: Group, start: int, end: int, page_tokens: int) -> Iterator[Span]:
-    """Rows [start, end) of a lane as they can be published: cut at page borders and between blocks."""
-    for low, high in page_ranges(start, end, page_tokens):
-        yield from lane.spans(group, low, high)
-
-
 def _window_rows(lane: Lane, group: Group, offsets: Iterable[int], end: int) -> list[Range]:
     """The rows of a window up to `end` that a lane holds and restore points at these offsets need."""
     first = lane.first_row(group)
     return [(max(first, group.first_needed(at)), at) for at in offsets if first < at <= end]
-
-
-def page_ranges(start: int, end: int, page_tokens: int) -> list[tuple[int, int]]:
-    """[start, end) cut at page borders; nothing if it is empty."""
-    if start >= end:
-        return []
-    borders = range((start // page_tokens + 1) * page_tokens, end, page_tokens)
-    edges = [start, *borders, end]
-    return list(pairwise(edges))

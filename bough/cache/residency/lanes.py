@@ -7,14 +7,14 @@ shares rows with the tree takes nothing for those; then it is cleared when the t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.cache.residency.memory import SaltTrie
 from bough.cache.store import StorePath
 from bough.cache.tree.address import PageBorder
 from bough.cache.tree.node import Pin
-from bough.cache.tree.state import Lane
+from bough.cache.tree.state import Group, Lane, Page, Range, Span, page_ranges
 from bough.errors import LanesBusy
 
 
@@ -123,3 +123,20 @@ class LiveSequence:
     def packed(self, start: int = 0, end: int | None = None) -> bytes:
         """The tokens [start, end), packed; up to the last one without an end."""
         return self.tokens[start:end].tobytes()
+
+    def spans(self, group: Group, start: int, end: int) -> Iterator[Span]:
+        """Rows [start, end) of the lane as they can be published: cut at page borders and between blocks."""
+        for low, high in page_ranges(start, end, self.trie.page_tokens):
+            yield from self.lane.spans(group, low, high)
+
+    def publish(self, group: Group, start: int, end: int) -> Iterator[Page]:
+        """Pages of these rows, each made, and counted for the tree, when it is asked for."""
+        for span in self.spans(group, start, end):
+            yield self.trie.memory.add(self.lane.publish(group, span.start, span.end))
+
+    def new_block_bytes(self, rows: Mapping[Group, Sequence[Range]]) -> int:
+        """Bytes of the blocks with these rows of the lane in which no page of its trie lies yet."""
+        spans = (span for group, ranges in rows.items() for low, high in ranges for span in self.spans(group, low, high))
+        memory = self.trie.memory
+        blocks = {span.block for span in spans if span.block is not None and not memory.has_pages_in(span.block)}
+        return sum(block.nbytes for block in blocks)

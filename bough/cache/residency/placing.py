@@ -21,7 +21,7 @@ from bough.cache.residency.saving import Saver
 from bough.cache.store import Section
 from bough.cache.store.format import ListedPoint, Object
 from bough.cache.tree.node import Node, Pin, Reason
-from bough.cache.tree.state import Group, Kind, Page, Range, State, Tier
+from bough.cache.tree.state import Group, Kind, Page, State, Tier, page_ranges
 from bough.cache.tree.tokens import cut
 from bough.cache.tree.trie import Match
 from bough.errors import EngineError
@@ -77,7 +77,7 @@ class Placer:
             if group.kind is Kind.RECURRENT:
                 nbytes += self._device_bytes(State(group, offset, None, 0, Tier.DISK))
             elif group.kind is Kind.WINDOW:
-                for low, high in _page_ranges(group.first_needed(offset), offset, self._parts.page_tokens):
+                for low, high in page_ranges(group.first_needed(offset), offset, self._parts.page_tokens):
                     nbytes += self._item_bytes(group, low, high)
         return nbytes
 
@@ -275,11 +275,3 @@ def _cover(sections: Sequence[Section], group: Group, low: int, high: int) -> It
         if section.start <= low < end:
             yield _Rows(group, section, low, end)
             low = end
-
-
-def _page_ranges(start: int, end: int, page_tokens: int) -> Iterator[Range]:
-    """[start, end) cut at page borders."""
-    while start < end:
-        stop = min(end, (start // page_tokens + 1) * page_tokens)
-        yield start, stop
-        start = stop

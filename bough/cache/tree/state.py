@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from bough.cache.tree.address import DiskFile
@@ -20,6 +21,14 @@ Range = tuple[int, int]
 
 Buffer = bytes | bytearray | memoryview
 """Plain bytes: the content of a page or state as it is written to disk and read back."""
+
+
+def page_ranges(start: int, end: int, page_tokens: int) -> list[Range]:
+    """[start, end) cut at page borders; nothing if it is empty."""
+    if start >= end:
+        return []
+    borders = range((start // page_tokens + 1) * page_tokens, end, page_tokens)
+    return list(pairwise([start, *borders, end]))
 
 
 class Tier(IntEnum):
