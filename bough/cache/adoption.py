@@ -127,7 +127,6 @@ class Adoption:
         self._adopter = adopter
         self._trie = trie
         self._prompt = prompt
-        self.total_tokens = total_tokens
         self._live = choice.live
         self._load = Load(adopter.loader, trie, num_tokens(prompt), Loading())
         self._fetch = fetch
@@ -137,7 +136,7 @@ class Adoption:
         slot = choice.slot
         self._idle = (slot.salt, slot.tokens)  # what the lane holds as long as it is not touched
         slot.is_busy, slot.salt, slot.tokens = True, salt, b""
-        self.sequence = LiveSequence(slot, trie, adopter.forest.pin(trie), array("i"))
+        self.sequence = LiveSequence(slot, trie, adopter.forest.pin(trie), array("i"), total_tokens)
 
     def _take_match(self, found: Match) -> None:
         """Note what was found of the prompt."""
@@ -149,6 +148,10 @@ class Adoption:
     def is_fetching(self) -> bool:
         """Whether it still waits for the shared store."""
         return self._fetch is not None
+
+    @property
+    def total_tokens(self) -> int:
+        return self.sequence.total_tokens
 
     @property
     def matched(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bough.cache.filling import holds_page, take_from_lane
 from bough.cache.record import CaptureCosts
 from bough.cache.residency import Clock, LiveSequence, Residency, SaltTrie, Slot
 from bough.cache.residency.policy import Policy
@@ -127,7 +128,11 @@ class Finisher:
             has_room = self._demote_older(sequence, node, page)
             if node.stamp != stamps[node] or node.pages_between(page.group, *page.span) != [page]:
                 return False
-            if not has_room or not _take_from_lane(sequence, node, page):
+            if not has_room:
+                return True
+            try:
+                take_from_lane(sequence, node, page)
+            except (EngineError, MemoryError):
                 return True
             self._evictor.offer(sequence.trie, node)
             stamps[node] = node.stamp
@@ -190,32 +195,12 @@ def _supersede(path: Sequence[Node]) -> None:
 
 
 def _pages_on_host(sequence: LiveSequence, tokens: bytes) -> list[tuple[Node, Page]]:
-    """The pages of these tokens' path that lie on the host, and whose rows the lane holds, in one block if in any."""
+    """The pages of these tokens' path that lie on the host, and whose rows the lane holds."""
     end, lane = min(num_tokens(tokens), sequence.lane.offset), sequence.lane
-    first_rows = {
-        group: lane.first_row(group) if group.kind is Kind.WINDOW else 0
-        for group in sequence.trie.memory.groups
-        if group.kind is not Kind.RECURRENT
-    }
     return [
         (node, page)
         for node in sequence.trie.match(tokens).path
-        for group, pages in node.pages.items()
+        for pages in node.pages.values()
         for page in pages
-        if page.tier is Tier.HOST and first_rows[group] <= page.start and page.end <= end
-        if len(lane.spans(group, *page.span)) == 1
+        if page.tier is Tier.HOST and page.end <= end and holds_page(lane, page)
     ]
-
-
-def _take_from_lane(sequence: LiveSequence, node: Node, page: Page) -> bool:
-    """Replace a page on the host by rows of the lane, on the device; False if there is no memory for them after all."""
-    memory = sequence.trie.memory
-    try:
-        fresh = memory.add(sequence.lane.publish(page.group, page.start, page.end))
-    except (EngineError, MemoryError):
-        return False
-    memory.cancel_writes(page)  # they would read memory that is released here
-    fresh.users, fresh.files, page.files = page.users, page.files, {}
-    sequence.trie.replace(node, page, fresh)
-    memory.release(page)
-    return True

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from bough.cache.filling import Filler
 from bough.cache.residency import LiveSequence, Residency
 from bough.cache.tree.node import Node, Reason
 from bough.cache.tree.state import Group, Kind, Lane, Page, Range, State
@@ -108,6 +109,7 @@ class Recorder:
         self._evictor = residency.evictor
         self._saver = residency.saver
         self._sharer = residency.sharer
+        self._filler = Filler(residency, page_tokens)
         self._costs = costs
         self._page_tokens = page_tokens
         self._groups = residency.memory.groups
@@ -115,7 +117,8 @@ class Recorder:
         self._windows = [group for group in self._groups if group.kind is Kind.WINDOW]
 
     def record(self, sequence: LiveSequence, end: int, due: Sequence[Capture]) -> None:
-        """Bring the tree up to the first `end` tokens of a lane: rows it lacks, holes, and the captures that are due.
+        """Bring the tree up to the first `end` tokens of a lane: rows it lacks, the captures that are due, and what it
+        knows already and does not have in memory.
 
         Costs what is new. What does not fit into memory is left out, captures first.
         """
@@ -124,7 +127,7 @@ class Recorder:
         end, due = self._fit(sequence, end, due)
         self._extend(sequence, end)
         self._attach_captures(sequence, due)
-        self._fill_holes(sequence)
+        self._filler.fill(sequence)
         self._saver.save_filled(sequence)
         self._sharer.share_filled(sequence)
 
@@ -281,40 +284,6 @@ class Recorder:
                 trie.drop_point(node, point)
             raise
         self._evictor.offer(trie, node)
-
-    def _fill_holes(self, sequence: LiveSequence) -> None:
-        """Publish the rows that nodes on the path lost to a failed load, as far as the lane holds them and they fit."""
-        if not any(node.has_holes for node in sequence.pin.node.path()):
-            return
-        if not self._make_room_for_holes(sequence):
-            return
-        for node, group, low, high in self._holes(sequence):  # again: making room may have merged nodes
-            for page in sequence.publish(group, low, high):
-                sequence.trie.add_page(node, page)
-        for node in sequence.pin.node.path():
-            node.has_holes = any(
-                list(node.missing_between(group, node.start, node.end, self._page_tokens)) for group in self._full_groups
-            )
-
-    def _make_room_for_holes(self, sequence: LiveSequence) -> bool:
-        holes = self._holes(sequence)
-        nbytes = sum((high - low) * group.bytes_per_token for _, group, low, high in holes)
-        if not sequence.lane.shares_rows:
-            return self._room.make_room(nbytes, spare=sequence.slot, trie=sequence.trie)
-        rows: dict[Group, list[Range]] = {group: [] for group in self._full_groups}
-        for _, group, low, high in holes:
-            rows[group].append((low, high))
-        share_bytes = sequence.new_block_bytes(rows)
-        return self._room.make_room(0, sequence.slot, sequence.trie, share_bytes)
-
-    def _holes(self, sequence: LiveSequence) -> list[tuple[Node, Group, int, int]]:
-        return [
-            (node, group, low, high)
-            for node in sequence.pin.node.path()
-            if node.has_holes
-            for group in self._full_groups
-            for low, high in node.missing_between(group, node.start, sequence.pin.offset, self._page_tokens)
-        ]
 
 
 def _node_at(sequence: LiveSequence, offset: int) -> Node:

@@ -122,7 +122,6 @@ class Session:
         self._adoption = adoption
         self._prompt_captures = captures
         self._keeps_prompt = keep
-        self._reserved_tokens = adoption.total_tokens
         self.salt = salt
         if not adoption.is_loading:
             self._schedule_prompt()
@@ -265,7 +264,7 @@ class Session:
         """Make room for a sequence of `total_tokens`; False if the budget does not allow it now."""
         has_room = self._context.residency.room.reserve(self.sequence.slot, total_tokens)
         if has_room:
-            self._reserved_tokens = max(self._reserved_tokens, total_tokens)
+            self.sequence.total_tokens = max(self.sequence.total_tokens, total_tokens)
         return has_room
 
     def _reserve_anew(self) -> None:
@@ -273,8 +272,8 @@ class Session:
         room, slot, incoming = self._context.residency.room, self.sequence.slot, Incoming(0)
         if not slot.lane.shares_rows:
             return
-        if not room.reserve(slot, self._reserved_tokens, incoming=incoming):
-            raise room.refuse(slot.lane.bytes_after_clear(self._reserved_tokens, incoming))
+        if not room.reserve(slot, self.sequence.total_tokens, incoming=incoming):
+            raise room.refuse(slot.lane.bytes_after_clear(self.sequence.total_tokens, incoming))
 
     def note_prefill(self, seconds: float) -> None:
         """Learn the rate of computing: the rest of the prompt, up to the first token, took so many seconds."""
@@ -309,7 +308,7 @@ class Session:
 
     def _record_last(self) -> None:
         """The last record, with a restore point at the end; then the idle lane's tokens are known."""
-        end = self.sequence.offset
+        end = self.sequence.total_tokens = self.sequence.offset
         if self._context.costs.needs_points and end:
             self.captures[end] = self.captures.get(end, Capture(end, Reason.END)).united(Reason.END)
         self.publish()

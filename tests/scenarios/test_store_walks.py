@@ -50,6 +50,7 @@ class StoreMachine(TierMachine):
 
     def _check_cached(self, session: Session, oracle: int, fits: bool) -> None:
         """The store may have more than the oracle sees."""
+        TierMachine.num_recomputed += session.loading.recomputed_tokens > 0
 
     def replace_the_machine(self) -> None:
         for session in self.open:
@@ -109,6 +110,7 @@ class StoreWalk:
             lambda: machine.open and machine.close(draw(3)): 10,
             lambda: machine.let_time_pass(chance.choice([0.1, 1.0, 10.0])): 4,
             lambda: machine.measure_the_prefill(chance.choice([0.001, 0.1, 10.0])): 1,
+            lambda: machine.measure_the_disk(chance.choice([1e-6, 10.0])): 2 * (seed % 3 == 0),
             lambda: self._slow_down(): 4,
             lambda: machine.break_the_store(): 3,
             lambda: machine.arm_a_fault_of_moving("unpack", EngineError): 3,

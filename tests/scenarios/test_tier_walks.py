@@ -35,6 +35,7 @@ class TierMachine(CacheMachine):
     """
 
     num_loaded = 0  # requests that took what they had waited for, over all walks
+    num_recomputed = 0  # requests that were to compute what lies on disk, because that was estimated to be quicker
 
     @initialize(
         model=st.sampled_from(list(MODELS)),
@@ -81,6 +82,10 @@ class TierMachine(CacheMachine):
             self.world.engine.fail_next = None
             session.finish_loading()
             assert session.tokens.tobytes() == session.prompt[: 4 * session.cached]
+
+    def _check_cached(self, session: Session, oracle: int, fits: bool) -> None:
+        TierMachine.num_recomputed += session.loading.recomputed_tokens > 0
+        super()._check_cached(session, oracle, fits)
 
     def _fits(self, total_tokens: int) -> bool:
         """With a disk, what is read back needs room as well: more than can be told here."""
@@ -177,6 +182,11 @@ class TierMachine(CacheMachine):
         """From now on it is known what computing takes: loads may be given up because they are slower."""
         self.world.cache.residency.loader.rates.note_prefill(0, 100, 100 * token_s)
 
+    @rule(byte_s=st.sampled_from([1e-6, 10.0]))
+    def measure_the_disk(self, byte_s: float) -> None:
+        """From now on it is known what reading takes: what the disk has is computed where that is quicker."""
+        self.world.cache.residency.loader.rates.note_load(Tier.DISK, 1, byte_s)
+
     @rule(is_full=st.booleans())
     def fill_the_disk(self, is_full: bool) -> None:
         if self.disk is not None:
@@ -235,6 +245,7 @@ class LoadingWalk:
             lambda: machine.open and machine.close(draw(3)): 10,
             lambda: machine.let_time_pass(chance.choice([0.1, 1.0, 10.0])): 4,
             lambda: machine.measure_the_prefill(chance.choice([0.001, 0.1, 10.0])): 1,
+            lambda: machine.measure_the_disk(chance.choice([1e-6, 10.0])): 2 * (seed % 3 == 0),
             lambda: machine.slow_the_disk_down(chance.random() < 0.8): 2,
             lambda: machine.arm_a_fault_of_the_disk(chance.choice(["read", "read", "write"])): 5,
             lambda: machine.arm_a_fault_of_moving(chance.choice(["to_host", "unpack"]), EngineError): 3,
@@ -277,10 +288,11 @@ class LoadingWalk:
 @pytest.mark.parametrize("model", MODELS)
 def test_reads_may_end_in_any_order_late_damaged_or_never(model: str, request: pytest.FixtureRequest) -> None:
     num_walks, num_steps = (1000, 200) if request.config.getoption("--slow") else (12, 150)
-    loaded_before = TierMachine.num_loaded
+    loaded_before, recomputed_before = TierMachine.num_loaded, TierMachine.num_recomputed
     for seed in range(num_walks):
         LoadingWalk(model, seed).run(num_steps)
     assert TierMachine.num_loaded - loaded_before > num_walks
+    assert TierMachine.num_recomputed > recomputed_before
 
 
 class Day:

@@ -1,7 +1,8 @@
 """A conversation of 2,000 tokens comes back from a slow disk while answers stream.
 
-At 40 MB/s reading is quicker than computing, at 10 MB/s it is not. Beside it the same request with its prefix in memory,
-and one whose prompt nobody has asked before.
+At 40 MB/s reading is quicker than computing, at 10 MB/s it is not. Either way the prefix is in memory afterwards: the
+conversation is asked a second and a third time, after others have taken its lane. Beside it one whose prompt nobody
+has asked before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.bench.gaps.figures import Case, GapFigures
-from bough.bench.gaps.server import Asked, Server, running_server
+from bough.bench.gaps.server import IDLE_LANES, Asked, Server, running_server
 from bough.bench.gaps.slow_server import DiskSpeed
 from bough.bench.gaps.streams import Streams
 from bough.bench.workload import words
@@ -53,9 +54,16 @@ class _Loading:
     def run(self, names: Sequence[str]) -> Iterator[Case]:
         known = [_conversation(name) for name in names]
         yield self._ask("on disk", [_question(messages, "once") for messages in known])
-        yield self._ask("in memory", [_question(messages, "again") for messages in known])
+        for what in ("in memory", "in memory, third time"):
+            self._take_idle_lanes()
+            yield self._ask(what, [_question(messages, what) for messages in known])
         if self._mb_s == SLOW_MB_S:
             yield self._ask("unknown", [_question(_conversation("unknown"), "once")])
+
+    def _take_idle_lanes(self) -> None:
+        """Let other prompts, under another salt, take the lanes that the streams leave."""
+        for number in range(IDLE_LANES):
+            self._server.ask(_question([], f"other {number}"), salt="others")
 
     def _ask(self, what: str, prompts: list[list[Message]]) -> Case:
         quiet, gaps, asked = self._streams.rest(QUIET_S), list[float](), list[Asked]()

@@ -20,7 +20,8 @@ from bough.bench.gaps.slow_server import DiskSpeed
 from bough.bench.http import free_port, wait_until_ready
 from bough.types import Message
 
-LANES = 10  # eight for the streams, and two for what disturbs them
+IDLE_LANES = 2  # for what disturbs the streams
+LANES = 8 + IDLE_LANES
 TIMEOUT_S = 300.0
 STOP_S = 120.0
 

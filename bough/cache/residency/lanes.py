@@ -99,14 +99,17 @@ class Lanes:
 class LiveSequence:
     """What a busy lane holds: the tokens of its request so far, and the pin up to which the tree holds them too.
 
-    The next chunk hands the pages from `saved_to` on to the disk; it is None until the first one looks where that is. The
-    first `num_shared` pages of its `store_path` were handed to the shared store.
+    It may come to `total_tokens`: the lane has room for so many. Of the first `filled_to` tokens the tree has everything
+    in memory that the lane could give it. The next chunk hands the pages from `saved_to` on to the disk; it is None until
+    the first one looks where that is. The first `num_shared` pages of its `store_path` were handed to the shared store.
     """
 
     slot: Slot
     trie: SaltTrie
     pin: Pin
     tokens: array[int]
+    total_tokens: int
+    filled_to: int = 0
     saved_to: PageBorder | None = None
     store_path: StorePath | None = None
     num_shared: int = 0

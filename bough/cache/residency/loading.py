@@ -278,7 +278,7 @@ class Load:
         if at < offset or disk is None:  # what was on disk may have been cleared meanwhile
             return at
         items = self._loader.on_disk(path, live, offset)
-        if items and self._has_news(items):
+        if items and (self._has_news(items) or total_bytes(items) < self._missing_bytes):  # or others have it in memory
             lost = self._take(disk, items)
             if lost is not None:
                 return lost

@@ -234,11 +234,19 @@ class Account:
         left.files, right.files = {}, {}
         return self.add(joined)
 
-    def cancel_writes(self, page: Page) -> None:
-        """Cancel the writes of a page that is about to be consumed; what it becomes is saved again."""
-        for file in [file for file in page.files if is_pending(file)]:
-            del page.files[file]
+    def cancel_writes(self, item: Item) -> None:
+        """Cancel the writes of an item that is about to be consumed; what it becomes is saved again."""
+        for file in [file for file in item.files if is_pending(file)]:
+            del item.files[file]
             self._drop(file)
+
+    def hand_over(self, old: Item, fresh: Item) -> None:
+        """Give the users and files of an item to a fresh one with the same content, and release its memory."""
+        self.cancel_writes(old)  # they would read memory that is released here
+        if isinstance(old, Page) and isinstance(fresh, Page):
+            fresh.users = old.users
+        fresh.files, old.files = old.files, {}
+        self.release(old)
 
     def release(self, item: Item) -> None:
         """Release an item: its memory and its files."""
@@ -336,14 +344,14 @@ class Account:
         assert tiers is not None and item.tier is Tier.DISK
         store, tier = tiers.store, tiers.load_tier
         if isinstance(item, State):
-            state = store.unpack_state(item.group, item.offset, data, tier)
-            state.files, item.files = item.files, {}
-            return self.add(state)
+            state = self.add(store.unpack_state(item.group, item.offset, data, tier))
+            self.hand_over(item, state)
+            return state
         page = store.unpack_page(item.group, file.address.start, file.address.end, data, tier)
         for at in (item.start, item.end):
             page = self._cut_to(page, at, item)
-        page.users, page.files, item.files = item.users, item.files, {}
-        return self.add(page)
+        self.hand_over(item, self.add(page))
+        return page
 
     def unpack_rows(self, group: Group, held: Range, data: Buffer, wanted: Range) -> Page:
         """A new page with the wanted rows of those that are packed in `data`; raises as `load` does."""

@@ -76,25 +76,32 @@ class Room:
         """
         if self.budget_bytes is None:
             return True
-        if trie is not None and not self._fits_share(trie, needed_bytes if share_bytes is None else share_bytes):
+        if not self.can_make_room(needed_bytes, spare, trie, share_bytes):
             return False
-        if self.used_bytes + needed_bytes <= self.budget_bytes:
-            return True
-        if self.shortage(needed_bytes, spare):
+        share_bytes = needed_bytes if share_bytes is None else share_bytes
+        if trie is not None and not self.evictor.make_share(Tier.DEVICE, trie, share_bytes, self.budget_bytes):
             return False
         while self.used_bytes + needed_bytes > self.budget_bytes:
             if not (self._lanes.clear_oldest_idle(spare) or self.evictor.evict_one()):
                 return False
         return True
 
-    def _fits_share(self, trie: SaltTrie, needed_bytes: int) -> bool:
+    def can_make_room(
+        self, needed_bytes: int, spare: Slot | None = None, trie: SaltTrie | None = None, share_bytes: int | None = None
+    ) -> bool:
+        """Whether `make_room` would help, changing nothing."""
+        if self.budget_bytes is None:
+            return True
+        if trie is not None and not self._can_share(trie, needed_bytes if share_bytes is None else share_bytes):
+            return False
+        return self.used_bytes + needed_bytes <= self.budget_bytes or not self.shortage(needed_bytes, spare)
+
+    def _can_share(self, trie: SaltTrie, needed_bytes: int) -> bool:
         assert self.budget_bytes is not None
         share = self.evictor.share_of(self.budget_bytes)
         if share >= self.budget_bytes:
             return True
-        if not self._fits_pinned(trie, share - needed_bytes - trie.memory.reserved_bytes[Tier.DEVICE]):
-            return False
-        return self.evictor.make_share(Tier.DEVICE, trie, needed_bytes, self.budget_bytes)
+        return self._fits_pinned(trie, share - needed_bytes - trie.memory.reserved_bytes[Tier.DEVICE])
 
     def reserve(self, slot: Slot, total_tokens: int, extra_bytes: int = 0, incoming: Incoming | None = None) -> bool:
         """Let a lane grow to hold `total_tokens`, if room can be made for that and for `extra_bytes`."""

@@ -1,0 +1,181 @@
+"""Filling: what the tree knows of a lane's tokens and does not have in memory is taken from the lane, which holds it.
+
+Rows and states lie on disk alone where computing was estimated to be quicker than loading; rows are missing after a load
+that failed. Once a lane has computed them they are in memory again, so that the next turn finds them there when another
+request has taken the lane. What lies on disk keeps its files: demoting it again costs no write.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bough.cache.residency import LiveSequence, Residency
+from bough.cache.tree.node import Node
+from bough.cache.tree.state import Group, Item, Kind, Lane, Page, Range, State, Tier, page_ranges
+from bough.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Rows [start, end) of a node, or a state, that are not in memory: `item` lies on disk alone, or is None: missing."""
+
+    node: Node
+    group: Group
+    start: int
+    end: int
+    item: Item | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.group.state_bytes if self.is_state else (self.end - self.start) * self.group.bytes_per_token
+
+    @property
+    def is_state(self) -> bool:
+        return self.group.kind is Kind.RECURRENT
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Memory that is taken on the device, and what comes to count for the share of a salt."""
+
+    new: int
+    share: int
+
+
+class Filler:
+    """Takes from lanes what their paths lack in memory."""
+
+    def __init__(self, residency: Residency, page_tokens: int) -> None:
+        self._room = residency.room
+        self._evictor = residency.evictor
+        self._page_tokens = page_tokens
+        self._groups = residency.memory.groups
+        self._row_groups = [group for group in self._groups if group.kind is not Kind.RECURRENT]
+        self._full_groups = [group for group in self._groups if group.kind is Kind.FULL]
+
+    def fill(self, sequence: LiveSequence) -> None:
+        """Take what lies below the pin from the lane, the shallowest first, as far as there is room.
+
+        Room stays for the rows that are still to come: they are nowhere else. Costs a look at the pages since the last
+        time; where there are holes, at all pages from the first node with one.
+        """
+        holes = [node.start for node in sequence.pin.node.path() if node.has_holes]
+        start, end = min([sequence.filled_to, *holes]), sequence.pin.offset
+        if gaps := self._gaps(sequence, start, end):
+            end = self._fitting_end(sequence, start, gaps)
+            if end == start or not self._make_room(sequence, _up_to(gaps, end)) or not self._take(sequence, start, end):
+                return
+        sequence.filled_to = end // self._page_tokens * self._page_tokens
+
+    def _gaps(self, sequence: LiveSequence, start: int, end: int) -> list[_Gap]:
+        """What is not in memory of [start, end), and the lane holds."""
+        gaps = list[_Gap]()
+        for node in sequence.pin.node.path():
+            if node.end > start:
+                gaps += self._missing(node, start, end)
+                gaps += self._pages_on_disk(sequence.lane, node, start, end)
+                gaps += _states_on_disk(sequence.lane, node, end)
+        return gaps
+
+    def _missing(self, node: Node, start: int, end: int) -> Iterator[_Gap]:
+        for group in self._full_groups if node.has_holes else ():
+            for low, high in node.missing_between(group, start, end, self._page_tokens):
+                yield _Gap(node, group, low, high)
+
+    def _pages_on_disk(self, lane: Lane, node: Node, start: int, end: int) -> Iterator[_Gap]:
+        for group in self._row_groups:
+            for page in node.pages_between(group, start, end):
+                if page.tier is Tier.DISK and page.end <= end and holds_page(lane, page):
+                    yield _Gap(node, group, page.start, page.end, page)
+
+    def _fitting_end(self, sequence: LiveSequence, start: int, gaps: Sequence[_Gap]) -> int:
+        """The last page border, or the pin, up to which everything fits."""
+        ends = [end for _, end in page_ranges(start, sequence.pin.offset, self._page_tokens)]
+        num_fitting = bisect_left(ends, True, key=lambda end: not self._fits(sequence, _up_to(gaps, end)))
+        return ends[num_fitting - 1] if num_fitting else start
+
+    def _fits(self, sequence: LiveSequence, gaps: Sequence[_Gap]) -> bool:
+        """Whether there is room for these, and for what the sequence may still record."""
+        needed, later = self._needed(sequence, gaps), self._later(sequence)
+        return self._room.can_make_room(needed.new + later.new, sequence.slot, sequence.trie, needed.share + later.share)
+
+    def _later(self, sequence: LiveSequence) -> _Bytes:
+        """The rows after the pin, up to the end for which room is reserved, and a restore point there."""
+        num_rows = max(0, sequence.total_tokens - sequence.pin.offset)
+        if not num_rows:
+            return _Bytes(0, 0)
+        rows = num_rows * sum(group.bytes_per_token for group in self._full_groups)
+        point = sum(group.needed_bytes(sequence.total_tokens) for group in self._groups if group.kind is not Kind.FULL)
+        return _Bytes(point if sequence.lane.shares_rows else point + rows, point + rows)
+
+    def _needed(self, sequence: LiveSequence, gaps: Sequence[_Gap]) -> _Bytes:
+        if not sequence.lane.shares_rows:
+            nbytes = sum(gap.nbytes for gap in gaps)
+            return _Bytes(nbytes, nbytes)
+        rows: dict[Kind, dict[Group, list[Range]]] = {Kind.FULL: {}, Kind.WINDOW: {}}
+        for gap in gaps:
+            if not gap.is_state:
+                rows[gap.group.kind].setdefault(gap.group, []).append((gap.start, gap.end))
+        states = sum(gap.nbytes for gap in gaps if gap.is_state)
+        new = states + sequence.new_block_bytes(rows[Kind.WINDOW])
+        return _Bytes(new, new + sequence.new_block_bytes(rows[Kind.FULL]))
+
+    def _make_room(self, sequence: LiveSequence, gaps: Sequence[_Gap]) -> bool:
+        needed = self._needed(sequence, gaps)
+        return self._room.make_room(needed.new, sequence.slot, sequence.trie, needed.share)
+
+    def _take(self, sequence: LiveSequence, start: int, end: int) -> bool:
+        """Take all of [start, end), for which there is room; False if the engine has no memory for it after all."""
+        gaps = self._gaps(sequence, start, end)  # again: making room may have merged nodes
+        try:
+            for gap in gaps:
+                if gap.item is not None:
+                    take_from_lane(sequence, gap.node, gap.item)
+                    continue
+                for page in sequence.publish(gap.group, gap.start, gap.end):
+                    sequence.trie.add_page(gap.node, page)
+        except (EngineError, MemoryError) as error:
+            log.warning("rows of [%d, %d) are not in memory: %s", start, end, error)
+            return False
+        finally:
+            for node in {gap.node for gap in gaps}:
+                node.has_holes = node.has_holes and any(self._missing(node, node.start, node.end))
+                self._evictor.offer(sequence.trie, node)
+        return True
+
+
+def _up_to(gaps: Sequence[_Gap], end: int) -> list[_Gap]:
+    return [gap for gap in gaps if gap.end <= end]
+
+
+def _states_on_disk(lane: Lane, node: Node, end: int) -> Iterator[_Gap]:
+    """The states at the one offset at which the lane can capture them: its own."""
+    point = node.points.get(lane.offset) if lane.offset <= end else None
+    for group, state in point.states.items() if point is not None else ():
+        if state.tier is Tier.DISK:
+            yield _Gap(node, group, state.offset, state.offset, state)
+
+
+def holds_page(lane: Lane, page: Page) -> bool:
+    """Whether a lane that stands at or beyond the end of a page holds its rows, in one block if in any."""
+    return lane.first_row(page.group) <= page.start and len(lane.spans(page.group, *page.span)) == 1
+
+
+def take_from_lane(sequence: LiveSequence, node: Node, old: Item) -> None:
+    """Replace an item of a lower tier by what the lane holds, on the device; its files stay.
+
+    Raises EngineError or MemoryError if there is no memory for it after all; then nothing has changed.
+    """
+    lane, memory = sequence.lane, sequence.trie.memory
+    fresh: Page | State
+    if isinstance(old, Page):
+        fresh = memory.add(lane.publish(old.group, old.start, old.end))
+    else:
+        fresh = memory.add(lane.capture(old.group))
+    memory.hand_over(old, fresh)
+    sequence.trie.replace(node, old, fresh)
