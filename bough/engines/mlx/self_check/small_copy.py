@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -73,11 +74,23 @@ def make_random(config: dict[str, Any], dtype: mx.Dtype) -> Forward:
 
 def _build(config: dict[str, Any]) -> Any:
     """The model before any of it is computed."""
-    model = _model_of(config)
+    with _seeded():  # biases and decays stay near what modules start with, and some modules draw that
+        model = _model_of(config)
     weights = weights_of(model)
     keys = mx.random.split(mx.random.key(COPY_SEED), len(weights))
     drawn = [(name, _draw(name, array, key)) for (name, array), key in zip(weights.items(), keys, strict=True)]
     return model.update(tree_unflatten(drawn))
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Let MLX's own random numbers begin at `COPY_SEED` for a while; those that follow depend on what was before."""
+    following = int(mx.random.randint(0, 2**31 - 1).item())  # the state itself cannot be put back
+    mx.random.seed(COPY_SEED)
+    try:
+        yield
+    finally:
+        mx.random.seed(following)
 
 
 def _model_of(config: dict[str, Any]) -> Any:

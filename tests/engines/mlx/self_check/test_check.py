@@ -20,7 +20,7 @@ from bough.engines.mlx.lanes.buffers import RowBuffer, StateBuffer
 from bough.engines.mlx.lanes.layers import BatchRowLayer, RowLayer
 from bough.engines.mlx.lanes.pages import Pages
 from bough.engines.mlx.library import cache, nn
-from bough.engines.mlx.loading.model import LoadedModel, load_model
+from bough.engines.mlx.loading.model import LoadedModel, load_model, weights_of
 from bough.engines.mlx.self_check import check as self_check_module
 from bough.engines.mlx.self_check.check import self_check, verdict_key
 from bough.engines.mlx.self_check.probe import probe
@@ -89,6 +89,13 @@ def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> No
 
     assert [group.kind for group in copied] == [group.kind for group in groups]
     assert all(group.window in (0, COPY_WINDOW) for group in copied)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next"])  # whose modules draw what their biases and decays start with
+def test_a_small_copy_has_the_same_weights_every_time(name: str) -> None:
+    first, second = (weights_of(SmallCopy(name).forward.model) for _ in range(2))
+
+    assert all(mx.array_equal(first[each], second[each]) for each in first)
 
 
 @pytest.mark.parametrize("name", ON_MLX)
