@@ -167,10 +167,12 @@ def exit_from_a_loop_that_raises(load: Load) -> None:
     runner = load()
 
     async def ask() -> None:
+        stream = runner.astream(PROMPT, **ENDLESS)
+        await anext(stream)  # it has a lane before the others do
         tasks = [asyncio.ensure_future(runner.agenerate(PROMPT, **ENDLESS)) for _ in range(3)]
-        async for _ in runner.astream(PROMPT, **ENDLESS):
-            assert tasks
-            sys.exit(5)
+        await anext(stream)
+        assert tasks
+        sys.exit(5)
 
     asyncio.run(ask())
 

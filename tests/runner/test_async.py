@@ -54,8 +54,10 @@ async def first_piece(runner: Runner) -> None:
 
 
 async def cancel_several_choices(runner: Runner) -> None:
-    task = asyncio.ensure_future(runner.agenerate(PROMPT, n=4, **ENDLESS))
-    await first_piece(runner)
+    is_computed = asyncio.Event()  # no piece of another answer: there may be no lane for that
+    told: Any = {"on_progress": lambda done, total: is_computed.set() if done == total else None}
+    task = asyncio.ensure_future(runner.agenerate(PROMPT, n=4, **ENDLESS, **told))
+    await is_computed.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -143,8 +145,10 @@ def test_is_cancelled_ends_the_answer_of_a_task_where_it_is(runner: Runner) -> N
 
 def test_a_run_that_raises_ends_the_requests_of_its_other_tasks(runner: Runner) -> None:
     async def fail() -> None:
+        stream = runner.astream(PROMPT, **ENDLESS)
+        await anext(stream)  # it has a lane before the others do
         tasks = [asyncio.ensure_future(runner.agenerate(PROMPT, **ENDLESS)) for _ in range(4)]
-        await first_piece(runner)
+        await anext(stream)
         assert tasks
         raise LookupError("the loop ends")
 
