@@ -69,6 +69,7 @@ def open_shared(
     if not settings.store:
         return None
     objects, secret = UrlStore(settings.store), read_cluster_secret(settings)
+    log.info("what is in the store is used if it was computed by %s", engine.info.code)
     return SharedStore(
         objects,
         secret=secret,
