@@ -37,12 +37,15 @@ class Converted:
 
 
 def save_tokenizer(tokenizer: Any, reader: Any, folder: Path) -> None:
-    """Write the tokenizer that transformers made of a GGUF file, with the file's chat template and start token."""
+    """Write the tokenizer that transformers made of a GGUF file, with the file's chat template, start and end token."""
     template = value_of(reader, "tokenizer.chat_template")
     if template is not None:
         tokenizer.chat_template = template
     if tokenizer.bos_token is not None and (is_wanted := adds_start(reader)) != tokenizer.add_bos_token:
         tokenizer.add_bos_token = is_wanted
+    end = value_of(reader, "tokenizer.ggml.eos_token_id")
+    if end is not None and end != tokenizer.eos_token_id:  # transformers 5.17 takes the start token for it
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(int(end))
     tokenizer.save_pretrained(folder)
 
 

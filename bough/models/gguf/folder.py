@@ -138,9 +138,9 @@ def _rotation_of(header: _Header) -> dict[str, Any]:
 
 def _write_tokenizer(header: _Header, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations import gguf
+    from transformers.integrations import ggml, gguf
 
-    library: Any = gguf  # which has no types
+    library: Any = gguf if hasattr(gguf, "convert_gguf_tokenizer") else ggml  # where transformers 5.17 has it; no types
     make_tokenizer: Any = PreTrainedTokenizerFast
     names: dict[str, str] = library.GGUF_TOKENIZER_MAPPING["tokenizer"]
     found = {name: header.get(f"tokenizer.{key}") for key, name in names.items()}
