@@ -28,6 +28,7 @@ Item = TypeVar("Item")
 
 _IS_CLOSED = "the runner is closed"
 _ASK_EVERY_S = 0.05  # how often `is_cancelled` is asked while nothing comes
+_WAKE_S = 1.0  # how often a thread wakes that waits for an answer
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,13 @@ def deliver(worker: Worker, generation: Generation, reader: Reader) -> Generator
 
 
 def take(worker: Worker, arrived: queue.SimpleQueue[Item], timeout_s: float | None) -> Item | None:
-    """The next item; None if there is none within the time. Raises RequestError in a forked process, where none comes."""
+    """The next item; None if there is none within the time. Raises RequestError in a forked process, where none comes.
+
+    No wait is longer than `_WAKE_S`: Ctrl-C just before a wait does not interrupt it, and is raised after it.
+    """
     worker.require_own_process()
     try:
-        return arrived.get(timeout=timeout_s)
+        return arrived.get(timeout=_WAKE_S if timeout_s is None else timeout_s)
     except queue.Empty:
         return None
 

@@ -16,6 +16,7 @@ import pytest
 
 import bough
 from bough import Completion, RequestError, Runner
+from bough.runner import delivery
 from tests.runner.conftest import check_idle
 from tests.runner.long_answers import ENDLESS, PROMPT, count_cached, watch_steps
 from tests.waiting import BOUND_S
@@ -196,6 +197,33 @@ def test_ctrl_c_ends_the_request_and_the_runner_goes_on(
         ask(runner)
     assert runner.cache.stats()["busy_lanes"] == 0
     assert count_cached(runner) == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_thread_that_waits_wakes_now_and_then_so_that_no_ctrl_c_is_missed(
+    number: int, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal just before a wait does not interrupt it: no wait may be as long as a step, which waits for three here."""
+    monkeypatch.setattr(delivery, "_WAKE_S", 0.001)
+    engine, worker, waits = runner.runtime.engine, runner.runtime.worker, threading.Semaphore(0)
+    step, require_own_process = engine.step, worker.require_own_process
+
+    def step_after_three_waits(lanes: Any, ids: Any) -> Any:
+        while waits.acquire(blocking=False):
+            pass
+        assert all(waits.acquire(timeout=BOUND_S) for _ in range(3))
+        return step(lanes, ids)
+
+    def note_wait() -> None:
+        require_own_process()
+        waits.release()
+
+    monkeypatch.setattr(engine, "step", step_after_three_waits)
+    monkeypatch.setattr(worker, "require_own_process", note_wait)
+
+    answers = runner.batch([PROMPT] * number, max_tokens=4, ignore_eos=True)
+    answers += [runner.generate(PROMPT, max_tokens=4, ignore_eos=True)]
+    assert len({answer.token_ids for answer in answers}) == 1
 
 
 def test_ctrl_c_while_closing_leaves_the_rest_to_a_second_close(
