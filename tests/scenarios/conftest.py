@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from bough.cache.residency import fetching, loading
 from tests.scenarios.world import World
 
 
@@ -13,3 +16,10 @@ def lane_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     is_pooled = bool(request.param)
     monkeypatch.setattr(World, "is_pooled", is_pooled)
     return is_pooled
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look takes all that has arrived from the disk or the store, however slowly this machine runs."""
+    for module in (loading, fetching):
+        monkeypatch.setattr(module, "TAKE_S", math.inf)
