@@ -85,7 +85,7 @@ def _build(config: dict[str, Any]) -> Any:
 @contextmanager
 def _seeded() -> Iterator[None]:
     """Let MLX's own random numbers begin at `COPY_SEED` for a while; those that follow depend on what was before."""
-    following = int(mx.random.randint(0, 2**31 - 1).item())  # the state itself cannot be put back
+    following: Any = mx.random.randint(0, 2**31 - 1).item()  # the state itself cannot be put back
     mx.random.seed(COPY_SEED)
     try:
         yield
