@@ -8,5 +8,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
-    """Random tensors of a test do not depend on the tests before it."""
-    torch.manual_seed(20)
+    """Random tensors of a test do not depend on the tests before it; a GPU's do, because a thread may capture a graph."""
+    torch.default_generator.manual_seed(20)

@@ -109,8 +109,9 @@ class PoolMemory:
         """The slots of a row group that belong to no lane: filled with small numbers when they are first asked for."""
         if group not in self._probes:
             slots = [self._take_for_good(group) for _ in range(PROBE_SLOTS)]
+            generator = torch.Generator(self.rows[group].device)  # not the device's own: another engine may capture a graph
             for slot in slots:
-                self.rows[group][slot.index].normal_()
+                self.rows[group][slot.index].normal_(generator=generator)
             self._probes[group] = [slot.index for slot in slots]
         return self._probes[group]
 

@@ -197,7 +197,9 @@ class _Measuring:
 
     def time_all(self, shape: Shape, weights: _Weights, rows: int) -> dict[Choice, float]:
         """Microseconds of each candidate that runs and is right; nothing if that was not found out in time."""
-        x = torch.randn(rows, shape.k, device=self.bench.device).to(getattr(torch, shape.dtype))
+        generator = torch.Generator(self.bench.device)  # not the device's own: another engine may capture a graph
+        drawn = torch.randn(rows, shape.k, device=self.bench.device, generator=generator)
+        x = drawn.to(getattr(torch, shape.dtype))
         items, times = weights.spread(self.bench.cold_bytes), dict[Choice, float]()
         for choice in candidates(shape, rows, self.bench.has_tma):
             if self.is_late():
