@@ -203,7 +203,7 @@ def test_a_template_that_does_not_end_keeps_no_other_waiting() -> None:
         assert texts == ["Hello"] * 3 and not endless.done()
         while not endless.done():  # it may not have started yet
             renderer.close()
-        assert isinstance(endless.exception(), TemplateLimit)
+        assert isinstance(endless.exception(), TemplateLimit | Unavailable)  # killed while it rendered, or before
 
 
 def test_many_threads_get_each_its_own_text() -> None:

@@ -33,6 +33,7 @@ OTHERWISE = {  # mlx-lm computes these in another way than transformers; `warnin
 REFUSED = {  # mlx-lm does not have these, or only in shapes that these are not
     "bamba": "has no model of type 'bamba'",
     "gemma3n_text": "has no model of type 'gemma3n_text'",
+    "gemma4_text": "do not fill the model",  # transformers writes the sizes of its heads by layer
     "minimax": "cannot load the model",  # mlx-lm's is the next version
     "recurrent_gemma": "do not fill the model",  # mlx-lm's has one head for keys
 }
