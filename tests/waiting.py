@@ -12,7 +12,7 @@ from collections.abc import Callable
 BOUND_S = 60.0
 """After so long something counts as stuck: far more than a busy machine needs."""
 
-_LOOK_EVERY_S = 0.002
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.25  # looks become rarer: one may cost the process that is waited for
 
 
 def wait_until(holds: Callable[[], object], bound_s: float = BOUND_S, *, describe: Callable[[], str] = lambda: "") -> None:
@@ -20,10 +20,11 @@ def wait_until(holds: Callable[[], object], bound_s: float = BOUND_S, *, describ
 
     On an event loop, run it in a thread: `await asyncio.to_thread(wait_until, …)`.
     """
-    stuck_at_s = time.monotonic() + bound_s
+    stuck_at_s, look_s = time.monotonic() + bound_s, _FIRST_LOOK_S
     while not holds():
         assert time.monotonic() < stuck_at_s, f"waited {bound_s:.0f} s in vain {describe()}"
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(look_s)
+        look_s = min(2 * look_s, _LONGEST_LOOK_S)
 
 
 class WatchedLock:
